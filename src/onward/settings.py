@@ -1,0 +1,115 @@
+"""Settings: frozen, parsed once at the edge. A keyword wins over the URL's query, that over ONWARD_* in the
+environment, that over onward.toml in the current folder, that over the defaults below."""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Meta
+
+from onward.errors import BadName, BadSetting
+
+Count = Annotated[int, Meta(ge=1)]
+Bytes = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    url: str = "sqlite:///onward.db"
+    app: str | None = None  # MODULE:APP, for the commands that need the application
+
+    # topics
+    partitions: Annotated[int, Meta(ge=1, le=4096)] = 8
+    auto_declare: bool = True
+    on_partition_growth: Literal["stop", "accept"] = "stop"
+    durability: Literal["fsync", "window"] = "fsync"  # window: a power cut may take the last moments
+
+    # limits
+    max_event_bytes: Bytes = 1_048_576
+    max_backlog_bytes: Bytes = 1 << 30  # events that some group has not finished, per topic
+    retention_s: Seconds = 7 * 86_400.0  # finished events are kept this long
+    retention_bytes: Bytes = 256 << 20  # and at most this much of them, per topic
+    max_in_flight: Count = 1_000  # delivered and not done, per partition
+    max_in_flight_bytes: Bytes = 32 << 20
+    receive_batch: Count = 1_000
+
+    # times
+    publish_timeout_s: Positive = 30.0
+    lease_s: Positive = 10.0
+    takeover_grace_s: Seconds = 1.0
+    max_poll_gap_s: Positive = 300.0
+    revoke_grace_s: Seconds = 20.0
+    drain_timeout_s: Seconds = 30.0
+    settle_interval_s: Seconds = 0.05
+
+
+_TYPES: Mapping[str, Any] = get_type_hints(Settings, include_extras=True)
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+def load(url: str | None = None, **keywords: Any) -> Settings:
+    """Settings from every source, each value checked and blamed on where it came from."""
+    given = {name: value for name, value in keywords.items() if value is not None}
+    if url is not None:
+        given["url"] = url
+    values = (
+        _checked("onward.toml", _toml()) | _checked("the environment", _environment()) | _checked("a keyword", given)
+    )
+    base, query = _split(values.get("url", Settings.url))
+    values = values | _checked("the URL", query) | {name: values[name] for name in given if name != "url"}
+    return Settings(**(values | {"url": base}))
+
+
+def redacted(url: str) -> str:
+    """The URL without its password, fit for logs and errors."""
+    return re.sub(r"(//[^/:@]*):[^/@]*@", r"\1:***@", url)
+
+
+def check_name(kind: str, name: str) -> str:
+    """The name, if every broker takes it as a topic or group."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in {".", ".."}:
+        raise BadName(f"{kind} {name!r}: use 1 to 200 of the characters A-Z a-z 0-9 . _ -, which every broker accepts")
+    return name
+
+
+def _toml() -> dict[str, Any]:
+    path = Path("onward.toml")
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSetting(f"onward.toml cannot be read: {error}") from error
+
+
+def _environment() -> dict[str, str]:
+    # Other programs own other ONWARD_ variables, so here an unknown name is no error.
+    return {name: os.environ[f"ONWARD_{name.upper()}"] for name in _TYPES if f"ONWARD_{name.upper()}" in os.environ}
+
+
+def _split(url: str) -> tuple[str, dict[str, str]]:
+    parts = urlsplit(url)
+    # urlunsplit would shorten sqlite:///file to sqlite:/file.
+    base = url.split("?", 1)[0] if parts.query else urlunsplit(parts) if parts.netloc else url
+    return base, dict(parse_qsl(parts.query, keep_blank_values=True))
+
+
+def _checked(source: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _check(source, name, value) for name, value in values.items()}
+
+
+def _check(source: str, name: str, value: Any) -> Any:
+    if name not in _TYPES:
+        near = difflib.get_close_matches(name, _TYPES, 1)
+        raise BadSetting(f"{source} sets {name!r}, which is no setting{f'; did you mean {near[0]!r}?' if near else ''}")
+    try:
+        return msgspec.convert(value, _TYPES[name], strict=False)
+    except msgspec.ValidationError as error:
+        raise BadSetting(f"{name}={value!r} from {source}: {error}") from error
