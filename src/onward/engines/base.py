@@ -8,7 +8,7 @@ import msgspec
 from onward.event import Delivery
 
 Call = Callable[[Delivery], Any]
-"""The handler with its decoding: called with a delivery, it returns a value or an awaitable."""
+"""The handler with its decoding: called with a delivery, it returns a coroutine, or None when it has run."""
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):

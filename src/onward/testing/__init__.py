@@ -1,0 +1,17 @@
+"""Public test kit: the suites that every broker passes. Needs pytest.
+
+class TestMyBroker(BrokerSuite):
+    @pytest.fixture
+    def harness(self, tmp_path): return MyHarness(tmp_path)
+"""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    "onward.testing.delivery", "onward.testing.groups", "onward.testing.ownership", "onward.testing.publishing"
+)
+
+from onward.testing.broker import BrokerSuite  # noqa: E402
+from onward.testing.harness import Child, Harness, Member, Process  # noqa: E402
+
+__all__ = ["BrokerSuite", "Child", "Harness", "Member", "Process"]

@@ -1,0 +1,237 @@
+"""The loop around the control plane: it receives, submits, settles and releases what the plane decides."""
+
+import asyncio
+import logging
+import random
+import time
+import traceback
+from collections.abc import Sequence
+
+from onward.brokers.base import (
+    Assigned,
+    Broker,
+    Failure,
+    Fenced,
+    Message,
+    Moved,
+    Reached,
+    Revoked,
+    Subscription,
+)
+from onward.clock import now
+from onward.engines.base import Ended, Engine
+from onward.errors import AsideError, BrokerError, Closed, Undecodable
+from onward.event import Delivery, Partition
+from onward.flow.entry import DONE, RELEASED, Again, Dead, Outcome
+from onward.flow.plane import Actions, ControlPlane, Limits, Settlement
+from onward.handler import Handler
+from onward.settings import Settings
+
+log = logging.getLogger("onward")
+
+_RECEIVE_WAIT_S = 1.0
+_PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
+
+
+class Consumer:
+    """One member of a handler's group, from its first receive to its last release."""
+
+    def __init__(self, broker: Broker, engine: Engine, handler: Handler, settings: Settings, *, member: str) -> None:
+        self._broker = broker
+        self._engine = engine
+        self._handler = handler
+        self._settings = settings
+        self._member = member
+        self._wake = asyncio.Event()
+        self._stop_at: float | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self.plane = ControlPlane(
+            Limits(
+                group=handler.group,
+                ordering=handler.ordering,
+                concurrency=handler.concurrency,
+                max_in_flight=settings.max_in_flight,
+                max_in_flight_bytes=settings.max_in_flight_bytes,
+                settle_interval_s=settings.settle_interval_s,
+            )
+        )
+
+    async def run(self) -> None:
+        """Consume until `stop`, then drain, settle, release and leave."""
+        handler = self._handler
+        subscription = await self._broker.subscribe(
+            [handler.topic], group=handler.group, member=self._member, ordering=handler.ordering, start=handler.start
+        )
+        self._engine.start(handler.call, self._ended)
+        receiving = asyncio.create_task(self._receive(subscription))
+        try:
+            while not self._finished(receiving):
+                actions = self.plane.tick(now(), subscription.sure_until())
+                await self._act(subscription, actions)
+                await self._sleep(actions.wake_at)
+        finally:
+            await self._leave(subscription, receiving)
+        if not receiving.cancelled() and (error := receiving.exception()):
+            raise error
+
+    def stop(self) -> None:
+        """Take nothing more, let what runs end within `drain_timeout_s`, then leave."""
+        if self._stop_at is None:
+            self._stop_at = now() + self._settings.drain_timeout_s
+            self._give_up(self.plane.held, self._settings.drain_timeout_s)
+            self._wake.set()
+
+    async def _act(self, subscription: Subscription, actions: Actions) -> None:
+        if actions.work:
+            self._engine.submit(actions.work)
+        if actions.settle is not None:
+            self._settling = asyncio.create_task(self._settle(subscription, actions.settle))
+        try:
+            if actions.pause:
+                await subscription.pause(actions.pause)
+            if actions.resume:
+                await subscription.resume(actions.resume)
+            if actions.drained:
+                await subscription.release(actions.drained, drained=True)
+            if actions.undrained:
+                await subscription.release(actions.undrained, drained=False)
+        except BrokerError:
+            # Ownership ends by itself when it is not renewed, and the next owner starts from what was settled.
+            log.exception("%s: the broker refused to pause, resume or release", self._handler.name)
+
+    async def _receive(self, subscription: Subscription) -> None:
+        settings = self._settings
+        while True:
+            try:
+                messages = await subscription.receive(
+                    settings.receive_batch, settings.max_in_flight_bytes, _RECEIVE_WAIT_S
+                )
+            except Closed:
+                return
+            except BrokerError:
+                log.exception("%s: receiving failed, trying again", self._handler.name)
+                await asyncio.sleep(_RECEIVE_WAIT_S)
+                continue
+            if messages:
+                self._take(messages)
+                self._wake.set()
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        batch: list[Delivery] = []
+        for message in messages:
+            if type(message) is Delivery:
+                batch.append(message)
+                continue
+            if batch:
+                self.plane.delivered(batch)
+                batch = []
+            self._heed(message)
+        if batch:
+            self.plane.delivered(batch)
+
+    def _heed(self, message: Message) -> None:
+        plane = self.plane
+        match message:
+            case Assigned():
+                plane.assigned(message)
+                if self._stop_at is not None:
+                    self._give_up([message.partition], 0.0)
+            case Reached():
+                plane.reached(message.partition, message.epoch, message.position)
+            case Revoked():
+                self._give_up(message.partitions, min(message.deadline_s, self._settings.revoke_grace_s))
+            case Fenced():
+                log.warning(
+                    "%s: lost %s to another member", self._handler.name, ", ".join(map(str, message.partitions))
+                )
+                plane.fenced(message.partitions)
+            case Moved() | Delivery():
+                pass  # nothing of ours waits in the aside
+
+    def _give_up(self, partitions: Sequence[Partition], deadline_s: float) -> None:
+        self.plane.revoked(partitions, now(), deadline_s)
+
+    async def _settle(self, subscription: Subscription, settlement: Settlement) -> None:
+        """Carry one settle through: repeated as it is until it is answered."""
+        while True:
+            try:
+                lost = await subscription.settle(settlement.progress, aside=settlement.aside)
+            except AsideError:
+                log.exception("%s: dead letters cannot be stored; their keys wait", self._handler.name)
+                self.plane.aside_refused(now())
+                break
+            except Closed:
+                self.plane.settled([progress.partition for progress in settlement.progress], now())
+                break
+            except BrokerError:
+                log.exception("%s: settling failed, trying again", self._handler.name)
+                await asyncio.sleep(_RECEIVE_WAIT_S)
+            else:
+                self.plane.settled(lost, now())
+                break
+        self._settling = None
+        self._wake.set()
+
+    def _ended(self, results: Sequence[Ended]) -> None:
+        self.plane.completed(
+            [
+                (ended.delivery, DONE if ended.error is None and not ended.cancelled else self._judge(ended))
+                for ended in results
+            ],
+            time.time(),
+        )
+        self._wake.set()
+
+    def _judge(self, ended: Ended) -> Outcome:
+        """Turn a handler's error into what happens to its event."""
+        delivery, error = ended.delivery, ended.error
+        if error is None:
+            return RELEASED
+        delay_s = None
+        if not isinstance(error, Undecodable):
+            delay_s = self._handler.retry.delay_s(delivery.attempt, error, random.random)
+        event = delivery.event
+        what = f"{self._handler.name}: {delivery.partition} position {delivery.position} key {event.key!r}"
+        if delay_s is not None:
+            log.warning("%s failed, attempt %d, again in %.1f s: %r", what, delivery.attempt, delay_s, error)
+            return Again(now() + delay_s)
+        log.error("%s is dead after attempt %d: %r", what, delivery.attempt, error)
+        return Dead(self._story(delivery, error))
+
+    def _story(self, delivery: Delivery, error: BaseException) -> Failure:
+        wall = time.time()
+        return Failure(
+            reason="undecodable" if isinstance(error, Undecodable) else "exhausted",
+            error=type(error).__qualname__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            handler=self._handler.name,
+            attempts=delivery.attempt,
+            first=wall,
+            last=wall,
+        )
+
+    def _finished(self, receiving: asyncio.Task[None]) -> bool:
+        if receiving.done():
+            return True
+        if self._stop_at is None:
+            return False
+        return (not self.plane.held and self._settling is None) or now() > self._stop_at + _PATIENCE_S
+
+    async def _sleep(self, wake_at: float | None) -> None:
+        """Until something happened, or the plane's next deadline."""
+        timer = None
+        if wake_at is not None:
+            timer = asyncio.get_running_loop().call_later(max(0.0, wake_at - now()), self._wake.set)
+        await self._wake.wait()
+        self._wake.clear()
+        if timer is not None:
+            timer.cancel()
+
+    async def _leave(self, subscription: Subscription, receiving: asyncio.Task[None]) -> None:
+        for task in (receiving, self._settling):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        await self._engine.close()
+        await subscription.close()

@@ -1,0 +1,85 @@
+"""A declared handler: which events it takes, how it runs, and how it is called."""
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+
+from onward.brokers.base import Ordering, Start
+from onward.engines.base import Call
+from onward.errors import BadHandler
+from onward.event import Delivery, Event
+from onward.failure.retry import Retry
+from onward.payload import decoder
+
+Function = Callable[..., Coroutine[Any, Any, Any]]
+EngineName = Literal["tasks"]
+
+
+class Handler(msgspec.Struct, frozen=True, kw_only=True):
+    topic: str
+    group: str
+    name: str  # module and function, for logs and dead letters
+    call: Call
+    ordering: Ordering
+    concurrency: int
+    engine: EngineName
+    timeout_s: float | None
+    retry: Retry
+    start: Start
+
+
+def bind(function: Function) -> Call:
+    """The function with its decoding: from a delivery to the coroutine that handles it.
+
+    A parameter annotated `Event` gets the event; the other one gets the value, decoded by its annotation.
+    """
+    where = f"handler {function.__qualname__}"
+    if not inspect.iscoroutinefunction(function):
+        raise BadHandler(f"{where} is not `async def`; engine 'tasks' runs coroutines only")
+    hints = _hints(function, where)
+    slots = [_slot(hints.get(name, Any), parameter, where) for name, parameter in _parameters(function)]
+    if slots == ["value"] or slots == ["value", "event"] or slots == ["event", "value"] or slots == ["event"]:
+        return _caller(function, slots, [hints.get(name, Any) for name, _ in _parameters(function)], where)
+    raise BadHandler(f"{where} must take the value, an Event, or both; it takes {slots or 'nothing'}")
+
+
+def _caller(function: Function, slots: list[str], annotations: list[Any], where: str) -> Call:
+    if slots == ["event"]:
+        return lambda delivery: function(delivery.event)
+    try:
+        decode = decoder(annotations[slots.index("value")])
+    except BadHandler as error:
+        raise BadHandler(f"{where}: {error}") from error
+    if slots == ["value"]:
+        return lambda delivery: function(decode(delivery.event.value))
+
+    def both(delivery: Delivery) -> Any:
+        event = delivery.event
+        return function(decode(event.value), event) if slots[0] == "value" else function(event, decode(event.value))
+
+    return both
+
+
+def _hints(function: Function, where: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception as error:  # whatever evaluating an annotation may raise
+        raise BadHandler(
+            f"{where}: an annotation cannot be resolved ({error}); import the type, and define it at module level"
+        ) from error
+
+
+def _parameters(function: Function) -> list[tuple[str, inspect.Parameter]]:
+    return [
+        (name, parameter)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+    ]
+
+
+def _slot(annotation: Any, parameter: inspect.Parameter, where: str) -> str:
+    if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+        raise BadHandler(f"{where}: parameter {parameter.name!r} must be an ordinary one")
+    return "event" if annotation is Event else "value"

@@ -1,0 +1,110 @@
+"""Groups: each sees everything, its members share without overlap; they can be listed and dropped."""
+
+import asyncio
+import time
+
+import pytest
+
+from onward.brokers.base import TopicSpec, Topology
+from onward.errors import BrokerError, PartitionsDiffer
+from onward.testing.harness import Kit, event, scenario
+
+
+class GroupScenarios:
+    @scenario()
+    async def test_two_groups_each_see_all(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        one, two = await kit.member(broker, "one"), await kit.member(broker, "two")
+        await broker.publish(kit.events(60, keys=6))
+        await one.take(60)
+        await one.settle()
+        await two.take(60)
+        assert sorted(one.values) == sorted(two.values)
+
+    @scenario()
+    async def test_one_group_shares_without_overlap(self, kit: Kit) -> None:
+        one, two = await kit.broker(), await kit.broker()
+        members = [await kit.member(one), await kit.member(two)]
+        while not all(len(member.assigned) == 2 for member in members):
+            await asyncio.gather(*(member.receive() for member in members))
+        await one.publish(kit.events(200, keys=40))
+        while sum(len(member.deliveries) for member in members) < 200:
+            await asyncio.gather(*(member.receive() for member in members))
+        ids = [delivery.event.id for member in members for delivery in member.deliveries]
+        assert len(ids) == len(set(ids)) == 200
+        assert all(member.deliveries for member in members)
+
+    @scenario()
+    async def test_a_group_starts_where_it_says_only_once(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        await broker.publish([event(kit.topic, "a", n) for n in range(3)])
+        assert {"earliest", "latest"} <= broker.features.starts
+        member = await (await kit.member(broker, "late", start="latest")).hold(4)
+        await broker.publish([event(kit.topic, "a", n) for n in range(3, 6)])
+        await member.take(3)
+        assert member.values == [3, 4, 5]
+        await member.settle(member.deliveries[:1])
+        await member.subscription.close()
+        again = await kit.member(broker, "late", start="latest")
+        await again.take(2)
+        assert again.values == [4, 5], "start moved a group that has progress"
+
+    @scenario()
+    async def test_a_group_may_start_at_a_time(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        if "time" not in broker.features.starts:
+            pytest.skip("this broker cannot start at a time")
+        old, new = time.time() - 3600, time.time()
+        await broker.publish([event(kit.topic, "a", n, time=old) for n in range(3)])
+        await asyncio.sleep(0.05)
+        between = time.time()
+        await asyncio.sleep(0.05)
+        await broker.publish([event(kit.topic, "a", n, time=new) for n in range(3, 6)])
+        member = await kit.member(broker, start=between)
+        await member.until(lambda: 5 in member.values)
+        assert member.values[-3:] == [3, 4, 5]
+        assert 0 not in member.values
+
+    @scenario()
+    async def test_groups_are_listed_and_dropped(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        await broker.publish(kit.events(5))
+        assert not list(await broker.groups(kit.topic))
+        member = await kit.member(broker, "billing")
+        await member.take(5)
+        await member.settle()
+        (info,) = await broker.groups(kit.topic)
+        assert (info.group, info.topic, len(info.members)) == ("billing", kit.topic, 1)
+        if broker.features.stable_positions:
+            assert sum(info.watermarks.values()) == 5
+        with pytest.raises(BrokerError):
+            await broker.drop_group(kit.topic, "billing")
+        await member.subscription.close()
+        (info,) = await broker.groups(kit.topic)
+        assert not list(info.members)
+        await broker.drop_group(kit.topic, "billing")
+        assert not list(await broker.groups(kit.topic))
+        again = await kit.member(broker, "billing")
+        await again.take(5)
+
+    @scenario()
+    async def test_declare_plans_then_applies(self, kit: Kit) -> None:
+        broker = await kit.broker(auto_declare=False)
+        wanted = Topology([TopicSpec(kit.topic, 3)])
+        with pytest.raises(BrokerError):
+            await broker.publish(kit.events(1))
+        assert [change.action for change in await broker.declare(wanted, apply=False)] == ["create"]
+        assert [change.action for change in await broker.declare(wanted, apply=True)] == ["create"]
+        assert not list(await broker.declare(wanted, apply=True))
+        other = Topology([TopicSpec(kit.topic, 5)])
+        assert [change.action for change in await broker.declare(other, apply=False)] == ["refuse"]
+
+    @scenario()
+    async def test_a_process_that_disagrees_on_partitions_refuses(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        await broker.publish(kit.events(1))
+        other = await kit.broker(partitions=7)
+        with pytest.raises(PartitionsDiffer, match=r"4.*7|7.*4"):
+            await other.publish(kit.events(1))
+        with pytest.raises(PartitionsDiffer):
+            await kit.member(other)

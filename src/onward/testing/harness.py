@@ -1,0 +1,256 @@
+"""What the broker suite stands on: a harness that names the broker, members driven by hand, members in processes."""
+
+import asyncio
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, Self
+from uuid import uuid4
+
+from onward import settings
+from onward.brokers import open_broker
+from onward.brokers.base import Assigned, Broker, Fenced, Message, Progress, Revoked, Subscription
+from onward.event import Delivery, Event, Partition, new_id
+
+LEASE_S = 1.0
+GRACE_S = 0.2
+SCENARIO_LIMIT_S = 100.0
+
+
+class Harness(Protocol):
+    """One broker under test. Child processes open the same `url`."""
+
+    url: str
+    folder: Path  # for files of the suite's own
+
+    def refuse(self, event: Event) -> AbstractContextManager[None]:
+        """Within it the broker itself refuses this event (and, where calls are atomic, the call it comes in)."""
+
+
+class Kit:
+    """Brokers, topics and processes of one scenario; all of them end with it."""
+
+    def __init__(self, harness: Harness, options: Mapping[str, Any]) -> None:
+        self.harness = harness
+        self.options = {"lease_s": LEASE_S, "takeover_grace_s": GRACE_S, "partitions": 4, **options}
+        self.topic = f"topic-{uuid4().hex[:12]}"
+        self._brokers: list[Broker] = []
+        self._children: list[Process] = []
+
+    async def broker(self, **options: Any) -> Broker:
+        broker = await open_broker(settings.load(self.harness.url, **(self.options | options)))
+        self._brokers.append(broker)
+        return broker
+
+    async def member(
+        self, broker: Broker, group: str = "group", *, topic: str | None = None, **options: Any
+    ) -> "Member":
+        return await Member.join(broker, topic or self.topic, group, **options)
+
+    def child(self, mode: str, group: str = "group", **options: Any) -> "Child":
+        child = Child(self, mode, group, options)
+        self._children.append(child)
+        return child
+
+    def events(self, count: int, keys: int = 1) -> list[Event]:
+        """Numbered events: value n counts within its key."""
+        return [event(self.topic, f"key-{n % keys}", n // keys) for n in range(count)]
+
+    async def close(self) -> None:
+        for child in self._children:
+            child.end()
+        for broker in self._brokers:
+            await broker.close()
+
+
+def event(topic: str, key: str | None, n: int, **fields: Any) -> Event:
+    return Event(new_id(), topic, key, str(n).encode(), **fields)
+
+
+Scenario = Callable[[Any, Kit], Awaitable[None]]
+
+
+def scenario(**options: Any) -> Callable[[Scenario], Callable[[Any, Harness], None]]:
+    """A test that runs an async function with a fresh Kit, these settings, and a limit on its time."""
+
+    def decorate(function: Scenario) -> Callable[[Any, Harness], None]:
+        @functools.wraps(function)
+        def run(self: Any, harness: Harness) -> None:
+            asyncio.run(_within(function, self, Kit(harness, options)))
+
+        return run
+
+    return decorate
+
+
+async def _within(function: Scenario, self: Any, kit: Kit) -> None:
+    try:
+        await asyncio.wait_for(function(self, kit), SCENARIO_LIMIT_S)
+    finally:
+        await kit.close()
+
+
+class Member:
+    """A subscription driven by hand: it remembers what it was told and settles when asked."""
+
+    def __init__(self, subscription: Subscription, *, yields: bool) -> None:
+        self.subscription = subscription
+        self.assigned: dict[Partition, Assigned] = {}  # the current ones
+        self.history: list[Message] = []
+        self.deliveries: list[Delivery] = []
+        self._yields = yields  # settle and release what is revoked, as a good member does
+
+    @classmethod
+    async def join(
+        cls, broker: Broker, topic: str, group: str, *, yields: bool = True, start: Any = "earliest"
+    ) -> Self:
+        subscription = await broker.subscribe(
+            [topic], group=group, member=f"member-{uuid4().hex[:8]}", ordering="key", start=start
+        )
+        return cls(subscription, yields=yields)
+
+    @property
+    def values(self) -> list[int]:
+        return [int(delivery.event.value or b"") for delivery in self.deliveries]
+
+    async def receive(self, *, limit: int = 1000, max_bytes: int = 1 << 24, wait_s: float = 0.2) -> Sequence[Message]:
+        messages = await self.subscription.receive(limit, max_bytes, wait_s)
+        for message in messages:
+            await self._note(message)
+        return messages
+
+    async def _note(self, message: Message) -> None:
+        self.history.append(message)
+        match message:
+            case Delivery():
+                assert self.assigned[message.partition].epoch == message.epoch, "a delivery outside its ownership"
+                self.deliveries.append(message)
+            case Assigned():
+                assert message.partition not in self.assigned, "assigned what it holds"
+                self.assigned[message.partition] = message
+            case Revoked() if self._yields:
+                await self.settle()
+                await self.release(message.partitions)
+            case Fenced():
+                for partition in message.partitions:
+                    self.assigned.pop(partition, None)
+
+    async def until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
+        """Receive until the condition holds."""
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {within_s} s; last heard: {self.history[-5:]}"
+            await self.receive()
+
+    async def hold(self, count: int) -> Self:
+        """Until it owns that many partitions."""
+        await self.until(lambda: len(self.assigned) == count)
+        return self
+
+    async def take(self, count: int) -> list[Delivery]:
+        """Until it was delivered that many events in all."""
+        await self.until(lambda: len(self.deliveries) >= count)
+        return self.deliveries
+
+    async def quiet(self, for_s: float = 0.5) -> None:
+        """Nothing is delivered for a while."""
+        deadline = time.monotonic() + for_s
+        before = len(self.deliveries)
+        while time.monotonic() < deadline:
+            await self.receive(wait_s=0.1)
+        assert len(self.deliveries) == before, f"delivered unasked: {self.deliveries[before:]}"
+
+    def progress(self, deliveries: Iterable[Delivery] | None = None) -> list[Progress]:
+        """Progress that says: these, and everything before the first of them, are done (default: all delivered)."""
+        done: dict[Partition, list[Delivery]] = {}
+        for delivery in self.deliveries if deliveries is None else deliveries:
+            current = self.assigned.get(delivery.partition)
+            if current is not None and current.epoch == delivery.epoch:
+                done.setdefault(delivery.partition, []).append(delivery)
+        return [
+            Progress(partition, each[-1].epoch, each[-1].position + 1, (), tuple(d.position for d in each))
+            for partition, each in done.items()
+        ]
+
+    async def settle(self, deliveries: Iterable[Delivery] | None = None) -> Sequence[Partition]:
+        return await self.subscription.settle(self.progress(deliveries))
+
+    async def release(self, partitions: Sequence[Partition], *, drained: bool = True) -> None:
+        await self.subscription.release(partitions, drained=drained)
+        for partition in partitions:
+            self.assigned.pop(partition, None)
+
+
+class Process:
+    """A child process that a scenario can stop, continue and kill. Its lines are JSON."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def line(self, within_s: float = 20.0) -> Any:
+        """The next thing it says."""
+        assert self._process.stdout is not None
+        reading = asyncio.get_running_loop().run_in_executor(None, self._process.stdout.readline)
+        text = await asyncio.wait_for(reading, within_s)
+        assert text, f"child {self.pid} ended with {self._process.wait()}"
+        return json.loads(text)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class Child(Process):
+    """A member in a process of its own; see onward.testing.member for the modes."""
+
+    def __init__(self, kit: Kit, mode: str, group: str, options: Mapping[str, Any]) -> None:
+        task = {
+            "url": kit.harness.url,
+            "settings": kit.options,
+            "mode": mode,
+            "topic": kit.topic,
+            "group": group,
+            "effects": str(kit.harness.folder / f"{kit.topic}-{group}.effects"),
+            **options,
+        }
+        super().__init__(["-m", "onward.testing.member", json.dumps(task)])
+
+
+def effects(kit: Kit, group: str = "group") -> list[tuple[str, int]]:
+    """What working children did, (key, n), in the one order in which they did it."""
+    path = kit.harness.folder / f"{kit.topic}-{group}.effects"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(key, int(n)) for key, n in (line.split() for line in lines)]
+
+
+def first_times(done: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """By key, the numbers in the order in which each was first done. What repeats is left out."""
+    first: dict[str, dict[int, None]] = {}
+    for key, n in done:
+        first.setdefault(key, {}).setdefault(n)
+    return {key: list(numbers) for key, numbers in first.items()}

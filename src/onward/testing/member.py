@@ -1,0 +1,75 @@
+"""A member in a process of its own, to be stopped and killed: `python -m onward.testing.member TASK`.
+
+Modes: `hold` receives and settles nothing; `work` writes each event to the effects file and settles; `flood`
+publishes as fast as it can. It says what happens on stdout, a JSON line each, and ends when its stdin closes.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+from onward import settings
+from onward.brokers import open_broker
+from onward.brokers.base import Broker, Revoked
+from onward.clock import now
+from onward.event import Delivery
+from onward.testing.harness import Member, event
+
+
+def say(what: str, **more: Any) -> None:
+    print(json.dumps({"said": what, **more}), flush=True)  # noqa: T201
+
+
+async def hold(broker: Broker, task: dict[str, Any]) -> None:
+    member = await Member.join(broker, task["topic"], task["group"], yields=False)
+    say("joined")
+    while True:
+        for message in await member.receive(limit=task.get("limit", 1000), wait_s=60.0):
+            say(type(message).__name__, value=int(message.event.value or b"") if type(message) is Delivery else None)
+
+
+async def work(broker: Broker, task: dict[str, Any]) -> None:
+    """Handle in order, start nothing after sure_until, settle what was done, give up what is asked for."""
+    member = await Member.join(broker, task["topic"], task["group"], yields=False)
+    effects = os.open(task["effects"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    say("joined")
+    while True:
+        done: list[Delivery] = []
+        for message in await member.receive(limit=task.get("limit", 50), wait_s=1.0):
+            if type(message) is Delivery:
+                if now() >= member.subscription.sure_until():
+                    return  # unsure of what it owns: end, and let the next owner have the rest
+                if message.partition in member.assigned:
+                    os.write(effects, f"{message.event.key} {int(message.event.value or b'')}\n".encode())
+                    done.append(message)
+            elif type(message) is Revoked:
+                await member.settle(done)
+                await member.release(message.partitions)
+        await member.settle(done)
+
+
+async def flood(broker: Broker, task: dict[str, Any]) -> None:
+    n = 0
+    say("joined")
+    while n < task.get("count", 1_000_000):
+        await broker.publish([event(task["topic"], f"flood-{i}", n) for i in range(task.get("batch", 100))])
+        n += 1
+        if task.get("pause_s"):
+            await asyncio.sleep(task["pause_s"])
+    say("flooded", batches=n)
+    await asyncio.Event().wait()
+
+
+async def main() -> None:
+    task = json.loads(sys.argv[1])
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    broker = await open_broker(settings.load(task["url"], **task["settings"]))
+    await {"hold": hold, "work": work, "flood": flood}[task["mode"]](broker, task)
+    await broker.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,137 @@
+"""Publishing: what is accepted arrives whole and in order; what is refused is named."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+
+from onward.errors import PublishError
+from onward.event import Event, new_id
+from onward.testing.harness import Kit, Member, event, first_times, scenario
+
+_WHOLE = {
+    "plain": Event(new_id(), "", "k", b'{"n": 1}', {"trace": "abc", "empty": ""}, "OrderPlaced", 1_700_000_000.125),
+    "no key": Event(new_id(), "", None, b"x", {}, "", 1.0),
+    "empty key": Event(new_id(), "", "", b"x", {}, "", 1.0),
+    "unicode": Event(new_id(), "", "주문-1 ☃", "값".encode(), {"이름": "값"}, "유형", 1.0),
+    "empty value": Event(new_id(), "", "k", b"", {}, "", 1.0),
+    "tombstone": Event(new_id(), "", "k", None, {}, "", 1.0),
+    "binary": Event(new_id(), "", "k", bytes(range(256)), {}, "", 1.0),
+    "1 MB": Event(new_id(), "", "k", b"\x00\xff" * 500_000, {}, "", 1.0),
+}
+
+
+class PublishScenarios:
+    @scenario()
+    async def test_events_arrive_whole(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        sent = [msgspec.structs.replace(whole, topic=kit.topic) for whole in _WHOLE.values()]
+        await broker.publish(sent)
+        member = await kit.member(broker)
+        await member.take(len(sent))
+        got = {delivery.event.id: delivery.event for delivery in member.deliveries}
+        for name, each in zip(_WHOLE, sent, strict=True):
+            for field in ("topic", "key", "value", "type", "time"):
+                assert getattr(got[each.id], field) == getattr(each, field), f"{name}: {field}"
+            assert dict(got[each.id].headers) == dict(each.headers), name
+        assert {delivery.attempt for delivery in member.deliveries} == {1}
+
+    @scenario()
+    async def test_concurrent_callers_keep_each_keys_order(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        calls = [[event(kit.topic, f"key-{k}", n) for k in range(10)] for n in range(50)]
+        await asyncio.gather(*(broker.publish(call) for call in calls))
+        member = await kit.member(broker)
+        await member.take(500)
+        done = [(delivery.event.key or "", int(delivery.event.value or b"")) for delivery in member.deliveries]
+        assert first_times(done) == {f"key-{k}": list(range(50)) for k in range(10)}
+
+    @scenario()
+    async def test_a_refusal_names_a_suffix_of_each_key(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        await broker.publish([event(kit.topic, "a", 0)])
+        call = [event(kit.topic, key, n) for n in range(1, 4) for key in ("a", "b")]
+        bad = call[2]  # the second of key a
+        with kit.harness.refuse(bad), pytest.raises(PublishError) as raised:
+            await broker.publish(call)
+        out = {each.id for each in (*raised.value.refused, *raised.value.unknown)}
+        assert {each.id for each in call if each.key == "a" and each in call[2:]} <= out
+        member = await kit.member(broker)
+        accepted = [each for each in call if each.id not in out]
+        await member.take(1 + len(accepted))
+        await member.quiet()
+        got = [delivery.event.id for delivery in member.deliveries]
+        for key in ("a", "b"):
+            of_key = [each.id for each in call if each.key == key]
+            kept = [id_ for id_ in of_key if id_ in got]
+            assert kept == of_key[: len(kept)], "what was refused is not a suffix"
+            assert {each.id for each in accepted if each.key == key} <= set(kept)
+
+    @scenario()
+    async def test_a_refusal_stops_calls_already_entered_and_later_calls_are_tried_afresh(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        await broker.publish([event(kit.topic, "a", 0)])
+        first, second = event(kit.topic, "a", 1), event(kit.topic, "a", 2)
+        with kit.harness.refuse(first):
+            answers = await asyncio.gather(broker.publish([first]), broker.publish([second]), return_exceptions=True)
+        assert isinstance(answers[0], PublishError)
+        assert isinstance(answers[1], PublishError), "a later event of the key overtook the refused one"
+        await broker.publish([first])
+        await broker.publish([second])
+        member = await kit.member(broker)
+        await member.take(3)
+        assert list(dict.fromkeys(member.values)) == [0, 1, 2]
+
+    @scenario()
+    async def test_a_cancelled_publish_leaves_the_broker_whole(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        for n in range(20):
+            call = asyncio.create_task(broker.publish([event(kit.topic, "a", 2 * n)]))
+            await asyncio.sleep(0)
+            call.cancel()
+            await broker.publish([event(kit.topic, "a", 2 * n + 1)])
+        member = await kit.member(broker)
+        await member.until(lambda: 39 in member.values)
+        assert member.values == sorted(member.values)
+        assert set(range(1, 40, 2)) <= set(member.values)
+
+    @scenario()
+    async def test_what_a_killed_publisher_was_told_is_accepted_is_there(self, kit: Kit) -> None:
+        child = kit.child("flood", count=50, batch=20)
+        await child.line()
+        assert (await child.line())["batches"] == 50
+        child.kill()
+        member = await kit.member(await kit.broker())
+        await member.take(1000)
+        done = [(delivery.event.key or "", int(delivery.event.value or b"")) for delivery in member.deliveries]
+        assert first_times(done) == {f"flood-{i}": list(range(50)) for i in range(20)}
+
+    @pytest.mark.slow
+    @scenario(publish_timeout_s=2.0)
+    async def test_a_publisher_stopped_in_mid_flood_blocks_nobody_for_ever(self, kit: Kit) -> None:
+        """Contract 23: wherever the stop hits, others publish or are refused in time, and go on once it is gone."""
+        broker = await kit.broker()
+        await broker.publish([event(kit.topic, "a", 0)])
+        for n in range(1, 4):
+            child = kit.child("flood")
+            await child.line()
+            await asyncio.sleep(0.2)
+            child.stop()
+            started = time.monotonic()
+            refused: tuple[Event, ...] = ()
+            try:
+                await broker.publish([event(kit.topic, "a", n)])
+            except PublishError as error:
+                refused = error.refused
+            assert time.monotonic() - started < 10
+            child.kill()
+            if refused:
+                await broker.publish(refused)
+        member = await kit.member(broker)
+        await member.until(lambda: 3 in _of_key(member, "a"))
+        assert _of_key(member, "a") == [0, 1, 2, 3]
+
+
+def _of_key(member: Member, key: str) -> list[int]:
+    return [int(delivery.event.value or b"") for delivery in member.deliveries if delivery.event.key == key]
