@@ -1,0 +1,194 @@
+"""The task engine: every delivery submitted ends once, in its own context, within its time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from onward.engines.base import Ended
+from onward.engines.tasks import TaskEngine
+from onward.errors import HandlerTimeout
+from onward.event import Delivery, Event, Partition
+
+Handler = Callable[[Delivery], Awaitable[None]]
+
+
+def deliveries(count: int) -> list[Delivery]:
+    return [Delivery(Event(str(n), "t", None, b""), Partition("t", 0), n, 1) for n in range(count)]
+
+
+class Run:
+    def __init__(self, handler: Handler, *, concurrency: int = 10, timeout_s: float | None = None) -> None:
+        self.engine = TaskEngine(concurrency=concurrency, timeout_s=timeout_s)
+        self.ended: list[Ended] = []
+        self.calls = 0
+        self.engine.start(handler, self._ended)
+
+    def _ended(self, results: Sequence[Ended]) -> None:
+        self.ended.extend(results)
+        self.calls += 1
+
+    async def all(self, work: Sequence[Delivery]) -> list[Ended]:
+        self.engine.submit(work)
+        assert await self.engine.drain(10)
+        await self.engine.close()
+        assert sorted(each.delivery.position for each in self.ended) == [each.position for each in work]
+        return self.ended
+
+
+def test_work_ends_in_lists_not_one_by_one() -> None:
+    async def main() -> None:
+        async def handler(delivery: Delivery) -> None: ...
+
+        run = Run(handler)
+        ended = await run.all(deliveries(1000))
+        assert all(each.error is None and not each.cancelled for each in ended)
+        assert run.calls < 40
+
+    asyncio.run(main())
+
+
+def test_no_more_than_concurrency_run_at_once_and_all_of_it_is_used() -> None:
+    async def main() -> None:
+        running = peak = 0
+
+        async def handler(delivery: Delivery) -> None:
+            nonlocal running, peak
+            running += 1
+            peak = max(peak, running)
+            await asyncio.sleep(0.005)
+            running -= 1
+
+        await Run(handler, concurrency=20).all(deliveries(100))
+        assert peak == 20
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()]
+)
+def test_whatever_a_handler_raises_resolves_its_event_and_leaves_the_others(error: BaseException) -> None:
+    async def main() -> None:
+        async def handler(delivery: Delivery) -> None:
+            await asyncio.sleep(0)
+            if delivery.position == 3:
+                raise error
+
+        ended = await Run(handler).all(deliveries(50))
+        assert {each.delivery.position: each.error for each in ended if each.error} == {3: error}
+
+    asyncio.run(main())
+
+
+def test_each_event_runs_in_a_fresh_context() -> None:
+    seen: ContextVar[int] = ContextVar("seen", default=-1)
+
+    async def main() -> None:
+        found: list[int] = []
+
+        async def handler(delivery: Delivery) -> None:
+            found.append(seen.get())
+            token = seen.set(delivery.position)
+            await asyncio.sleep(0)
+            assert seen.get() == delivery.position
+            await asyncio.create_task(_inherits(delivery.position))
+            seen.reset(token)
+            seen.set(delivery.position)
+
+        async def _inherits(expected: int) -> None:
+            assert seen.get() == expected
+
+        ended = await Run(handler, concurrency=3).all(deliveries(30))
+        assert not [each.error for each in ended if each.error]
+        assert set(found) == {-1}
+
+    asyncio.run(main())
+
+
+def test_a_handler_over_its_time_fails_and_its_worker_goes_on() -> None:
+    async def main() -> None:
+        async def handler(delivery: Delivery) -> None:
+            if delivery.position % 10 == 0:
+                await asyncio.sleep(30)
+            async with asyncio.timeout(5):  # needs the current task to be usable
+                await asyncio.sleep(0.001)
+
+        ended = await Run(handler, concurrency=4, timeout_s=0.1).all(deliveries(40))
+        late = {each.delivery.position for each in ended if isinstance(each.error, HandlerTimeout)}
+        assert late == {0, 10, 20, 30}
+        assert all(each.error is None for each in ended if each.delivery.position not in late)
+
+    asyncio.run(main())
+
+
+def test_a_timeout_that_the_handler_survives_is_a_success() -> None:
+    async def main() -> None:
+        async def handler(delivery: Delivery) -> None:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.01)
+
+        ended = await Run(handler, timeout_s=0.05).all(deliveries(3))
+        assert [each.error for each in ended] == [None, None, None]
+
+    asyncio.run(main())
+
+
+def test_close_releases_what_runs_and_what_waits() -> None:
+    async def main() -> None:
+        five = asyncio.Barrier(6)
+
+        async def handler(delivery: Delivery) -> None:
+            await five.wait()
+            await asyncio.sleep(30)
+
+        run = Run(handler, concurrency=5)
+        run.engine.submit(deliveries(20))
+        await five.wait()
+        assert run.engine.health().busy == 5
+        assert not await run.engine.drain(0.05)
+        await run.engine.close()
+        await run.engine.close()
+        assert len(run.ended) == 20
+        assert all(each.cancelled and each.error is None for each in run.ended)
+
+    asyncio.run(main())
+
+
+def test_close_does_not_wait_for_ever_for_a_handler_that_swallows_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.engines.tasks._CLOSE_S", 0.2)
+
+    async def main() -> None:
+        over = asyncio.Event()
+
+        async def handler(delivery: Delivery) -> None:
+            while not over.is_set():
+                try:
+                    await over.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        run = Run(handler)
+        run.engine.submit(deliveries(1))
+        await asyncio.sleep(0.01)
+        await run.engine.close()
+        assert [each.cancelled for each in run.ended] == [True]
+        over.set()
+        await asyncio.sleep(0.01)
+        assert len(run.ended) == 1
+
+    asyncio.run(main())
+
+
+def test_a_result_is_ignored() -> None:
+    async def main() -> None:
+        async def handler(delivery: Delivery) -> Any:
+            return {"anything": 1}
+
+        assert [each.error for each in await Run(handler).all(deliveries(2))] == [None, None]
+
+    asyncio.run(main())

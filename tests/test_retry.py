@@ -1,0 +1,31 @@
+import pytest
+
+from onward import Retry
+
+
+def test_waits_grow_to_the_cap_and_end() -> None:
+    retry = Retry(attempts=6, first_delay_s=1, factor=2, max_delay_s=5, jitter=0)
+    assert [retry.delay_s(n, ValueError(), lambda: 0.0) for n in range(1, 7)] == [1, 2, 4, 5, 5, None]
+
+
+def test_jitter_only_lengthens() -> None:
+    retry = Retry(first_delay_s=10, jitter=0.5)
+    assert retry.delay_s(1, ValueError(), lambda: 0.0) == 10
+    assert retry.delay_s(1, ValueError(), lambda: 1.0) == 15
+
+
+def test_only_what_is_named_is_tried_again() -> None:
+    retry = Retry(on=(OSError, ValueError), give_up_on=(ConnectionError,))
+    assert retry.delay_s(1, ValueError(), lambda: 0.0) is not None
+    assert retry.delay_s(1, TypeError(), lambda: 0.0) is None
+    assert retry.delay_s(1, ConnectionResetError(), lambda: 0.0) is None
+
+
+def test_a_thousand_attempts_do_not_overflow() -> None:
+    assert Retry(attempts=10_000).delay_s(9_999, ValueError(), lambda: 0.0) == 60
+
+
+@pytest.mark.parametrize("field", [{"attempts": 0}, {"factor": 0.5}, {"first_delay_s": -1}, {"jitter": -0.1}])
+def test_a_policy_that_cannot_work_is_refused(field: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(field))):
+        Retry(**field)  # type: ignore[arg-type]
