@@ -1,0 +1,75 @@
+"""The real servers as fixtures: each starts when the first test asks for it, and ends with the run."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.servers.chromium import ChromiumServer
+from tests.servers.kafka import KafkaServer
+from tests.servers.mariadb import MariaDBServer
+from tests.servers.needs import Missing
+from tests.servers.postgres import PostgresServer
+from tests.servers.rabbitmq import RabbitMQServer
+from tests.servers.redis import RedisServer
+from tests.servers.server import Server
+
+SERVER_FIXTURES = {
+    "redis_server",
+    "rabbitmq_server",
+    "postgres_server",
+    "mariadb_server",
+    "kafka_server",
+    "chromium_server",
+}
+started: list[Server] = []
+
+
+def shared(kind: type[Server]) -> object:
+    """A fixture with one server of this kind for the whole run; without it tests are skipped, but fail in CI."""
+
+    @pytest.fixture(scope="session")
+    def fixture() -> Iterator[Server]:
+        try:
+            server = kind()
+        except Missing as reason:
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(str(reason))
+        try:
+            server.start()
+            started.append(server)
+            yield server
+        finally:
+            server.close()
+
+    return fixture
+
+
+redis_server = shared(RedisServer)
+rabbitmq_server = shared(RabbitMQServer)
+postgres_server = shared(PostgresServer)
+mariadb_server = shared(MariaDBServer)
+kafka_server = shared(KafkaServer)
+chromium_server = shared(ChromiumServer)
+
+
+@pytest.fixture
+def page(chromium_server: ChromiumServer) -> Iterator[Page]:
+    with chromium_server.page() as page:
+        yield page
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that uses a server, so that `-m "not servers"` leaves none in."""
+    for item in items:
+        if SERVER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.servers)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What one test broke is whole again before the next."""
+    if item.get_closest_marker("servers"):
+        for server in started:
+            server.heal()

@@ -1,0 +1,106 @@
+"""Get what the servers of the tests need and this machine lacks: `python -m tests.servers.install`.
+
+Prints one line per server: present, installed, or what is missing and the command to get it. Exits 0 with
+things missing, since their tests are then skipped; exits 1 when CI is set, where every server must be there.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.servers.needs import APT_INSTALL, JARS, KAFKA_LIB, MAVEN, POM, SERVERS, missing
+
+COMMAND_TIMEOUT_S = 900
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+def main() -> int:
+    before = {server for server in SERVERS if missing(server)}
+    if before and sys.platform == "linux":
+        install_packages()
+        fetch_jars()
+    for server in SERVERS:
+        say(f"{server:<12}{verdict(server, was_missing=server in before)}")
+    return 1 if os.environ.get("CI") and any(missing(server) for server in SERVERS) else 0
+
+
+def verdict(server: str, *, was_missing: bool) -> str:
+    if lacking := missing(server):
+        return "missing: " + "; ".join(str(need) for need in lacking)
+    return "installed" if was_missing else "present"
+
+
+def install_packages() -> None:
+    packages = sorted({need.package for server in SERVERS for need in missing(server) if need.package})
+    if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return
+    say(f"installing {' '.join(packages)}: about a minute")
+    with services_held_back():
+        run(["apt-get", "update"])
+        run([*APT_INSTALL, *packages])
+
+
+@contextmanager
+def services_held_back() -> Iterator[None]:
+    """Keep Debian from starting the services of the packages it installs: the tests start their own."""
+    if POLICY.exists():
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink(missing_ok=True)
+
+
+def fetch_jars() -> None:
+    """Put Kafka's jars in place by one rename, so that half a download never counts as installed."""
+    maven = MAVEN.find()
+    if JARS.find() or maven is None:
+        return
+    say("fetching Kafka with Maven: about 50 MB")
+    KAFKA_LIB.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=KAFKA_LIB.parent, prefix="fetching-") as folder:
+        lib = Path(folder, "lib")
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={lib}", "-DincludeScope=runtime"]
+        if run([str(maven), "-q", "-B", "-f", str(POM), *goal]):
+            shutil.copy(POM, lib)
+            shutil.rmtree(KAFKA_LIB, ignore_errors=True)
+            lib.rename(KAFKA_LIB)
+
+
+def run(command: Sequence[str]) -> bool:
+    """Run `command` quietly; if it fails, show how its output ends."""
+    quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        done = subprocess.run(
+            command,
+            env=quiet,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        say(f"{' '.join(command)}: no end after {COMMAND_TIMEOUT_S} s")
+        return False
+    if done.returncode:
+        say(f"{' '.join(command)}: exit {done.returncode}", *done.stdout.splitlines()[-15:])
+    return done.returncode == 0
+
+
+def say(*lines: str) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""What each server needs on this machine, where it is looked for, and how to get it."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+POM = PROJECT / "pom.xml"
+KAFKA_LIB = PROJECT / ".services" / "kafka" / "lib"
+# Debian keeps servers where only root's PATH looks.
+SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"))
+APT_INSTALL = ("apt-get", "install", "-y", "--no-install-recommends")
+
+
+class Missing(Exception):
+    """Something that a server needs is not on this machine; the text says what, and how to get it."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing that a server needs: `find` gives its place or None, `cure` is the command that gets it."""
+
+    name: str
+    find: Callable[[], Path | None]
+    cure: str
+    package: str | None = None
+
+    @property
+    def path(self) -> Path:
+        found = self.find()
+        if found is None:
+            raise Missing(str(self))
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.name} (get it with: {self.cure})"
+
+
+def program(name: str, place: str) -> Path | None:
+    """The program at `place` (a glob below /; the highest version wins), or else on PATH."""
+    if place and (found := sorted(Path("/").glob(place))):
+        return found[-1]
+    on_path = shutil.which(name, path=SEARCH_PATH)
+    return Path(on_path) if on_path else None
+
+
+def packaged(name: str, package: str, place: str = "") -> Need:
+    sudo = () if os.geteuid() == 0 else ("sudo",)
+    return Need(name, partial(program, name, place), " ".join((*sudo, *APT_INSTALL, package)), package)
+
+
+def kafka_jars() -> Path | None:
+    """The folder of jars, if it was completed from the pom.xml of today."""
+    receipt = KAFKA_LIB / POM.name
+    return KAFKA_LIB if receipt.is_file() and receipt.read_bytes() == POM.read_bytes() else None
+
+
+def this_system() -> Path | None:
+    return Path("/proc") if sys.platform == "linux" else None
+
+
+REDIS = packaged("redis-server", "redis-server")
+# The wrapper on PATH switches to user rabbitmq and its home; the package's own script stays with the caller.
+RABBITMQ = packaged("rabbitmq-server", "rabbitmq-server", "usr/lib/rabbitmq/bin/rabbitmq-server")
+POSTGRES = packaged("postgres", "postgresql", "usr/lib/postgresql/*/bin/postgres")
+MARIADB = packaged("mariadbd", "mariadb-server")
+MARIADB_INSTALL = packaged("mariadb-install-db", "mariadb-server")
+CHROMIUM = packaged("chromium", "chromium")
+JAVA = packaged("java", "default-jre-headless")
+MAVEN = packaged("mvn", "maven")
+JARS = Need("the jars named in pom.xml", kafka_jars, f"{sys.executable} -m tests.servers.install")
+# The guard follows a server's processes through /proc.
+LINUX = Need("Linux", this_system, "a Linux machine, or a virtual one")
+
+SERVERS: dict[str, tuple[Need, ...]] = {
+    "Redis": (LINUX, REDIS),
+    "RabbitMQ": (LINUX, RABBITMQ),
+    "PostgreSQL": (LINUX, POSTGRES),
+    "MariaDB": (LINUX, MARIADB, MARIADB_INSTALL),
+    "Kafka": (LINUX, JAVA, JARS),
+    "Chromium": (LINUX, CHROMIUM),
+}
+
+
+def missing(server: str) -> list[Need]:
+    """What this machine lacks for `server`: Maven only counts where there are jars to fetch."""
+    lacking = [need for need in SERVERS[server] if need.find() is None]
+    return [MAVEN, *lacking] if JARS in lacking and MAVEN.find() is None else lacking
