@@ -32,5 +32,5 @@ async def open_broker(settings: Settings, schemes: Mapping[str, Scheme] = SCHEME
         raise MissingExtra(
             f"{name}:// needs {scheme.needs}, which is not installed: pip install 'onward[{scheme.extra}]'"
         )
-    broker: Broker = await import_module(scheme.module).open_broker(settings.url, settings)
+    broker: Broker = import_module(scheme.module).open_broker(settings.url, settings)
     return broker

@@ -225,8 +225,9 @@ class Subscription(Protocol):
         """
 
     async def release(self, partitions: Sequence[Partition], *, drained: bool) -> None:
-        """Give partitions up, asked by Revoked or unasked. `drained` False, or a close without release: the next
-        owner is told `unclean`."""
+        """Give partitions up. `drained` False, or a close without release: the next owner is told `unclean`.
+
+        Asked by Revoked, or unasked by a member that is about to leave: then they are not given back to it."""
 
     def sure_until(self) -> float:
         """The time up to which ownership of everything held is certain. Nobody else is given a partition before."""

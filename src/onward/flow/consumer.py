@@ -134,7 +134,7 @@ class Consumer:
         match message:
             case Assigned():
                 plane.assigned(message)
-                if self._stop_at is not None:
+                if self._stop_at is not None:  # it was on its way when we decided to leave
                     self._give_up([message.partition], 0.0)
             case Reached():
                 plane.reached(message.partition, message.epoch, message.position)

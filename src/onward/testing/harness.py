@@ -1,14 +1,13 @@
 """What the broker suite stands on: a harness that names the broker, members driven by hand, members in processes."""
 
 import asyncio
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -74,17 +73,18 @@ def event(topic: str, key: str | None, n: int, **fields: Any) -> Event:
     return Event(new_id(), topic, key, str(n).encode(), **fields)
 
 
-Scenario = Callable[[Any, Kit], Awaitable[None]]
+Scenario = Callable[[Any, Kit], Coroutine[Any, Any, None]]
 
 
 def scenario(**options: Any) -> Callable[[Scenario], Callable[[Any, Harness], None]]:
     """A test that runs an async function with a fresh Kit, these settings, and a limit on its time."""
 
     def decorate(function: Scenario) -> Callable[[Any, Harness], None]:
-        @functools.wraps(function)
         def run(self: Any, harness: Harness) -> None:
             asyncio.run(_within(function, self, Kit(harness, options)))
 
+        # Not functools.wraps: pytest would look for a fixture named like the function's own parameter.
+        run.__name__, run.__qualname__, run.__doc__ = function.__name__, function.__qualname__, function.__doc__
         return run
 
     return decorate
@@ -105,6 +105,7 @@ class Member:
         self.assigned: dict[Partition, Assigned] = {}  # the current ones
         self.history: list[Message] = []
         self.deliveries: list[Delivery] = []
+        self.handled: int | None = None  # how many of them count as done when partitions are revoked; None: all
         self._yields = yields  # settle and release what is revoked, as a good member does
 
     @classmethod
@@ -136,7 +137,7 @@ class Member:
                 assert message.partition not in self.assigned, "assigned what it holds"
                 self.assigned[message.partition] = message
             case Revoked() if self._yields:
-                await self.settle()
+                await self.settle(self.deliveries[: self.handled])
                 await self.release(message.partitions)
             case Fenced():
                 for partition in message.partitions:

@@ -28,7 +28,7 @@ async def hold(broker: Broker, task: dict[str, Any]) -> None:
     say("joined")
     while True:
         for message in await member.receive(limit=task.get("limit", 1000), wait_s=60.0):
-            say(type(message).__name__, value=int(message.event.value or b"") if type(message) is Delivery else None)
+            say(type(message).__name__, sure=now() < member.subscription.sure_until())
 
 
 async def work(broker: Broker, task: dict[str, Any]) -> None:

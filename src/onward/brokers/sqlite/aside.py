@@ -1,0 +1,185 @@
+"""The aside: records out of the flow, in a table of the same file."""
+
+import itertools
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from onward.brokers.base import AsideRecord, Filter, Page, State
+from onward.brokers.sqlite.reader import Reader
+from onward.brokers.sqlite.roster import bump
+from onward.brokers.sqlite.transaction import Transaction
+from onward.brokers.sqlite.writer import Writer
+from onward.event import Partition
+
+_SCAN_ROWS = 500  # looked at per query of a scan, whose filter may match few
+_decode = msgspec.msgpack.Decoder(AsideRecord).decode
+
+_INSERT = """
+INSERT OR REPLACE INTO onward_aside (id, grp, part, position, state, due, key, error, last, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_LOAD = """
+SELECT state, due, data FROM onward_aside
+WHERE grp = ? AND part = ? AND position > ? AND state IN ('waiting', 'held') ORDER BY position, id LIMIT ?
+"""
+_PART = "SELECT p.id FROM onward_topic t JOIN onward_partition p ON p.topic = t.id WHERE t.name = ? AND p.idx = ?"
+_OWNED = "SELECT owner IS NOT NULL FROM onward_group WHERE part = ? AND grp = ?"
+_NOTICE = "INSERT INTO onward_moved (grp, part, id, state, due) VALUES (?, ?, ?, ?, ?)"
+
+
+class SqliteAside:
+    def __init__(self, group: str, writer: Writer, reader: Reader) -> None:
+        self._group = group
+        self._writer = writer
+        self._reader = reader
+
+    async def load(
+        self, partition: Partition, *, after: int | None, limit: int, max_bytes: int
+    ) -> Sequence[AsideRecord]:
+        return await self._reader.run(lambda db: _load(db, self._group, partition, after, (limit, max_bytes)))
+
+    async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
+        return await self._reader.run(lambda db: _scan(db, self._group, where, after, limit))
+
+    async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
+        return await self._writer.call(lambda tx: _move(tx, self._group, ids, expect, (to, due)))
+
+    async def remove(self, ids: Sequence[str], *, expect: State) -> int:
+        return await self._writer.call(lambda tx: _move(tx, self._group, ids, expect, None))
+
+
+def store(db: sqlite3.Connection, rows: Sequence[tuple[AsideRecord, int]]) -> None:
+    """Write records of partitions, known by their ids. The same record twice is one."""
+    db.executemany(_INSERT, [_row(record, part) for record, part in rows])
+
+
+def delete(
+    db: sqlite3.Connection, group: str, ids: Sequence[str], ours: Mapping[Partition, int], lost: dict[Partition, None]
+) -> None:
+    """Remove records that are done, if their partition is ours; else name the partition in `lost`."""
+    parts = set(ours.values())
+    for name in ids:
+        row = db.execute("SELECT part, data FROM onward_aside WHERE id = ? AND grp = ?", (name, group)).fetchone()
+        if row is None:
+            continue
+        if row[0] in parts:
+            db.execute("DELETE FROM onward_aside WHERE id = ?", (name,))
+        else:
+            lost[_decode(row[1]).partition] = None
+
+
+def _row(record: AsideRecord, part: int) -> tuple[Any, ...]:
+    failure = record.failure
+    return (
+        record.id,
+        record.group,
+        part,
+        record.position,
+        record.state.value,
+        record.due,
+        record.event.key,
+        failure.error if failure else None,
+        failure.last if failure else None,
+        msgspec.msgpack.encode(record),
+    )
+
+
+def _record(state: str, due: float | None, data: bytes) -> AsideRecord:
+    return msgspec.structs.replace(_decode(data), state=State(state), due=due)
+
+
+def _load(
+    db: sqlite3.Connection, group: str, partition: Partition, after: int | None, limits: tuple[int, int]
+) -> list[AsideRecord]:
+    limit, max_bytes = limits
+    row = db.execute(_PART, partition).fetchone()
+    records: list[AsideRecord] = []
+    if row is None:
+        return records
+    for state, due, data in db.execute(_LOAD, (group, row[0], -1 if after is None else after, limit)):
+        max_bytes -= len(data)
+        if records and max_bytes < 0:
+            break
+        records.append(_record(state, due, data))
+    return records
+
+
+def _scan(db: sqlite3.Connection, group: str, where: Filter, after: str | None, limit: int) -> Page:
+    """Pages follow the place of a record (partition, position, id), which never changes."""
+    found = list(itertools.islice(_matching(db, group, where, after), limit + 1))
+    records = [record for _, record in found[:limit]]
+    return Page(records, found[limit - 1][0] if len(found) > limit else None)
+
+
+def _matching(
+    db: sqlite3.Connection, group: str, where: Filter, after: str | None
+) -> Iterator[tuple[str, AsideRecord]]:
+    place = _place(after)
+    condition, values = _condition(where)
+    while True:
+        rows = db.execute(
+            "SELECT part, position, id, state, due, data FROM onward_aside "
+            f"WHERE grp = ? AND (part, position, id) > (?, ?, ?){condition} "
+            f"ORDER BY part, position, id LIMIT {_SCAN_ROWS}",
+            (group, *place, *values),
+        ).fetchall()
+        for part, position, name, state, due, data in rows:
+            place = (part, position, name)
+            record = _record(state, due, data)
+            if where.text is None or _mentions(record, where.text):
+                yield f"{part}:{position}:{name}", record
+        if len(rows) < _SCAN_ROWS:
+            return
+
+
+def _place(after: str | None) -> tuple[int, int, str]:
+    if after is None:
+        return (-1, -1, "")
+    part, position, name = after.split(":", 2)
+    return int(part), int(position), name
+
+
+def _condition(where: Filter) -> tuple[str, list[Any]]:
+    states = sorted(state.value for state in where.states)
+    parts: list[tuple[str, list[Any]]] = [(f"state IN ({', '.join('?' * len(states))})", list(states))]
+    if where.topic is not None:
+        topic = "SELECT p.id FROM onward_topic t JOIN onward_partition p ON p.topic = t.id WHERE t.name = ?"
+        parts.append((f"part IN ({topic})", [where.topic]))
+    for column, value in (("key = ?", where.key), ("error = ?", where.error)):
+        if value is not None:
+            parts.append((column, [value]))
+    for column, bound in (("last >= ?", where.since), ("last < ?", where.until)):
+        if bound is not None:
+            parts.append((column, [bound]))
+    return "".join(f" AND {text}" for text, _ in parts), [value for _, values in parts for value in values]
+
+
+def _mentions(record: AsideRecord, text: str) -> bool:
+    if record.failure is not None and text in record.failure.message:
+        return True
+    return text.encode() in (record.event.value or b"")
+
+
+def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tuple[State, float | None] | None) -> int:
+    """Compare and set, or, with `to` None, compare and remove. An owner hears of it in its next turn."""
+    moved = 0
+    for name in dict.fromkeys(ids):
+        row = tx.db.execute(
+            "SELECT part FROM onward_aside WHERE id = ? AND grp = ? AND state = ?", (name, group, expect.value)
+        ).fetchone()
+        if row is None:
+            continue
+        moved += 1
+        if to is None:
+            tx.db.execute("DELETE FROM onward_aside WHERE id = ?", (name,))
+        else:
+            tx.db.execute("UPDATE onward_aside SET state = ?, due = ? WHERE id = ?", (to[0].value, to[1], name))
+        if tx.db.execute(_OWNED, (row[0], group)).fetchone() == (1,):
+            state, due = (None, None) if to is None else (to[0].value, to[1])
+            tx.db.execute(_NOTICE, (group, row[0], name, state, due))
+    if moved:
+        bump(tx, group)
+    return moved

@@ -1,0 +1,68 @@
+"""How much of a topic some group has not finished, as a difference of running totals."""
+
+import sqlite3
+from typing import NamedTuple
+
+from onward.brokers.sqlite import log
+from onward.brokers.sqlite.topics import Topic
+
+_FLOORS = """
+SELECT p.id, p.next, p.bytes, min(g.watermark) FROM onward_partition p LEFT JOIN onward_group g ON g.part = p.id
+WHERE p.topic = ? GROUP BY p.id
+"""
+# The bytes before the row that holds the position, or before the first row after it.
+_BEFORE = """
+SELECT before FROM onward_log
+WHERE at >= coalesce((SELECT max(at) FROM onward_log WHERE at BETWEEN ?1 AND ?2), ?2) AND at < ?3 ORDER BY at LIMIT 1
+"""
+
+
+class Extent(NamedTuple):
+    """A partition: its next position, the bytes ever appended, and what every group has finished (None: no group)."""
+
+    part: int
+    next: int
+    bytes: int
+    floor: int | None
+
+    def bytes_before(self, db: sqlite3.Connection, position: int) -> int:
+        """The running total of bytes at a position."""
+        if position >= self.next:
+            return self.bytes
+        place = (log.address(self.part), log.address(self.part, position), log.address(self.part + 1))
+        row = db.execute(_BEFORE, place).fetchone()
+        return self.bytes if row is None else int(row[0])
+
+
+def extents(db: sqlite3.Connection, topic: int) -> list[Extent]:
+    return [Extent(*row) for row in db.execute(_FLOORS, (topic,)).fetchall()]
+
+
+def finished_bytes(db: sqlite3.Connection, topic: int) -> int:
+    """The bytes, ever appended, that no group needs any more. Without a group: those that are stored no more."""
+    return sum(extent.bytes_before(db, extent.floor or 0) for extent in extents(db, topic))
+
+
+class Backlog:
+    """Holds the limit. What is finished only grows, so a remembered figure errs on the side of asking again."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._finished: dict[int, int] = {}
+
+    def is_over(self, db: sqlite3.Connection, topic: Topic, appended: int) -> bool:
+        """Would the topic be over the limit with this many bytes ever appended?"""
+        if topic.id in self._finished and appended - self._finished[topic.id] <= self._max_bytes:
+            return False
+        self._finished[topic.id] = finished_bytes(db, topic.id)
+        return appended - self._finished[topic.id] > self._max_bytes
+
+    def forget(self) -> None:
+        """A new group may need again what was finished."""
+        self._finished.clear()
+
+    def complaint(self, topic: str) -> str:
+        return (
+            f"topic {topic}: its unfinished events would exceed max_backlog_bytes={self._max_bytes}; "
+            "start or speed up its consumers, drop a group that nobody runs, or raise the limit"
+        )

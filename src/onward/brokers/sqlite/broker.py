@@ -1,0 +1,147 @@
+"""The embedded broker as the contract has it; the work is done by its writer, readers, doorbell and tenures."""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable, Sequence
+
+from onward import clock
+from onward.brokers.base import Broker, Change, Features, GroupInfo, Ordering, Start, Topology
+from onward.brokers.sqlite import lag, leases, roster
+from onward.brokers.sqlite.aside import SqliteAside
+from onward.brokers.sqlite.backlog import Backlog
+from onward.brokers.sqlite.doorbell import Doorbell
+from onward.brokers.sqlite.gate import Gate, lock_path
+from onward.brokers.sqlite.holdings import Holdings
+from onward.brokers.sqlite.outgoing import Courier, Packer, combined
+from onward.brokers.sqlite.reader import Reader
+from onward.brokers.sqlite.retention import Retention
+from onward.brokers.sqlite.store import Store, check, locate
+from onward.brokers.sqlite.subscription import SqliteSubscription
+from onward.brokers.sqlite.tenure import Tenure
+from onward.brokers.sqlite.topics import Catalogue
+from onward.brokers.sqlite.transaction import Transaction
+from onward.brokers.sqlite.writer import Writer
+from onward.errors import BadSetting, BrokerError, Closed
+from onward.event import Event
+from onward.settings import Settings, check_name
+
+
+def open_broker(url: str, settings: Settings) -> Broker:
+    """Open the file that the URL names, or create it. BadStore: it cannot be ours, and was left untouched."""
+    path = locate(url)
+    check(path)
+    store = Store(path, settings)
+    gate = Gate(lock_path(store.path))
+    try:
+        store.prepare(gate)
+        return SqliteBroker(store, gate, settings)
+    except BaseException:
+        gate.close()
+        raise
+
+
+class SqliteBroker:
+    def __init__(self, store: Store, gate: Gate, settings: Settings) -> None:
+        self.features = Features(
+            stable_positions=True,
+            fence=True,
+            durability=settings.durability,
+            aside=True,
+            starts=frozenset({"earliest", "latest", "time"}),
+        )
+        self._store = store
+        self._settings = settings
+        self._catalogue = Catalogue(settings)
+        self._packer = Packer(self._catalogue, settings.max_event_bytes)
+        self._bell = Doorbell(gate.path)
+        self._reader = Reader(store, "query")
+        backlog = Backlog(settings.max_backlog_bytes)
+        courier = Courier(self._catalogue, self._packer, backlog)
+        self._writer = Writer(store, gate, courier, settings.publish_timeout_s)
+        self._writer.queue.add(Retention(settings, backlog, self._writer.queue.kick))
+        self._epochs = itertools.count(1)
+        self._subscriptions: set[SqliteSubscription] = set()
+        self._closed = False
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        self._check_open()
+        if not events:
+            return
+        failures = await self._writer.publish(self._packer.parcels(events, asyncio.get_running_loop()))
+        if failures:
+            raise combined(failures)
+
+    async def subscribe(
+        self, topics: Sequence[str], *, group: str, member: str, ordering: Ordering, start: Start
+    ) -> SqliteSubscription:
+        self._check_open()
+        check_name("group", group)
+        if not isinstance(start, int | float) and start not in ("earliest", "latest"):
+            raise BadSetting(f"start={start!r}: use earliest, latest or a Unix time")
+        holdings = Holdings(self._epochs, self._settings.revoke_grace_s)
+        owner = f"{member}:{uuid.uuid4().hex}"
+
+        def join(tx: Transaction) -> tuple[Tenure, Callable[[], None]]:
+            found = [self._catalogue.resolve(tx.db, topic)[0] for topic in dict.fromkeys(topics)]
+            for topic in found:
+                leases.enter(tx.db, group, topic.id, start)
+            tenure = Tenure((group, owner), found, holdings, self._settings, self._writer.queue.kick, self._bell.nudge)
+            return tenure, tenure.work(tx)
+
+        tenure, committed = await self._writer.call(join)
+        committed()
+        self._writer.queue.add(tenure)
+        subscription = SqliteSubscription(
+            tenure,
+            holdings,
+            writer=self._writer,
+            reader=Reader(self._store, f"reader-{group}"),
+            bell=self._bell,
+            settings=self._settings,
+        )
+        self._subscriptions = {kept for kept in self._subscriptions if not kept.is_closed} | {subscription}
+        return subscription
+
+    def aside(self, group: str) -> SqliteAside:
+        return SqliteAside(group, self._writer, self._reader)
+
+    async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
+        self._check_open()
+
+        def declare(tx: Transaction) -> list[Change]:
+            changes = self._catalogue.declare(tx.db, topology.topics, apply=apply)
+            if apply and changes:
+                roster.bump_all(tx)
+            return changes
+
+        return await self._writer.call(declare)
+
+    async def groups(self, topic: str) -> Sequence[GroupInfo]:
+        self._check_open()
+        return await self._reader.run(lambda db: lag.groups(db, topic, clock.now(), clock.boot_id()))
+
+    async def drop_group(self, topic: str, group: str) -> None:
+        self._check_open()
+
+        def drop(tx: Transaction) -> None:
+            row = tx.db.execute("SELECT id FROM onward_topic WHERE name = ?", (topic,)).fetchone()
+            if row is None:
+                return
+            members = lag.alive(tx.db, group, row[0], tx.now, clock.boot_id())
+            if members:
+                raise BrokerError(f"group {group} of topic {topic} is in use by {', '.join(members)}; stop them first")
+            leases.forget(tx.db, group, row[0])
+
+        await self._writer.call(drop)
+
+    async def close(self) -> None:
+        self._closed = True
+        await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
+        await self._writer.stop()
+        await self._reader.close()
+        self._bell.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the broker on {self._store.path} is closed")

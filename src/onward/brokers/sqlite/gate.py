@@ -1,0 +1,118 @@
+"""The lock file beside the database: who writes now, and the bell that tells readers of other processes.
+
+SQLite's own lock is taken by sleeping and trying again, which is unfair and names nobody. `flock` queues in the
+kernel, and its holder's line says who is in the way. The database stays correct without it.
+"""
+
+import contextlib
+import fcntl
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from onward import clock
+
+_LINE_BYTES = 128
+_BLANK = b" " * (_LINE_BYTES - 1) + b"\n"
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds the lock. Two equal answers some time apart mean that the process does not move."""
+
+    pid: int
+    since: float  # on the clock of onward.clock.now
+    program: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.program}), which has held it for {max(0.0, clock.now() - self.since):.1f} s"
+
+
+class Gate:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._program = _program()
+
+    @contextlib.contextmanager
+    def held(self, patience_s: float = math.inf) -> Iterator[None]:
+        """Wait for the lock, and hold it. TimeoutError when the patience is at its end."""
+        self._wait(patience_s)
+        try:
+            self._write(_line(os.getpid(), clock.now(), self._program))
+            yield
+        finally:
+            self._write(_BLANK)
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _wait(self, patience_s: float) -> None:
+        if patience_s == math.inf:
+            return fcntl.flock(self._fd, fcntl.LOCK_EX)  # queues in the kernel, which is fair
+        end = clock.now() + patience_s
+        while True:
+            try:
+                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if clock.now() >= end:
+                    raise TimeoutError(
+                        f"the lock {self.path} is held by {self.holder() or 'nobody who says so'}"
+                    ) from None
+                time.sleep(0.01)
+
+    def ring(self) -> None:
+        """Wake whoever waits for news of this database, in every process."""
+        os.utime(self._fd)
+
+    def holder(self) -> Holder | None:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            return _parsed(os.pread(self._fd, _LINE_BYTES, 0))
+        return None
+
+    def _write(self, line: bytes) -> None:
+        # One write of a fixed length: a reader sees this line or the last one, and no file size changes.
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only its name is missing
+            os.pwrite(self._fd, line, 0)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+
+def lock_path(database: Path) -> Path:
+    return database.with_name(database.name + "-lock")
+
+
+def lock_holder(database: str | os.PathLike[str]) -> Holder | None:
+    """Who writes to the database at this moment, or None. It opens the lock file only, never the database."""
+    try:
+        fd = os.open(lock_path(Path(database)), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        # A killed holder leaves its line behind, so the lock itself is asked. Shared: two askers do not meet.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _parsed(os.pread(fd, _LINE_BYTES, 0))
+    else:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _program() -> str:
+    path = Path(sys.argv[0] if sys.argv else "")
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    return name or "python"
+
+
+def _line(pid: int, since: float, program: str) -> bytes:
+    return f"{pid} {since:.6f} {program}".encode()[: _LINE_BYTES - 1].ljust(_LINE_BYTES - 1) + b"\n"
+
+
+def _parsed(line: bytes) -> Holder | None:
+    fields = line.decode("utf-8", "replace").split(maxsplit=2)
+    return Holder(int(fields[0]), float(fields[1]), fields[2].strip()) if len(fields) == 3 else None

@@ -1,0 +1,192 @@
+"""Publishing: events are packed by partition in the caller's thread and appended, many calls at once, by the writer."""
+
+import asyncio
+import itertools
+import sqlite3
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from onward.brokers.partition import key_hashes
+from onward.brokers.sqlite import log
+from onward.brokers.sqlite.backlog import Backlog
+from onward.brokers.sqlite.log import Pack, Tail
+from onward.brokers.sqlite.topics import Catalogue, Topic
+from onward.errors import Backlogged, BrokerError, OnwardError, PublishError, TooLarge, Unserialisable
+from onward.event import Event
+
+_PARCEL_EVENTS = 1_000
+_PARCEL_BYTES = 4 << 20  # a longer call is written in several transactions, so that no transaction is long
+BEHIND = "refused, because an event published before it to the same topic was refused; publish both again, in order"
+
+
+class Load(msgspec.Struct):
+    """What a parcel has for one topic, spread over as many partitions as its publisher believed in."""
+
+    partitions: int
+    packs: list[tuple[int, Pack]]  # by partition index
+    size: int
+
+
+class Parcel:
+    """A publish call, or a slice of one. It is appended whole or not at all."""
+
+    __slots__ = ("events", "future", "heard", "loop", "size", "topics")
+
+    def __init__(self, events: Sequence[Event], topics: Mapping[str, Load], loop: asyncio.AbstractEventLoop) -> None:
+        self.events = events
+        self.topics = topics
+        self.size = sum(load.size for load in topics.values())
+        self.loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+        self.heard = False  # the caller has had its answer, or does not wait for one any more
+
+
+class Packer:
+    """Turns events into record batches. It reads and checks what it wrote: what is stored can be read."""
+
+    def __init__(self, catalogue: Catalogue, max_event_bytes: int) -> None:
+        self._catalogue = catalogue
+        self._max_event_bytes = max_event_bytes
+        self._spread = itertools.count()
+
+    def parcels(self, events: Sequence[Event], loop: asyncio.AbstractEventLoop) -> list[Parcel]:
+        """PayloadError: nothing has been written."""
+        slices = [events[at : at + _PARCEL_EVENTS] for at in range(0, len(events), _PARCEL_EVENTS)]
+        return [parcel for part in slices for parcel in self._cut(part, loop)]
+
+    def _cut(self, events: Sequence[Event], loop: asyncio.AbstractEventLoop) -> list[Parcel]:
+        parcel = Parcel(events, self.pack(events), loop)
+        if parcel.size <= _PARCEL_BYTES or len(events) == 1:
+            return [parcel]
+        half = len(events) // 2
+        return self._cut(events[:half], loop) + self._cut(events[half:], loop)
+
+    def pack(self, events: Sequence[Event]) -> dict[str, Load]:
+        try:
+            return {topic: self._load(lists) for topic, lists in self._sorted(events).items()}
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise Unserialisable(
+                f"an event cannot be stored: {error}; value takes bytes, headers map str to str"
+            ) from error
+
+    def _sorted(self, events: Sequence[Event]) -> dict[str, list[list[Event]]]:
+        """The events by topic and partition. Keyless ones of a call stay together, so that batches stay large."""
+        topics: dict[str, list[list[Event]]] = {}
+        hashes = key_hashes
+        keyless = next(self._spread)
+        name, lists, partitions = "", [], 1
+        for event in events:
+            if event.topic != name:
+                name = event.topic
+                if name not in topics:
+                    topics[name] = [[] for _ in range(self._catalogue.expected(name))]
+                lists = topics[name]
+                partitions = len(lists)
+            key = event.key
+            lists[(keyless if key is None else hashes[key]) % partitions].append(event)
+        return topics
+
+    def _load(self, lists: list[list[Event]]) -> Load:
+        packs = [(index, pack) for index, events in enumerate(lists) if events for pack in self._encoded(events)]
+        return Load(len(lists), packs, sum([len(pack.data) for _, pack in packs]))
+
+    def _encoded(self, events: list[Event]) -> list[Pack]:
+        data = log.encode(events)
+        if len(data) > log.ROW_BYTES and len(events) > 1:
+            half = len(events) // 2
+            return self._encoded(events[:half]) + self._encoded(events[half:])
+        if len(data) > self._max_event_bytes:
+            self._check_sizes(events)
+        log.decode(data)
+        return [Pack(len(events), data)]
+
+    def _check_sizes(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.size > self._max_event_bytes:
+                raise TooLarge(
+                    f"event {event.id} has {event.size} bytes, max_event_bytes is {self._max_event_bytes}; "
+                    "store the value elsewhere and publish a reference, or raise the limit"
+                )
+
+
+class Courier:
+    """Appends parcels inside the writer's transaction, in the order they were entered."""
+
+    def __init__(self, catalogue: Catalogue, packer: Packer, backlog: Backlog) -> None:
+        self._catalogue = catalogue
+        self._packer = packer
+        self._backlog = backlog
+        self._tails: dict[int, tuple[int, dict[int, Tail]]] = {}  # by topic: its total, and its partitions' ends
+
+    def append(self, db: sqlite3.Connection, parcels: Sequence[Parcel], wall: float) -> dict[Parcel, OnwardError]:
+        """Answers the errors of those refused."""
+        refused: dict[Parcel, OnwardError] = {}
+        closed: set[str] = set()
+        rows: dict[Topic, dict[int, list[Pack]]] = {}
+        sizes: dict[str, int] = {}
+        for parcel in parcels:
+            try:
+                loads = self._admitted(db, parcel, closed, sizes)
+            except OnwardError as error:
+                refused[parcel] = error
+                closed.update(parcel.topics)
+                continue
+            for topic, load in loads:
+                sizes[topic.name] = sizes.get(topic.name, 0) + load.size
+                parts = rows.setdefault(topic, {})
+                for index, pack in load.packs:
+                    parts.setdefault(topic.parts[index], []).append(pack)
+        for topic, parts in rows.items():
+            self._write(db, topic, parts, wall)
+        return refused
+
+    def forget(self) -> None:
+        """A transaction was rolled back: what is remembered of it never was."""
+        self._catalogue.forget()
+        self._tails.clear()
+
+    def _write(self, db: sqlite3.Connection, topic: Topic, packs: Mapping[int, Sequence[Pack]], wall: float) -> None:
+        # Every append moves the topic's total, so an unmoved total says that the remembered tails still hold.
+        (total,) = db.execute("SELECT bytes FROM onward_topic WHERE id = ?", (topic.id,)).fetchone()
+        remembered, tails = self._tails.get(topic.id, (-1, {}))
+        if remembered != total or len(tails) != len(topic.parts):
+            tails = log.tails(db, topic.id)
+        total += log.append(db, packs, tails, wall)
+        db.execute("UPDATE onward_topic SET bytes = ? WHERE id = ?", (total, topic.id))
+        self._tails[topic.id] = (total, tails)
+
+    def _admitted(
+        self, db: sqlite3.Connection, parcel: Parcel, closed: set[str], sizes: Mapping[str, int]
+    ) -> list[tuple[Topic, Load]]:
+        if not closed.isdisjoint(parcel.topics):
+            raise PublishError(BEHIND, refused=parcel.events)
+        loads = []
+        for name, load in parcel.topics.items():
+            topic, appended = self._resolved(db, name, parcel)
+            if load.partitions != len(topic.parts):
+                load = self._packer.pack([event for event in parcel.events if event.topic == name])[name]
+            if self._backlog.is_over(db, topic, appended + sizes.get(name, 0) + load.size):
+                raise Backlogged(self._backlog.complaint(name), refused=parcel.events)
+            loads.append((topic, load))
+        return loads
+
+    def _resolved(self, db: sqlite3.Connection, name: str, parcel: Parcel) -> tuple[Topic, int]:
+        try:
+            return self._catalogue.resolve(db, name)
+        except BrokerError as error:
+            raise PublishError(str(error), refused=parcel.events) from error
+
+
+def combined(failures: Sequence[tuple[Parcel, Exception]]) -> Exception:
+    """One error for a call that was written in slices."""
+    first = failures[0][1]
+    if len(failures) == 1:
+        return first
+    refused: list[Event] = []
+    unknown: list[Event] = []
+    for parcel, error in failures:
+        refused += error.refused if isinstance(error, PublishError) else parcel.events
+        unknown += error.unknown if isinstance(error, PublishError) else ()
+    kind = Backlogged if isinstance(first, Backlogged) else PublishError
+    return kind(str(first), refused=refused, unknown=unknown)

@@ -1,0 +1,76 @@
+"""Retention: what every group has finished goes, by age or by size; what some group needs never goes."""
+
+import heapq
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from onward import clock
+from onward.brokers.sqlite import log
+from onward.brokers.sqlite.backlog import Backlog, extents
+from onward.brokers.sqlite.transaction import Transaction
+from onward.settings import Settings
+
+_INTERVAL_S = 5.0
+_PAGE_ROWS = 500  # removed per turn, so that nobody waits long for the lock
+_NEXT_PAGE_S = 0.02
+
+_ROWS = "SELECT at, count, time, length(data) FROM onward_log WHERE at >= ? AND at < ? ORDER BY at LIMIT ?"
+
+
+class Finished(NamedTuple):
+    """A record batch that every group has finished."""
+
+    time: float
+    at: int
+    size: int
+
+
+class Retention:
+    """The chore of a broker. Several processes may do it: whoever comes second finds nothing to do."""
+
+    def __init__(self, settings: Settings, backlog: Backlog, kick: Callable[["Retention", float], None]) -> None:
+        self.due = clock.now() + _INTERVAL_S
+        self._retention_s = settings.retention_s
+        self._retention_bytes = settings.retention_bytes
+        self._backlog = backlog
+        self._kick = kick
+
+    def work(self, tx: Transaction) -> Callable[[], None]:
+        self._backlog.forget()
+        left = _PAGE_ROWS
+        for (topic,) in tx.db.execute("SELECT id FROM onward_topic ORDER BY id").fetchall():
+            left -= self._trim(tx.db, topic, tx.wall - self._retention_s, left)
+            if left <= 0:
+                break
+        pause = _NEXT_PAGE_S if left <= 0 else _INTERVAL_S
+        return lambda: self._kick(self, clock.now() + pause)
+
+    def failed(self, error: Exception) -> None:
+        """Nothing was removed; the writer calls again."""
+
+    def _trim(self, db: sqlite3.Connection, topic: int, cutoff: float, limit: int) -> int:
+        """Remove at most `limit` record batches of a topic, the oldest first; answers how many."""
+        found = extents(db, topic)
+        # Without a group nothing is finished: then age alone counts, and a full backlog is the publisher's error.
+        watched = any(extent.floor is not None for extent in found)
+        floors = {extent: extent.floor or 0 if watched else extent.next for extent in found}
+        excess = -self._retention_bytes
+        if watched:
+            excess += sum(e.bytes_before(db, floor) - e.bytes_before(db, 0) for e, floor in floors.items())
+        gone: list[tuple[int]] = []
+        for batch in heapq.merge(*[_finished(db, extent.part, floor, limit) for extent, floor in floors.items()]):
+            if len(gone) == limit or (batch.time >= cutoff and excess <= 0):
+                break
+            gone.append((batch.at,))
+            excess -= batch.size
+        db.executemany("DELETE FROM onward_log WHERE at = ?", gone)
+        return len(gone)
+
+
+def _finished(db: sqlite3.Connection, part: int, floor: int, limit: int) -> Iterator[Finished]:
+    rows = db.execute(_ROWS, (log.address(part), log.address(part, floor), limit))
+    for at, count, time, size in rows.fetchall():
+        if log.position_of(at) + count > floor:
+            return
+        yield Finished(time, at, size)

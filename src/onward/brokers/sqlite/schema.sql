@@ -1,0 +1,85 @@
+-- Everything of Onward stands beside the user's own tables and is named onward_*.
+
+CREATE TABLE onward_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE onward_topic (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    partitions INTEGER NOT NULL,
+    log_id TEXT NOT NULL,               -- the incarnation of the log
+    bytes INTEGER NOT NULL DEFAULT 0    -- ever appended, over all partitions
+);
+
+CREATE TABLE onward_partition (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    topic INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    next INTEGER NOT NULL DEFAULT 0,    -- the next position: never reused, though the log be emptied
+    bytes INTEGER NOT NULL DEFAULT 0,   -- ever appended
+    UNIQUE (topic, idx)
+);
+
+-- One row per record batch. Sizes are differences of running totals, never sums over rows.
+CREATE TABLE onward_log (
+    at INTEGER PRIMARY KEY,             -- partition id << 40 | first position
+    count INTEGER NOT NULL,
+    time REAL NOT NULL,                 -- Unix time of acceptance
+    before INTEGER NOT NULL,            -- bytes appended to the partition before this batch
+    data BLOB NOT NULL                  -- msgpack array of events
+);
+
+-- A group's progress in a partition, and the lease of the member that owns it.
+CREATE TABLE onward_group (
+    part INTEGER NOT NULL,
+    grp TEXT NOT NULL,
+    watermark INTEGER NOT NULL,
+    done_above BLOB,
+    tries BLOB,
+    owner TEXT,
+    fence INTEGER NOT NULL DEFAULT 0,   -- grows with every ownership
+    until REAL NOT NULL DEFAULT 0,      -- time since boot
+    ttl REAL NOT NULL DEFAULT 0,
+    boot TEXT NOT NULL DEFAULT '',
+    clean INTEGER NOT NULL DEFAULT 1,   -- 0 from the claim to a drained release
+    PRIMARY KEY (part, grp)
+) WITHOUT ROWID;
+
+CREATE TABLE onward_member (
+    grp TEXT NOT NULL,
+    topic INTEGER NOT NULL,
+    member TEXT NOT NULL,
+    until REAL NOT NULL,
+    ttl REAL NOT NULL,
+    boot TEXT NOT NULL,
+    PRIMARY KEY (grp, topic, member)
+) WITHOUT ROWID;
+
+-- Grows when the members of a group have something to look at: a join, a leave, a release, moved records.
+CREATE TABLE onward_roster (grp TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE onward_aside (
+    id TEXT PRIMARY KEY,
+    grp TEXT NOT NULL,
+    part INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    due REAL,
+    key TEXT,
+    error TEXT,
+    last REAL,                          -- Unix time of the last failure
+    data BLOB NOT NULL                  -- msgpack of the record; state and due stand in the columns
+);
+
+CREATE INDEX onward_aside_place ON onward_aside (grp, part, position, id);
+
+-- Records that somebody moved and whose owner has not heard of it yet.
+CREATE TABLE onward_moved (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    grp TEXT NOT NULL,
+    part INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    state TEXT,
+    due REAL
+);
+
+CREATE INDEX onward_moved_place ON onward_moved (grp, part);

@@ -1,0 +1,174 @@
+"""The database file: where it may lie, what it must hold, how it is opened, and what its errors mean."""
+
+import os
+import sqlite3
+import time
+from importlib import resources
+from pathlib import Path
+from urllib.parse import unquote
+
+from onward.brokers.sqlite import mounts
+from onward.brokers.sqlite.gate import Gate
+from onward.errors import BadSetting, BadStore, BrokerError
+from onward.settings import Settings
+
+SCHEMA_VERSION = 1
+_SQLITE_NEEDED = (3, 35, 0)  # RETURNING
+_BUSY_MS = 1_000
+_SMALL_TABLES = ("onward_meta", "onward_topic", "onward_partition", "onward_group")
+_LOOKS = 3  # a file that another process is just creating may look damaged for a moment
+
+
+def locate(url: str) -> Path:
+    """The file that a URL names: sqlite:///relative.db or sqlite:////absolute.db."""
+    scheme, _, rest = url.partition("://")
+    if scheme != "sqlite" or not rest.startswith("/") or rest == "/":
+        raise BadSetting(f"url={url!r} names no file; use sqlite:///relative.db or sqlite:////absolute.db")
+    name = unquote(rest[1:])
+    if name.startswith(":memory:"):
+        raise BadSetting(f"url={url!r}: memory is lost with the process; name a file, for a test a temporary one")
+    return Path(name)
+
+
+class Store:
+    """A database that was checked and holds our tables. Only sqlite3 ever opens the file itself: closing any
+    other descriptor of it would drop the locks of the whole process."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.path = path.absolute()
+        self._patience_s = settings.publish_timeout_s
+        self._synchronous = "FULL" if settings.durability == "fsync" else "NORMAL"
+
+    def prepare(self, gate: Gate) -> None:
+        """Make the tables where they are missing."""
+        try:
+            db = self.connect()
+            try:
+                if _version(db, self.path) is None:
+                    with gate.held(self._patience_s):  # two processes that start together create them once
+                        _create(db, self.path)
+                db.execute("PRAGMA journal_mode=WAL")
+            finally:
+                db.close()
+        except sqlite3.Error as error:
+            raise explained(error, self.path) from error
+        except TimeoutError as error:
+            raise BrokerError(f"{self.path} cannot be set up: {error}; continue or end that process") from error
+
+    def connect(self) -> sqlite3.Connection:
+        """A connection for one thread at a time; transactions are ours to begin and end."""
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
+        try:
+            db.execute(f"PRAGMA synchronous={self._synchronous}")
+            db.execute("PRAGMA wal_autocheckpoint=4000")
+            db.execute(f"PRAGMA journal_size_limit={64 << 20}")
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
+
+
+def check(path: Path) -> None:
+    """Refuse, before anything is opened for writing, what cannot be a store of ours; the file stays untouched."""
+    if sqlite3.sqlite_version_info < _SQLITE_NEEDED:
+        raise BadStore(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 or newer is needed; use a newer Python build")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise BadStore(f"{path}: the folder {folder} does not exist; create it, or correct the URL")
+    if path.is_dir():
+        raise BadStore(f"{path} is a folder; name a file in it, such as {path / 'onward.db'}")
+    kind = mounts.mounted(path.absolute())
+    if kind is not None:
+        raise BadStore(
+            f"{path} is on a network file system ({kind}), where SQLite's locks and shared memory cannot be trusted; "
+            "put it on a local disk, or use a broker that is made for several machines"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BadStore(f"{path}: no permission to write to the folder {folder}; SQLite keeps its log and locks there")
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        raise BadStore(f"{path}: no permission to read and write it; change its owner or mode")
+    _check_content(path)
+
+
+def _check_content(path: Path) -> None:
+    for look in range(_LOOKS):
+        # Beside a hot journal a read-only look would be refused; the real opening rolls it back and looks again.
+        if not path.exists() or path.stat().st_size == 0 or Path(f"{path}-journal").exists():
+            return
+        try:
+            return _look(path)
+        except sqlite3.Error as error:
+            if look == _LOOKS - 1:
+                raise explained(error, path) from error
+            time.sleep(0.05)
+
+
+def _look(path: Path) -> None:
+    # Immutable leaves no -wal and -shm behind; where a -wal stands its content counts.
+    how = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
+    try:
+        if _version(db, path) is None:
+            return
+        for table in _SMALL_TABLES:
+            for (found,) in db.execute(f"PRAGMA quick_check('{table}')"):
+                if found != "ok":
+                    raise sqlite3.DatabaseError(f"{table}: {found}")
+    finally:
+        db.close()
+
+
+def _version(db: sqlite3.Connection, path: Path) -> int | None:
+    """The version of our tables, None where there are none."""
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name LIKE 'onward\\_%' ESCAPE '\\'")}
+    if not tables:
+        return None
+    row = None
+    if "onward_meta" in tables:
+        row = db.execute("SELECT value FROM onward_meta WHERE name = 'schema'").fetchone()
+    if row is None or not str(row[0]).isdigit():
+        raise BadStore(
+            f"{path} has tables named onward_* that are not Onward's: {', '.join(sorted(tables)[:3])}; rename them"
+        )
+    if int(row[0]) > SCHEMA_VERSION:
+        raise BadStore(
+            f"{path} was written by a newer Onward (schema {row[0]}, this one knows {SCHEMA_VERSION}); upgrade this one"
+        )
+    return int(row[0])
+
+
+def _create(db: sqlite3.Connection, path: Path) -> None:
+    (mode,) = db.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        raise BadStore(f"{path} cannot be switched to a write-ahead log (it stays in mode {mode}); use another folder")
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        if _version(db, path) is None:
+            for statement in (resources.files(__package__) / "schema.sql").read_text(encoding="utf-8").split(";\n"):
+                db.execute(statement)
+            db.execute("INSERT INTO onward_meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+
+
+def error_code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code, 0 where the error is not SQLite's own."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def explained(error: sqlite3.Error, path: Path) -> BrokerError:
+    """SQLite's error in words: the file, the cause and the cure."""
+    code = error_code(error)
+    if code == sqlite3.SQLITE_FULL:
+        return BrokerError(f"{path}: the disk is full ({error}); free some space, then try again")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return BrokerError(f"{path}: another program holds a transaction on it ({error}); end that, then try again")
+    if code == sqlite3.SQLITE_NOTADB:
+        return BadStore(f"{path} is not a SQLite database; it was left untouched; name another file")
+    if code == sqlite3.SQLITE_CORRUPT or (code == 0 and type(error) is sqlite3.DatabaseError):
+        return BadStore(f"{path} is damaged ({error}); restore it from a backup, or salvage it with sqlite3's .recover")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return BadStore(f"{path} cannot be opened for writing ({error}); check its folder and permissions")
+    return BrokerError(f"{path}: SQLite failed ({error}); check the disk, then try again")

@@ -1,0 +1,190 @@
+"""The writer: one thread per broker object through which everything is written, in short group commits.
+
+It takes the lock file, begins a transaction, and only then takes what has queued up: all who waited share one commit,
+and whoever waited too long could still be withdrawn. Parcels (publishes) are appended together; every other job has a
+savepoint of its own and fails alone.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from onward import clock
+from onward.brokers.sqlite.gate import Gate
+from onward.brokers.sqlite.outgoing import BEHIND, Courier, Parcel
+from onward.brokers.sqlite.queue import Batch, Job, Queue, answer, outcomes, refused
+from onward.brokers.sqlite.store import Store, error_code, explained
+from onward.brokers.sqlite.transaction import Transaction, guarded
+from onward.errors import BrokerError, Closed, OnwardError, PublishError
+
+_RETRY_S = 0.5  # a chore that failed
+
+T = TypeVar("T")
+
+
+class Writer:
+    def __init__(self, store: Store, gate: Gate, courier: Courier, timeout_s: float) -> None:
+        self.queue = Queue(str(store.path))
+        self._store = store
+        self._gate = gate
+        self._courier = courier
+        self._timeout_s = timeout_s
+        self._obstacle = ""  # why no transaction could begin, when it is not the lock file
+        self._db = store.connect()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"onward-writer-{store.path.name}", daemon=True)
+        self._thread.start()
+
+    async def call(self, work: Callable[[Transaction], T]) -> T:
+        """Run the work inside a transaction and answer when that is committed."""
+        loop = asyncio.get_running_loop()
+        job = Job(work, loop)
+        self.queue.enter_job(job)
+        timer = loop.call_later(self._timeout_s, lambda: self.queue.withdraw_job(job, self.too_late()))
+        try:
+            return await job.future  # type: ignore[no-any-return]
+        finally:
+            timer.cancel()
+
+    async def publish(self, parcels: Sequence[Parcel]) -> list[tuple[Parcel, Exception]]:
+        """Append them, in this order and after all that were entered before; answers those that failed.
+
+        When the caller is cancelled the parcels go their way all the same, for others may stand behind them.
+        """
+        loop = asyncio.get_running_loop()
+        self.queue.enter(parcels)
+        timer = loop.call_later(self._timeout_s, lambda: self.queue.withdraw(parcels, self.too_late()))
+        try:
+            return await outcomes(parcels)
+        finally:
+            timer.cancel()
+            self.queue.heard(parcels)
+
+    def too_late(self) -> str:
+        """What stands in the way of writing."""
+        holder = self._gate.holder()
+        if self._obstacle:
+            why = self._obstacle
+        elif holder is None:
+            why = f"{self._store.path} is written too slowly; the disk or the machine is overloaded"
+        else:
+            why = f"the lock {self._gate.path} is held by {holder}; continue or end that process"
+        return f"not done within {self._timeout_s:g} s: {why}"
+
+    async def stop(self) -> None:
+        """Finish what was entered, then end the thread. What cannot be written in time is refused."""
+        self.queue.close()
+        # A little longer than any caller waits.
+        await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=self._timeout_s + 1.0)
+        # A thread that still hangs in the kernel is a daemon, and finds nothing to do when it comes back.
+        self.queue.fail_all(Closed(f"the broker on {self._store.path} was closed before this could be written"))
+
+    # In the writer's thread
+
+    def _run(self) -> None:
+        try:
+            while self.queue.wait():
+                self._flush()
+        finally:
+            self._db.close()
+            self._gate.close()
+            self.queue.close()
+            self._ended.set_result(None)
+
+    def _flush(self) -> None:
+        try:
+            with self._gate.held():
+                batch, rings = self._transaction()
+        except (OSError, sqlite3.Error) as error:
+            why = explained(error, self._store.path) if isinstance(error, sqlite3.Error) else BrokerError(str(error))
+            return self.queue.fail_all(why, chores_at=clock.now() + _RETRY_S)
+        if rings:
+            self._gate.ring()
+        for after in batch.after:
+            after()
+        for chore, failure in batch.failed:
+            chore.failed(failure)
+            self.queue.kick(chore, clock.now() + _RETRY_S)
+        answer(batch.answers)
+
+    def _transaction(self) -> tuple[Batch, bool]:
+        """One transaction; answers what was in it, and whether readers must hear of it."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error_code(error) != sqlite3.SQLITE_BUSY:
+                raise
+            # Some program beside us writes; callers wait until their own time is over.
+            self._obstacle = str(explained(error, self._store.path))
+            return Batch((), (), ()), False
+        self._obstacle = ""
+        batch = self.queue.take()
+        tx = Transaction(self._db)
+        committing = False
+        try:
+            self._do_chores(tx, batch)
+            self._do_jobs(tx, batch)
+            self._append(tx, batch)
+            committing = True
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            certain = not committing or error_code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+            self._roll_back(batch, explained(error, self._store.path), certain=certain)
+            return batch, False
+        return batch, tx.rings
+
+    def _do_chores(self, tx: Transaction, batch: Batch) -> None:
+        for chore in batch.chores:
+            outcome = guarded(tx, chore.work)
+            if outcome.result is not None:
+                batch.after.append(outcome.result)
+            elif outcome.error is not None:
+                batch.failed.append((chore, outcome.error))
+
+    def _do_jobs(self, tx: Transaction, batch: Batch) -> None:
+        for job in batch.jobs:
+            outcome = guarded(tx, job.work)
+            error = outcome.error
+            if isinstance(error, sqlite3.Error):
+                error = explained(error, self._store.path)
+            if error is not None:
+                self._courier.forget()  # it may have declared a topic
+            batch.answers.append((job, outcome.result, error))
+
+    def _append(self, tx: Transaction, batch: Batch) -> None:
+        if not batch.parcels:
+            return
+        outcome = guarded(tx, lambda tx: self._courier.append(tx.db, batch.parcels, tx.wall))
+        errors: dict[Parcel, OnwardError] = outcome.result or {}
+        if outcome.error is not None:
+            self._courier.forget()
+            error = outcome.error
+            why = str(explained(error, self._store.path)) if isinstance(error, sqlite3.Error) else repr(error)
+            errors = {parcel: PublishError(why, refused=parcel.events) for parcel in batch.parcels}
+        if len(errors) < len(batch.parcels):
+            tx.ring()
+        batch.answers.extend((parcel, None, errors.get(parcel)) for parcel in batch.parcels)
+        if errors:
+            batch.answers.extend(refused(self.queue.bring_down(list(errors)), BEHIND))
+
+    def _roll_back(self, batch: Batch, why: BrokerError, *, certain: bool) -> None:
+        """The whole transaction fails; where that is not certain, the fate of its parcels is unknown."""
+        if self._db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+        self._courier.forget()
+        batch.after.clear()
+        batch.failed[:] = [(chore, why) for chore in batch.chores]
+        # Keep the answers to those that were taken down behind a refused one.
+        batch.answers[:] = [entry for entry in batch.answers if isinstance(entry[0], Parcel) and entry[2] is not None]
+        answered = {entry[0] for entry in batch.answers}
+        batch.answers.extend((job, None, why) for job in batch.jobs)
+        failed = [parcel for parcel in batch.parcels if parcel not in answered]
+        for parcel in failed:
+            named = {"refused": parcel.events} if certain else {"unknown": parcel.events}
+            batch.answers.append((parcel, None, PublishError(str(why), **named)))
+        batch.answers.extend(refused(self.queue.bring_down(failed), str(why)))

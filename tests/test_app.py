@@ -1,0 +1,397 @@
+"""The application through its public door, on SQLite."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from onward import Event, Onward, Retry
+from onward.brokers import Scheme, open_broker
+from onward.brokers.base import AsideRecord, Filter
+from onward.errors import (
+    BadHandler,
+    BadName,
+    BadSetting,
+    Closed,
+    ConfigError,
+    MissingExtra,
+    TooLarge,
+    UnknownScheme,
+    Unserialisable,
+)
+
+
+class Order(msgspec.Struct):
+    n: int
+    bad: bool = False
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Onward:
+    return Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=1.0, takeover_grace_s=0.1, drain_timeout_s=2.0)
+
+
+async def until(condition: Callable[[], bool], within_s: float = 15.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        await asyncio.sleep(0.01)
+
+
+async def run_until(app: Onward, condition: Callable[[], bool]) -> None:
+    running = asyncio.create_task(app.run())
+    try:
+        while not condition():
+            done, _ = await asyncio.wait([running], timeout=0.01)
+            assert not done, running.exception()
+    finally:
+        app.stop()
+        await running
+
+
+async def dead_letters(app: Onward, group: str) -> list[AsideRecord]:
+    async with app:
+        return list((await app.broker.aside(group).scan(Filter(), None, 100)).records)
+
+
+def test_events_are_handled_once_each_in_key_order(app: Onward) -> None:
+    seen: dict[str | None, list[int]] = defaultdict(list)
+
+    @app.handler("orders", group="billing")
+    async def bill(order: Order, event: Event) -> None:
+        await asyncio.sleep(0.001 * (order.n % 3))
+        seen[event.key].append(order.n)
+
+    async def main() -> None:
+        async with app:
+            for n in range(0, 50, 10):
+                await app.publish_many("orders", [(f"c-{k}", Order(m)) for m in range(n, n + 10) for k in range(20)])
+        await run_until(app, lambda: sum(map(len, seen.values())) >= 1000)
+
+    asyncio.run(main())
+    assert dict(seen) == {f"c-{k}": list(range(50)) for k in range(20)}
+
+
+def test_what_was_handled_is_not_handled_again_after_a_restart(app: Onward) -> None:
+    seen: list[int] = []
+
+    @app.handler("orders", group="billing")
+    async def bill(order: Order) -> None:
+        seen.append(order.n)
+
+    async def main() -> None:
+        async with app:
+            await app.publish_many("orders", [("k", Order(n)) for n in range(10)])
+        await run_until(app, lambda: len(seen) == 10)
+        async with app:
+            await app.publish("orders", Order(10), key="k")
+        await run_until(app, lambda: len(seen) == 11)
+
+    asyncio.run(main())
+    assert seen == list(range(11))
+
+
+def test_a_failing_event_is_retried_in_place_then_buried_and_its_key_goes_on(app: Onward) -> None:
+    tries: list[tuple[str | None, int]] = []
+
+    @app.handler("orders", group="billing", retry=Retry(attempts=3, first_delay_s=0.05, jitter=0))
+    async def bill(order: Order, event: Event) -> None:
+        tries.append((event.key, order.n))
+        if order.bad:
+            raise ValueError("no such customer")
+
+    async def main() -> list[AsideRecord]:
+        async with app:
+            await app.publish_many(
+                "orders",
+                [("a", Order(1)), ("a", Order(2, bad=True)), ("a", Order(3)), ("b", Order(1)), ("b", Order(2))],
+            )
+        await run_until(app, lambda: ("a", 3) in tries and ("b", 2) in tries)
+        return await dead_letters(app, "billing")
+
+    (letter,) = asyncio.run(main())
+    assert [n for key, n in tries if key == "a"] == [1, 2, 2, 2, 3]
+    assert tries.index(("b", 2)) < tries.index(("a", 3)), "another key waited for the failing one"
+    assert letter.failure is not None
+    assert (letter.failure.error, letter.failure.message) == ("ValueError", "no such customer")
+    assert letter.failure.attempts == 3
+    assert letter.failure.first < letter.failure.last
+    assert "raise ValueError" in letter.failure.traceback
+    assert letter.failure.handler.endswith("bill")
+    assert (letter.event.key, letter.event.value) == ("a", b'{"n":2,"bad":true}')
+
+
+def test_an_undecodable_event_is_buried_at_once_and_raw(app: Onward) -> None:
+    seen: list[int] = []
+
+    @app.handler("orders", group="billing", retry=Retry(attempts=5, first_delay_s=60))
+    async def bill(order: Order) -> None:
+        seen.append(order.n)
+
+    async def main() -> list[AsideRecord]:
+        async with app:
+            await app.publish("orders", b"\xff not json", key="a", headers={"from": "legacy"})
+            await app.publish("orders", Order(2), key="a")
+        await run_until(app, lambda: seen == [2])
+        return await dead_letters(app, "billing")
+
+    (letter,) = asyncio.run(main())
+    assert letter.event.value == b"\xff not json"
+    assert dict(letter.event.headers) == {"from": "legacy"}
+    assert letter.failure is not None
+    assert letter.failure.reason == "undecodable"
+
+
+def test_attempts_survive_a_restart(app: Onward) -> None:
+    attempts: list[int] = []
+
+    @app.handler("orders", group="billing", retry=Retry(attempts=4, first_delay_s=0.3, factor=1, jitter=0))
+    async def bill(order: Order) -> None:
+        attempts.append(order.n)
+        raise ValueError("always")
+
+    async def main() -> list[AsideRecord]:
+        async with app:
+            await app.publish("orders", Order(1), key="a")
+        await run_until(app, lambda: len(attempts) >= 2)
+        await run_until(app, lambda: len(attempts) >= 4)
+        return await dead_letters(app, "billing")
+
+    (letter,) = asyncio.run(main())
+    assert letter.failure is not None
+    assert letter.failure.attempts == 4
+    assert len(attempts) == 4
+
+
+def test_a_handler_over_its_time_is_a_failure(app: Onward) -> None:
+    calls: list[int] = []
+
+    @app.handler("orders", group="billing", timeout_s=0.1, retry=Retry(attempts=2, first_delay_s=0.01))
+    async def bill(order: Order) -> None:
+        calls.append(order.n)
+        if order.n == 1:
+            await asyncio.sleep(30)
+
+    async def main() -> list[AsideRecord]:
+        async with app:
+            await app.publish_many("orders", [("a", Order(1)), ("a", Order(2))])
+        await run_until(app, lambda: 2 in calls)
+        return await dead_letters(app, "billing")
+
+    (letter,) = asyncio.run(main())
+    assert calls == [1, 1, 2]
+    assert letter.failure is not None
+    assert letter.failure.error == "HandlerTimeout"
+
+
+def test_a_stop_lets_what_runs_end_and_releases_the_rest_uncharged(app: Onward) -> None:
+    started: list[int] = []
+    ended: list[int] = []
+
+    @app.handler("orders", group="billing", concurrency=3)
+    async def bill(order: Order) -> None:
+        started.append(order.n)
+        await asyncio.sleep(0.2 if order.n < 100 else 30)
+        ended.append(order.n)
+
+    async def main() -> None:
+        async with app:
+            await app.publish_many("orders", [(None, Order(n)) for n in range(9)])
+        running = asyncio.create_task(app.run())
+        await until(lambda: len(started) >= 3)
+        app.stop()
+        await running
+        assert sorted(started) == sorted(ended)
+        assert len(ended) < 9
+        await run_until(app, lambda: len(set(ended)) == 9)
+        assert len(ended) == 9, "a clean stop repeats nothing"
+
+    asyncio.run(main())
+
+
+def test_two_groups_each_handle_everything(app: Onward) -> None:
+    billed: list[int] = []
+    shipped: list[int] = []
+
+    @app.handler("orders", group="billing")
+    async def bill(order: Order) -> None:
+        billed.append(order.n)
+
+    @app.handler("orders", group="shipping")
+    async def ship(order: Order) -> None:
+        shipped.append(order.n)
+
+    async def main() -> None:
+        async with app:
+            await app.publish_many("orders", [("k", Order(n)) for n in range(20)])
+        await run_until(app, lambda: len(billed) == len(shipped) == 20)
+
+    asyncio.run(main())
+    assert billed == shipped == list(range(20))
+
+
+def test_publish_sync_works_from_a_plain_script_and_from_a_thread(app: Onward, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    @app.handler("orders", group="billing")
+    async def bill(order: Order) -> None:
+        seen.append(order.n)
+        if order.n == 1:
+            await asyncio.to_thread(app.publish_sync, "orders", Order(2), key="k")
+            with pytest.raises(ConfigError, match="await"):
+                app.publish_sync("orders", Order(3))
+
+    script = f"""
+        from onward import Onward
+        app = Onward("sqlite:///{tmp_path}/shop.db")
+        app.publish_sync("orders", {{"n": 0}}, key="k")
+        app.publish_sync("orders", {{"n": 1}}, key="k")
+    """
+    subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(script)], check=True, timeout=30)
+    asyncio.run(run_until(app, lambda: len(seen) == 3))
+    assert seen == [0, 1, 2]
+
+
+_PROGRAM = """
+import asyncio, sys
+from onward import Onward
+app = Onward("sqlite:///shop.db", lease_s=1, drain_timeout_s={drain})
+@app.handler("orders", group="g")
+async def handle(order: dict) -> None:
+    print("start", order["n"], flush=True)
+    await asyncio.sleep(order["sleep"])
+    print("end", order["n"], flush=True)
+asyncio.run(app.run())
+"""
+
+
+def _program(folder: Path, drain_s: float, sleep_s: float) -> subprocess.Popen[str]:
+    publisher = Onward(f"sqlite:///{folder}/shop.db")
+
+    async def publish() -> None:
+        async with publisher:
+            await publisher.publish("orders", {"n": 1, "sleep": sleep_s}, key="k")
+
+    asyncio.run(publish())
+    program = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM.format(drain=drain_s)], cwd=folder, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "start 1\n"
+    return program
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_ends_well(tmp_path: Path, number: signal.Signals) -> None:
+    with _program(tmp_path, drain_s=10, sleep_s=0.5) as program:
+        os.kill(program.pid, number)
+        out, _ = program.communicate(timeout=15)
+    assert program.returncode == 0
+    assert out == "end 1\n"
+
+
+def test_a_drain_ends_at_its_deadline(tmp_path: Path) -> None:
+    with _program(tmp_path, drain_s=0.3, sleep_s=60) as program:
+        started = time.monotonic()
+        program.terminate()
+        program.communicate(timeout=15)
+    assert program.returncode == 0
+    assert time.monotonic() - started < 5
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    with _program(tmp_path, drain_s=60, sleep_s=60) as program:
+        program.terminate()
+        time.sleep(0.5)
+        assert program.poll() is None
+        program.terminate()
+        program.communicate(timeout=3)
+    assert program.returncode == -signal.SIGTERM
+
+
+# -- bad input: an error of our own before anything is written -----------------------------------------------------
+
+
+def test_publishing_what_cannot_be_published(app: Onward) -> None:
+    async def main() -> None:
+        async with app:
+            with pytest.raises(Unserialisable):
+                await app.publish("orders", object())
+            with pytest.raises(TooLarge, match="max_event_bytes"):
+                await app.publish("orders", b"x" * 2_000_000)
+            with pytest.raises(BadName, match="topic ''"):
+                await app.publish("", {})
+            with pytest.raises(BadName):
+                await app.publish("or ders", {})
+            with pytest.raises(BadSetting, match="key 7"):
+                await app.publish("orders", {}, key=7)  # type: ignore[arg-type]
+            with pytest.raises(BadSetting, match="header"):
+                await app.publish("orders", {}, headers={"n": 1})  # type: ignore[dict-item]
+            with pytest.raises(Unserialisable):
+                await app.publish_many("orders", [("a", {"n": 1}), ("a", object())])
+            assert not list(await app.broker.groups("orders"))
+            member = await app.broker.subscribe(["orders"], group="g", member="m", ordering="key", start="earliest")
+            received = [*await member.receive(10, 1 << 20, 0.3), *await member.receive(10, 1 << 20, 0.3)]
+            assert not [message for message in received if hasattr(message, "event")]
+            await member.close()
+
+    asyncio.run(main())
+
+
+def test_publishing_outside_of_the_application(app: Onward) -> None:
+    with pytest.raises(Closed, match="async with app"):
+        asyncio.run(app.publish("orders", {}))
+
+
+def test_declaring_what_cannot_be_run(app: Onward) -> None:
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None: ...
+
+    with pytest.raises(BadHandler, match=r"bill.*again|again.*bill"):
+
+        @app.handler("orders", group="billing")
+        async def again(order: dict[str, int]) -> None: ...
+
+    for wrong in ("a b", ""):
+        with pytest.raises(BadName):
+            app.handler("orders", group=wrong)(bill)
+    choices: list[dict[str, Any]] = [
+        {"ordering": "sometimes"},
+        {"concurrency": 0},
+        {"timeout_s": 0},
+        {"engine": "gpu"},
+        {"start": "now"},
+    ]
+    for choice in choices:
+        with pytest.raises(BadHandler, match=next(iter(choice))):
+            app.handler("orders", group="other", **choice)(bill)
+    assert len(app.handlers) == 1
+
+
+def test_running_without_handlers(app: Onward) -> None:
+    with pytest.raises(ConfigError, match="no handler"):
+        asyncio.run(app.run())
+
+
+def test_a_scheme_that_no_broker_speaks() -> None:
+    with pytest.raises(UnknownScheme, match="sqlite://"):
+        asyncio.run(Onward("mongodb://user:secret@host/db").__aenter__())
+    with pytest.raises(UnknownScheme) as raised:
+        asyncio.run(Onward("mongodb://user:secret@host/db").__aenter__())
+    assert "secret" not in str(raised.value)
+
+
+def test_a_missing_extra_names_its_cure(app: Onward) -> None:
+    schemes = {"sqlite": Scheme("onward.brokers.sqlite", needs="no_such_client", extra="kafka")}
+    with pytest.raises(MissingExtra, match=r"pip install 'onward\[kafka\]'"):
+        asyncio.run(open_broker(app.settings, schemes))

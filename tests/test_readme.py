@@ -1,0 +1,41 @@
+"""The README's words are tested: its example runs, and it is the one in examples/."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_readmes_example_is_the_one_in_examples() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert block == (ROOT / "examples/first.py").read_text(encoding="utf-8")
+
+
+def test_the_readmes_example_runs(tmp_path: Path) -> None:
+    log = tmp_path / "out"
+    with log.open("wb") as out:
+        program = subprocess.Popen([sys.executable, "-u", str(ROOT / "examples/first.py")], cwd=tmp_path, stdout=out)
+    try:
+        deadline = time.monotonic() + 20
+        while log.read_text().count("\n") < 6 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(program.pid, signal.SIGINT)
+        assert program.wait(15) == 0
+    finally:
+        program.kill()
+        program.wait()
+    lines = log.read_text().splitlines()
+    for customer in ("customer-0", "customer-1"):
+        orders = [int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(customer)]
+        assert orders == ([0, 2, 4] if customer == "customer-0" else [1, 3, 5])
+
+
+def test_every_command_of_the_readme_is_a_target() -> None:
+    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert set(named) <= set(targets)

@@ -1,0 +1,97 @@
+"""Who may import whom, and what a clean install must be able to do."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src/onward"
+FREE = {"onward.event", "onward.errors", "onward.settings", "onward.clock"}
+CONTRACTS = {"onward.brokers.base", "onward.engines.base", "onward.failure.retry"}
+HOMES = {  # third-party clients and where they may be imported
+    "confluent_kafka": "brokers/kafka",
+    "redis": "brokers/redis",
+    "aio_pika": "brokers/rabbitmq",
+    "pika": "brokers/rabbitmq",
+    "sqlalchemy": "outbox",
+    "starlette": "live",
+    "uvicorn": "cli",
+    "jwt": "live",
+    "opentelemetry": "observe",
+    "prometheus_client": "observe",
+    "typer": "cli",
+    "rich": "cli",
+    "pytest": "testing",
+}
+PURE = ["entry", "holding", "hot", "lanes", "limits", "parking", "plane", "progress", "tracker"]
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules(folder: str = ".") -> list[Path]:
+    return sorted((SRC / folder).rglob("*.py"))
+
+
+def ours(path: Path) -> set[str]:
+    return {name for name in imports(path) if name.startswith("onward.")}
+
+
+def belongs(name: str, allowed: set[str]) -> bool:
+    return any(name == each or name.startswith(each + ".") for each in allowed)
+
+
+@pytest.mark.parametrize("name", ["event", "errors", "settings", "clock"])
+def test_the_ground_floor_imports_nothing_above_it(name: str) -> None:
+    assert all(belongs(each, FREE) for each in ours(SRC / f"{name}.py"))
+
+
+@pytest.mark.parametrize("path", [SRC / "brokers/base.py", SRC / "engines/base.py", SRC / "failure/retry.py"])
+def test_a_contract_imports_only_the_ground_floor(path: Path) -> None:
+    assert all(belongs(each, FREE) for each in ours(path))
+
+
+@pytest.mark.parametrize("stage", ["brokers", "flow", "engines", "failure"])
+def test_a_stage_imports_contracts_never_a_neighbour(stage: str) -> None:
+    allowed = FREE | CONTRACTS | {f"onward.{stage}"}
+    allowed |= {"onward.flow.progress"} if stage == "brokers" else set()
+    allowed |= {"onward.handler"} if stage == "flow" else set()
+    for path in modules(stage):
+        assert all(belongs(each, allowed) for each in ours(path)), path
+
+
+def test_nobody_imports_the_command_line_the_console_or_the_test_kit() -> None:
+    for path in modules():
+        room = path.relative_to(SRC).parts[0]
+        if room not in ("cli", "testing", "console", "demo", "__main__.py"):
+            assert not [e for e in ours(path) if belongs(e, {"onward.cli", "onward.testing", "onward.console"})], path
+
+
+def test_a_third_party_client_has_one_home() -> None:
+    for path in modules():
+        where = path.relative_to(SRC).as_posix()
+        for name in imports(path):
+            home = HOMES.get(name.split(".")[0])
+            assert home is None or where.startswith((home, "demo")), f"{where} imports {name}"
+
+
+@pytest.mark.parametrize("name", [name for name in PURE if (SRC / f"flow/{name}.py").exists()])
+def test_the_plane_is_pure(name: str) -> None:
+    impure = {"asyncio", "time", "random", "logging", "os", "threading", "onward.clock"}
+    assert not impure.intersection(imports(SRC / f"flow/{name}.py"))
+
+
+def test_import_onward_brings_no_extra_and_no_command_line() -> None:
+    banned = sorted(set(HOMES) | {"pydantic"})
+    code = f"import sys, onward; print([name for name in {banned} if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert out.stdout.strip() == "[]"
