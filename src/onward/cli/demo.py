@@ -1,0 +1,104 @@
+"""`onward demo`: the whole path on SQLite, with a live page or, with --check, a verdict."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from onward.demo.check import Reader
+
+CHECK_EVENTS = 20_000
+BURST = 10_000
+
+
+def demo(
+    events: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000_000, help="Orders of --check (20,000), or of the page's burst (10,000)."),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="No page: kill a worker half-way, print a verdict.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Of the page; the next free one if taken.")] = 8400,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes.")] = 3,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the data and print where it is.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --check: the verdict as one JSON object.")] = False,
+) -> None:
+    """A small shop on one SQLite file: orders, workers to kill, and a balance that must hold.
+
+    It exits with 1 if an order was lost or came out of order, or if nothing moved any more; then the data is kept.
+    """
+    if json and not check:
+        raise typer.BadParameter("the page has no verdict to print; add --check", param_hint="--json")
+    folder = Path(tempfile.mkdtemp(prefix="onward-demo-"))
+    ok = True  # until a verdict says otherwise: a demo that was interrupted has nothing to prove
+    try:
+        ok = _check(folder, events or CHECK_EVENTS, workers, json) if check else _live(folder, events, workers, port)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        _tidy(folder, keep or not ok)
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _check(folder: Path, events: int, workers: int, json: bool) -> bool:
+    from onward.demo.check import Check
+
+    with _reader(events) as reader:
+        verdict = asyncio.run(Check(folder, events=events, workers=workers, reader=reader).run())
+    if verdict.why:
+        typer.echo(verdict.why, err=True)
+    typer.echo(verdict.json() if json else verdict.line())
+    return verdict.ok
+
+
+def _live(folder: Path, burst: int | None, workers: int, port: int) -> bool:
+    from onward.demo import live
+    from onward.demo.page import bind
+
+    try:
+        server = bind(port)
+    except OSError as error:
+        typer.echo(f"no page: {error}; try another --port", err=True)
+        raise typer.Exit(1) from None
+    if port and server.server_port != port:
+        typer.echo(f"port {port} is taken, using {server.server_port}")
+    balance = asyncio.run(live.run(folder, server, workers=workers, burst=burst or BURST, say=typer.echo))
+    typer.echo(" ".join(f"{name}={value}" for name, value in balance._asdict().items()))
+    return balance.clean
+
+
+def _tidy(folder: Path, keep: bool) -> None:
+    if keep:
+        typer.echo(f"the data is in {folder}", err=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _reader(events: int) -> Iterator["Reader"]:
+    """Lines go to stderr, so that stdout is the verdict alone; the bar only where somebody watches it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from onward.demo.check import Reader
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("handled"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("handled", total=events)
+
+        class Terminal(Reader):
+            def say(self, text: str) -> None:
+                bar.console.print(text, soft_wrap=True)
+
+            def done(self, orders: int) -> None:
+                bar.update(task, completed=orders)
+
+        yield Terminal()

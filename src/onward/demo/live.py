@@ -1,0 +1,207 @@
+"""`onward demo`: the shop never closes, and a page shows what becomes of its orders."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from onward import Onward
+from onward.demo import effects
+from onward.demo.check import KEYS
+from onward.demo.fleet import Fleet
+from onward.demo.judge import Balance, Judge, News
+from onward.demo.page import Page, Server
+from onward.demo.shop import ATTEMPTS, LEASE_S, PARTITIONS, Shop, Work, dead_numbers, lane_of, open_app
+from onward.demo.view import TICK_S, Lanes, View
+from onward.errors import BrokerError
+
+# Slow enough that a burst lasts some seconds: time to kill somebody in the middle of it.
+LIVE = Work(concurrency=20, longest_s=0.05)
+ORDERS_PER_S = 20
+REGULARS = 24  # customers who keep ordering, so that the page shows their sequence grow
+BEHIND_POISON = 3  # orders of the same customer that follow a poison one
+MOST_IN_FLIGHT = 50_000  # beyond it no further burst
+MOST_AT_ONCE = 5  # bursts and poison orders that are being placed
+_LOOK_FOR_DEAD_S = 1.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def run(folder: Path, server: Server, *, workers: int, burst: int, say: Callable[[str], None]) -> Balance:
+    """Until SIGINT, SIGTERM or SIGHUP. Answers how things stood then."""
+    loop = asyncio.get_running_loop()
+    stop = stop_on_signals(loop)
+    effects.create(folder)
+    async with open_app(folder) as app:
+        with contextlib.closing(Shop(folder, app)) as shop:
+            live = Live(folder, app, shop, workers=workers, burst=burst)
+            page = Page(server, live.door(loop))
+            say(f"the shop is open: {server.url}  (Ctrl-C ends it)")
+            try:
+                await live.run(page, stop)
+            finally:
+                page.close()
+                await live.close()
+            say("the shop is closed, its workers have ended")
+    return live.balance
+
+
+def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    """Set by the first signal; a second one gets the system's own handling, for those who will not wait."""
+    stop = asyncio.Event()
+
+    def first() -> None:
+        stop.set()
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, first)
+    return stop
+
+
+class Live:
+    """The running demo: a shop, a fleet and a judge, and what the page's buttons do to them."""
+
+    def __init__(self, folder: Path, app: Onward, shop: Shop, *, workers: int, burst: int) -> None:
+        # `run` tells an open page that another demo has taken this one's place.
+        facts = {"run": f"{os.getpid()}-{time.time():.0f}", "burst": burst, "attempts": ATTEMPTS, "lease_s": LEASE_S}
+        self._view = View(Lanes(PARTITIONS, lane_of), facts)
+        self._fleet = Fleet(folder, workers, LIVE, self._view.log.add)
+        self._judge = Judge(folder)
+        self._app = app
+        self._shop = shop
+        self._burst = burst
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._poison: dict[int, str] = {}  # open poison orders and their customers
+        self._bursts: list[tuple[float, int, int]] = []  # when, first and last number
+        self._look_for_dead_at = 0.0
+        self.balance = self._judge.balance()
+
+    async def run(self, page: Page, stop: asyncio.Event) -> None:
+        self._begin(self._keep_ordering())
+        while not stop.is_set():
+            page.show(await self._tick())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), TICK_S)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await self._fleet.stop()
+        finally:
+            self._fleet.end_now()
+        self._judge.read()
+        self._judge.bury(await dead_numbers(self._app))
+        self.balance = self._judge.balance()
+        self._judge.close()
+
+    # -- what goes on by itself -------------------------------------------------------------------------------------
+
+    async def _tick(self) -> Mapping[str, Any]:
+        self._fleet.tend()
+        news = self._judge.read()
+        self._tell(news)
+        # After the effects were read: an order that they show as overtaken should be in the dead letters by now.
+        if self._poison or self._judge.overtaken or time.monotonic() >= self._look_for_dead_at:
+            self._look_for_dead_at = time.monotonic() + _LOOK_FOR_DEAD_S
+            try:
+                self._bury(await dead_numbers(self._app))
+            except BrokerError as error:
+                self._view.log.add("bad", f"the dead letters cannot be read just now: {error}")
+        self.balance = self._judge.balance()
+        self._view.take(news, self.balance)
+        return self._view.snapshot(self.balance, news, self._fleet.workers)
+
+    async def _keep_ordering(self) -> None:
+        while True:
+            try:
+                await self._shop.place([f"c-{random.randrange(REGULARS):04d}"])
+            except BrokerError as error:
+                self._view.log.add("bad", f"an order was placed, but not published: {error}")
+            await asyncio.sleep(random.expovariate(ORDERS_PER_S))
+
+    def _bury(self, dead: Mapping[int, str]) -> None:
+        for number in self._judge.bury(dead):
+            self._view.lanes.bury(dead[number])
+            behind = f"; the orders of {dead[number]} behind it went on, in order" if number in self._poison else ""
+            self._poison.pop(number, None)
+            self._view.log.add("bad", f"order {number} was given up after {ATTEMPTS} tries: a dead letter{behind}")
+
+    def _tell(self, news: News) -> None:
+        for effect in news.effects:
+            if effect.number in self._poison and not effect.done:
+                text = f"order {effect.number} of {effect.customer} failed, try {effect.attempt} of {ATTEMPTS}"
+                self._view.log.add("bad", text)
+        for burst in [*self._bursts]:
+            started, first, last = burst
+            if all(self._judge.is_done(number) for number in range(first, last + 1)):
+                self._bursts.remove(burst)
+                spent_s = time.monotonic() - started
+                self._view.log.add("good", f"burst: all of it handled {spent_s:.1f} s after the click")
+
+    # -- what the buttons do ----------------------------------------------------------------------------------------
+
+    def door(self, loop: asyncio.AbstractEventLoop) -> Callable[[str, Mapping[str, str]], tuple[HTTPStatus, str]]:
+        """The way from the page's threads into the event loop."""
+        actions = {"kill": self._kill, "poison": self._send_poison, "burst": self._send_burst}
+
+        async def act(action: str, arguments: Mapping[str, str]) -> tuple[HTTPStatus, str]:
+            return actions[action](arguments)
+
+        return lambda action, arguments: asyncio.run_coroutine_threadsafe(act(action, arguments), loop).result(10)
+
+    def _kill(self, arguments: Mapping[str, str]) -> tuple[HTTPStatus, str]:
+        alive = [worker.slot for worker in self._fleet.workers if worker.alive]
+        slot = arguments.get("worker", "")
+        if not slot and alive:
+            slot = str(max(alive, key=self._view.rate_of))
+        if slot not in map(str, alive):
+            return HTTPStatus.CONFLICT, "nobody is alive there"
+        pid = self._fleet.kill(int(slot))
+        text = f"worker {slot} (pid {pid}) killed with SIGKILL; its lease passes in {LEASE_S:.0f} s"
+        self._view.log.add("bad", text)
+        return HTTPStatus.ACCEPTED, text
+
+    def _send_poison(self, _: Mapping[str, str]) -> tuple[HTTPStatus, str]:
+        if len(self._tasks) > MOST_AT_ONCE:
+            return HTTPStatus.CONFLICT, "one thing after the other: the shop is still placing orders"
+        self._begin(self._poisoned())
+        return HTTPStatus.ACCEPTED, "a poison order is on its way"
+
+    async def _poisoned(self) -> None:
+        customer = f"c-{random.randrange(REGULARS):04d}"
+        (order,) = await self._shop.place([customer], poison=True)
+        self._poison[order.number] = customer
+        self._view.log.add("shop", f"poison order {order.number} of {customer} placed, {BEHIND_POISON} more behind it")
+        await self._shop.place([customer] * BEHIND_POISON)
+
+    def _send_burst(self, _: Mapping[str, str]) -> tuple[HTTPStatus, str]:
+        if len(self._tasks) > MOST_AT_ONCE or self.balance.in_flight > MOST_IN_FLIGHT:
+            return HTTPStatus.CONFLICT, f"{self.balance.in_flight:,} orders are still in flight; let them land first"
+        self._begin(self._bursting())
+        return HTTPStatus.ACCEPTED, f"{self._burst:,} orders are on their way"
+
+    async def _bursting(self) -> None:
+        started = time.monotonic()
+        orders = await self._shop.place([f"c-{random.randrange(KEYS):04d}" for _ in range(self._burst)])
+        spent_s = time.monotonic() - started
+        self._view.log.add("shop", f"burst: {self._burst:,} orders committed in {spent_s:.1f} s")
+        self._bursts.append((started, orders[0].number, orders[-1].number))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._view.log.add("bad", f"the shop stumbled: {error}")

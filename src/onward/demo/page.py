@@ -1,0 +1,192 @@
+"""The page's server: standard library only, on the loopback address only.
+
+GET /          the page and its two files
+GET /events    snapshots as server-sent events
+POST /kill /poison /burst
+"""
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+ADDRESS = "127.0.0.1"
+PORTS_TRIED = 50
+MOST_READERS = 32  # of the stream at a time
+ACTIONS = frozenset({"kill", "poison", "burst"})
+
+_STATIC = Path(__file__).parent / "static"
+_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+_SECURITY = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
+    " img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+# Called on the server's thread with the action and its arguments; answers what to tell the person.
+Act = Callable[[str, Mapping[str, str]], tuple[HTTPStatus, str]]
+
+
+class Page:
+    """Serves from its own threads until closed."""
+
+    def __init__(self, server: "Server", act: Act) -> None:
+        self._server = server
+        server.act = act
+        self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="demo-page", daemon=True)
+        self._thread.start()
+
+    def show(self, snapshot: Mapping[str, object]) -> None:
+        self._server.stream.put(json.dumps(snapshot, separators=(",", ":")).encode())
+
+    def close(self) -> None:
+        self._server.stream.end()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def bind(port: int) -> "Server":
+    """A server on this port, or on the next one that is free. OSError: none was."""
+    for candidate in range(port, min(port + PORTS_TRIED, 65_536)):
+        try:
+            return Server(candidate)
+        except OSError as error:
+            taken = error
+    raise OSError(f"no free port from {port} to {candidate}: {taken}") from taken
+
+
+class Stream:
+    """The newest snapshot. Readers wait for a newer one; one that is slow skips some, for each is complete."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._version = 0
+        self._data = b"{}"
+        self._ended = False
+        self.seats = threading.BoundedSemaphore(MOST_READERS)
+
+    def put(self, data: bytes) -> None:
+        with self._changed:
+            self._version += 1
+            self._data = data
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def after(self, version: int) -> tuple[int, bytes] | None:
+        """The first snapshot newer than this one, waiting for it; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._version > version)
+            return None if self._ended else (self._version, self._data)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    act: Act
+
+    def __init__(self, port: int) -> None:
+        self.stream = Stream()
+        super().__init__((ADDRESS, port), _Handler)
+
+    def server_bind(self) -> None:
+        # The base class would look up our own name, which can take seconds where there is no resolver.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        # A browser that goes away is no event; anything else is a fault of ours and is shown.
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    timeout = 15  # seconds for a peer that neither sends nor takes
+    server_version = "onward-demo"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if not self._is_local():
+            self._answer(HTTPStatus.FORBIDDEN, "this page answers to localhost only")
+        elif path == "/events":
+            self._stream()
+        elif path in _FILES:
+            name, kind = _FILES[path]
+            self._send(HTTPStatus.OK, kind, (_STATIC / name).read_bytes())
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "nothing here")
+
+    def do_POST(self) -> None:
+        target = urlsplit(self.path)
+        action = target.path.removeprefix("/")
+        if not self._is_local() or not self._is_ours():
+            self._answer(HTTPStatus.FORBIDDEN, "only the demo's own page may do that")
+        elif action not in ACTIONS:
+            self._answer(HTTPStatus.NOT_FOUND, "no such action")
+        else:
+            self._answer(*self.server.act(action, dict(parse_qsl(target.query))))
+
+    def log_message(self, *_: object) -> None:
+        pass  # the terminal belongs to the demo
+
+    def _is_local(self) -> bool:
+        """No page of another site reaches us by a name that it has pointed at this address."""
+        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        return host in {ADDRESS, "localhost"}
+
+    def _is_ours(self) -> bool:
+        """A browser names the page that posts. Without an Origin it is no browser."""
+        origin = self.headers.get("Origin")
+        return origin is None or origin == f"http://{self.headers.get('Host')}"
+
+    def _stream(self) -> None:
+        stream = self.server.stream
+        if not stream.seats.acquire(blocking=False):
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
+            return
+        try:
+            self._head(HTTPStatus.OK, {"Content-Type": "text/event-stream"})
+            self.wfile.write(b"retry: 1000\n\n")
+            version = 0
+            while (snapshot := stream.after(version)) is not None:
+                version, data = snapshot
+                self.wfile.write(b"id: %d\ndata: %b\n\n" % (version, data))
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True
+        finally:
+            stream.seats.release()
+
+    def _answer(self, status: HTTPStatus, text: str) -> None:
+        self._send(status, "text/plain; charset=utf-8", text.encode())
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self._head(status, {"Content-Type": kind, "Content-Length": str(len(body))})
+        self.wfile.write(body)
+
+    def _head(self, status: HTTPStatus, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, **_SECURITY}.items():
+            self.send_header(name, value)
+        self.end_headers()

@@ -1,0 +1,165 @@
+"""The application of the demo: a shop that places orders, and billing that handles them in each customer's order."""
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from onward import Onward, Retry
+from onward.brokers.base import Filter, Ordering, State
+from onward.brokers.partition import partition_of
+from onward.demo.effects import Effects, Subject
+from onward.errors import PublishError
+from onward.event import Event
+
+TOPIC, GROUP = "orders", "billing"
+PARTITIONS = 8
+LEASE_S = 2.0
+ATTEMPTS = 3
+STUMBLE_EVERY = 200  # one of so many orders fails once: retries must keep the order, too
+BATCH = 500
+
+_SCHEMA = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = OFF;
+CREATE TABLE IF NOT EXISTS orders (
+    number INTEGER PRIMARY KEY,
+    customer TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    amount INTEGER NOT NULL,
+    poison INTEGER NOT NULL,
+    placed REAL NOT NULL,
+    UNIQUE (customer, n)
+);
+CREATE TABLE IF NOT EXISTS published (number INTEGER PRIMARY KEY);
+"""
+
+
+class OrderPlaced(msgspec.Struct, frozen=True):
+    """`n` counts the orders of this customer, so that anybody can tell whether they were handled in order."""
+
+    number: int
+    customer: str
+    n: int
+    amount: int
+    placed: float
+    poison: bool = False
+
+
+class CardDeclined(Exception):
+    pass
+
+
+class Work(msgspec.Struct, frozen=True):
+    """How the workers work. Handled in an uneven time, events that are not kept in order fall out of it at once."""
+
+    ordering: Ordering = "key"
+    concurrency: int = 100
+    longest_s: float = 0.005
+
+
+def open_app(folder: Path) -> Onward:
+    return Onward(
+        f"sqlite:///{folder / 'events.db'}",
+        partitions=PARTITIONS,
+        lease_s=LEASE_S,
+        takeover_grace_s=0.5,
+        drain_timeout_s=5.0,
+        max_in_flight=200,
+    )
+
+
+def billing(app: Onward, effects: Effects, work: Work) -> None:
+    """Declare the handler that bills orders and writes down that it did."""
+    retry = Retry(attempts=ATTEMPTS, first_delay_s=0.3)
+
+    @app.handler(TOPIC, group=GROUP, ordering=work.ordering, concurrency=work.concurrency, timeout_s=30, retry=retry)
+    async def bill(order: OrderPlaced) -> None:
+        await asyncio.sleep(random.random() * work.longest_s)
+        subject = Subject(order.number, order.customer, order.n, order.placed)
+        stumbles = order.number % STUMBLE_EVERY == 0
+        attempt = effects.attempt(order.number) if order.poison or stumbles else 1
+        if order.poison or (stumbles and attempt == 1):
+            await effects.failed(subject, attempt)
+            raise CardDeclined(f"order {order.number} of {order.customer}: the card was declined")
+        await effects.done(subject, attempt)
+
+
+class Shop:
+    """Writes orders into its own table and publishes their events. What `published` names was promised."""
+
+    def __init__(self, folder: Path, app: Onward) -> None:
+        self._db = sqlite3.connect(folder / "orders.db", timeout=10, isolation_level=None)
+        self._db.executescript(_SCHEMA)
+        self._app = app
+        self._placing = asyncio.Lock()  # numbers leave in the order they were given
+        self._number = 0
+        self._counts: Counter[str] = Counter()
+
+    def close(self) -> None:
+        self._db.close()
+
+    async def place(self, customers: Sequence[str], *, poison: bool = False) -> Sequence[OrderPlaced]:
+        """One order for each name, in this order; returns when all their events are accepted."""
+        placed: list[OrderPlaced] = []
+        for start in range(0, len(customers), BATCH):
+            async with self._placing:
+                orders = [self._order(customer, poison) for customer in customers[start : start + BATCH]]
+                self._write(orders)
+                await self._publish(orders)
+            placed += orders
+        return placed
+
+    def _order(self, customer: str, poison: bool) -> OrderPlaced:
+        self._number += 1
+        self._counts[customer] += 1
+        amount = random.randrange(100, 20_000)
+        return OrderPlaced(self._number, customer, self._counts[customer], amount, time.time(), poison)
+
+    async def _publish(self, orders: Sequence[OrderPlaced]) -> None:
+        open_ = list(orders)
+        while open_:
+            try:
+                await self._app.publish_many(TOPIC, [(order.customer, order) for order in open_])
+                break
+            except PublishError as error:
+                # Again, in the old order. Those whose fate is unknown may be handled twice, which is counted.
+                again = {number_of(event) for event in (*error.refused, *error.unknown)}
+                open_ = [order for order in open_ if order.number in again]
+                await asyncio.sleep(0.2)
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("INSERT INTO published VALUES (?)", [(order.number,) for order in orders])
+
+    def _write(self, orders: Sequence[OrderPlaced]) -> None:
+        rows = [(order.number, order.customer, order.n, order.amount, order.poison, order.placed) for order in orders]
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("INSERT INTO orders VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+
+async def dead_numbers(app: Onward) -> Mapping[int, str]:
+    """The orders that billing gave up, and whose they are."""
+    aside = app.broker.aside(GROUP)
+    found: dict[int, str] = {}
+    after: str | None = None
+    while True:
+        page = await aside.scan(Filter(states=frozenset({State.DEAD})), after, 1000)
+        found.update((number_of(record.event), record.event.key or "") for record in page.records)
+        if page.after is None:
+            return found
+        after = page.after
+
+
+def number_of(event: Event) -> int:
+    return msgspec.json.decode(event.value or b"", type=OrderPlaced).number
+
+
+def lane_of(customer: str) -> int:
+    """The partition that this customer's orders go to."""
+    return partition_of(customer, PARTITIONS)

@@ -1,0 +1,107 @@
+"""`onward demo` as a newcomer runs it: real processes, a real SIGKILL."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from onward.demo.check import Check, Reader
+from onward.demo.shop import Work
+from tests.demo.running import ONWARD, Running
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*ONWARD, "demo", *arguments], capture_output=True, text=True, timeout=100, env=os.environ | environment
+    )
+
+
+@pytest.mark.slow
+def test_the_check_ends_well_and_tidies_up(tmp_path: Path) -> None:
+    done = run("--check", "--events", "2000", TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    pattern = r"verdict: OK published=2000 handled=2000 dead=0 lost=0 inverted=0 duplicates=\d+"
+    assert re.fullmatch(pattern, done.stdout.splitlines()[-1])
+    assert re.search(r"killed worker \d \(pid \d+\) with SIGKILL after [\d,]+ orders", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_verdict_as_json_and_the_data_kept(tmp_path: Path) -> None:
+    done = run("--check", "--events", "300", "--workers", "2", "--json", "--keep", TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["verdict"] == "OK"
+    assert {verdict[name] for name in ("published", "handled")} == {300}
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) in done.stderr
+    assert {"orders.db", "effects.db", "events.db"} <= {file.name for file in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_the_judge_sees_a_path_that_keeps_no_order(tmp_path: Path) -> None:
+    """The same run without key order must fail, or the verdict above proves nothing."""
+    work = Work(ordering="none", longest_s=0.02)
+    verdict = asyncio.run(Check(tmp_path, events=3000, workers=2, reader=Reader(), work=work).run())
+    assert verdict.balance.inverted > 0
+    assert verdict.line().startswith("verdict: FAILED")
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.slow
+def test_the_page_lives_and_its_buttons_do_what_they_say(demo: Running) -> None:
+    demo.until(lambda now: now["balance"]["handled"] > 20)
+    assert demo.post("/burst") == 202
+    victim = demo.workers()[1]
+    assert demo.post("/kill?worker=2") == 202
+    assert gone(victim)
+    assert demo.post("/poison") == 202
+    demo.until(lambda now: now["balance"]["dead"] == 1)
+    settled = demo.until(lambda now: now["balance"]["handled"] > 500 and now["balance"]["in_flight"] < 20)
+    balance = settled["balance"]
+    assert balance["lost"] == balance["inverted"] == 0
+    assert balance["published"] == balance["handled"] + balance["dead"] + balance["in_flight"]
+    replaced = demo.until(lambda now: all(worker["alive"] for worker in now["workers"]))
+    assert replaced["workers"][1]["pid"] != victim
+
+
+def test_ctrl_c_ends_everything_without_a_traceback(demo: Running, tmp_path: Path) -> None:
+    workers = demo.workers()
+    out, err = demo.end(signal.SIGINT)
+    assert demo.process.returncode == 0
+    assert "lost=0 inverted=0" in out
+    assert "Traceback" not in out + err
+    assert all(gone(pid, 1.0) for pid in workers)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_demo_leaves_no_worker_behind(demo: Running) -> None:
+    workers = demo.workers()
+    demo.end(signal.SIGKILL)
+    assert all(gone(pid) for pid in workers)
+
+
+def test_a_taken_port_is_said_and_the_next_one_used(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        demo = Running(tmp_path, port)
+        demo.end(signal.SIGTERM)
+    assert demo.port > port
+    assert f"port {port} is taken, using {demo.port}" in "".join(demo.said)

@@ -1,0 +1,110 @@
+"""The page's server, by plain HTTP."""
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from onward.demo import page as page_
+from onward.demo.page import Page, bind
+
+
+class Desk:
+    """What the page's buttons reach here."""
+
+    def __init__(self) -> None:
+        self.server = bind(0)
+        self.port = self.server.server_port
+        self.acted: list[tuple[str, Mapping[str, str]]] = []
+        self.page = Page(self.server, self.act)
+
+    def act(self, action: str, arguments: Mapping[str, str]) -> tuple[HTTPStatus, str]:
+        self.acted.append((action, arguments))
+        return HTTPStatus.ACCEPTED, "done"
+
+    def ask(self, method: str, path: str, **headers: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        with contextlib.closing(connection):
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.page.close()
+
+
+def test_the_page_asks_for_nothing_but_itself(desk: Desk) -> None:
+    status, html = desk.ask("GET", "/")
+    assert status == 200
+    for wanted in re.findall(r'(?:href|src)="([^"]+)"', html):
+        assert wanted.startswith("data:") or desk.ask("GET", wanted)[0] == 200
+    for file in (Path(page_.__file__).parent / "static").iterdir():
+        assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", file.read_text(encoding="utf-8"))
+
+
+def test_the_stream_sends_snapshots_and_resumes_with_the_newest(desk: Desk) -> None:
+    for turn in range(2):
+        desk.page.show({"turn": turn})
+        connection = http.client.HTTPConnection("127.0.0.1", desk.port, timeout=5)
+        with contextlib.closing(connection):
+            connection.request("GET", "/events")
+            answer = connection.getresponse()
+            assert answer.getheader("Content-Type") == "text/event-stream"
+            lines = [answer.readline().decode().strip() for _ in range(4)]
+            assert lines[0] == "retry: 1000"
+            assert json.loads(lines[3].removeprefix("data: ")) == {"turn": turn}
+            desk.page.show({"turn": 10 + turn})
+            more = [answer.readline().decode().strip() for _ in range(3)]
+            assert json.loads(more[2].removeprefix("data: ")) == {"turn": 10 + turn}
+
+
+def test_the_own_page_may_act(desk: Desk) -> None:
+    own = {"Origin": f"http://127.0.0.1:{desk.port}"}
+    assert desk.ask("POST", "/kill?worker=2", **own) == (202, "done")
+    assert desk.ask("POST", "/burst") == (202, "done")  # curl sends no origin
+    assert desk.acted == [("kill", {"worker": "2"}), ("burst", {})]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://example.com"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Host": "shop.example.com"},
+        {"Host": "shop.example.com", "Origin": "http://shop.example.com"},
+    ],
+    ids=str,
+)
+def test_another_site_may_not_act(desk: Desk, headers: Mapping[str, str]) -> None:
+    status, _ = desk.ask("POST", "/kill?worker=1", **headers)
+    assert status == 403
+    assert desk.acted == []
+
+
+def test_another_name_for_this_address_sees_nothing(desk: Desk) -> None:
+    assert desk.ask("GET", "/events", Host="shop.example.com:8400")[0] == 403
+
+
+def test_there_is_nothing_else_here(desk: Desk) -> None:
+    assert desk.ask("GET", "/../check.py")[0] == 404
+    assert desk.ask("POST", "/shutdown")[0] == 404
+    assert desk.acted == []
+
+
+def test_a_taken_port_passes_to_the_next() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = bind(port)
+        server.server_close()
+        assert port < server.server_port < port + 50
