@@ -55,3 +55,7 @@ def test_a_name_that_a_broker_refuses_is_refused(name: str) -> None:
 def test_a_password_is_never_shown() -> None:
     assert settings.redacted("amqp://user:secret@host:5672/v") == "amqp://user:***@host:5672/v"
     assert settings.redacted("kafka://host:9092") == "kafka://host:9092"
+
+
+def test_without_any_source_there_is_a_file_in_this_folder() -> None:
+    assert settings.load().url == "sqlite:///onward.db"

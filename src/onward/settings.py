@@ -62,7 +62,7 @@ def load(url: str | None = None, **keywords: Any) -> Settings:
     values = (
         _checked("onward.toml", _toml()) | _checked("the environment", _environment()) | _checked("a keyword", given)
     )
-    base, query = _split(values.get("url", Settings.url))
+    base, query = _split(values.get("url", Settings().url))
     values = values | _checked("the URL", query) | {name: values[name] for name in given if name != "url"}
     return Settings(**(values | {"url": base}))
 

@@ -1,0 +1,97 @@
+"""The command line. One file per command, each imported only when it is asked for.
+
+run.py        `onward run`, by the way of supervisor.py when there are several processes: its decisions are in
+              policy.py, its tie to a child in leash.py, the files of --reload in watch.py
+publish.py    `onward publish`
+tail.py       `onward tail`: follow.py reads, show.py makes lines of events
+demo.py       `onward demo`
+find.py       which system a command talks to; say.py: how it talks to the person
+"""
+
+import difflib
+import traceback
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from onward import __version__
+from onward.cli.say import Misuse, complain
+from onward.errors import OnwardError
+
+# Said here, so that `onward --help` imports none of them.
+COMMANDS = {
+    "run": "Run an application's handlers.",
+    "publish": "Publish one event.",
+    "tail": "Show a topic's events as they come.",
+    "demo": "See the whole path on one SQLite file, with workers to kill.",
+}
+
+
+class Commands(TyperGroup):
+    """The commands by name, and what their errors mean to the shell: 1 for ours, 2 for misuse, 130 for Ctrl-C."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS:
+            return _command(cmd_name)
+        if ctx.resilient_parsing:  # a shell asks for completions
+            return None
+        near = difflib.get_close_matches(cmd_name, COMMANDS, 1)
+        return ctx.fail(f"no command {cmd_name!r}; {f'did you mean {near[0]!r}?' if near else 'see onward --help'}")
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except (OnwardError, Misuse) as error:
+            if ctx.params["debug"]:
+                traceback.print_exception(error)
+            else:
+                complain(error)
+            raise typer.Exit(2 if isinstance(error, Misuse) else 1) from None
+
+
+def _command(name: str) -> Any:
+    one = typer.Typer(add_completion=False, rich_markup_mode=None)
+    one.command(name)(getattr(import_module(f"onward.cli.{name}"), name))
+    return typer.main.get_command(one)
+
+
+# Rich help costs a third of the time that `onward --help` takes, and its exceptions print the values of variables.
+app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"onward {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Events from a database commit to the code that must act on them: none lost, every key in order.
+
+    \b
+    Example:
+      onward run shop:app
+      onward publish orders --key c-1 '{"id": 1}'
+      onward tail orders
+    """
+
+
+def main() -> None:
+    app(prog_name="onward")

@@ -1,0 +1,60 @@
+"""What ties a child process to its supervisor: it says hello when it works, and never outlives the other side.
+
+The child's stdin is one end of a socket pair. It carries the hello up, and nothing down: when it closes, the
+supervisor is gone, however it went.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+
+import msgspec
+
+MARKER = "ONWARD_CHILD"  # in the child's environment: its number
+_PR_SET_PDEATHSIG = 1
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a child tells when it has loaded its application."""
+
+    drain_timeout_s: float
+    database: str | None = None  # the SQLite file whose lock it may hold
+
+
+class Leash:
+    """The child's end."""
+
+    def __init__(self, number: int, link: socket.socket) -> None:
+        self.number = number
+        self._link = link
+
+    def greet(self, hello: Hello) -> None:
+        self._link.sendall(msgspec.json.encode(hello) + b"\n")
+
+
+def take() -> Leash | None:
+    """The leash of this process, taken at its start; None if nobody supervises it."""
+    number = os.environ.pop(MARKER, None)  # popped: what this process starts is not on our leash
+    if number is None:
+        return None
+    if sys.platform == "linux":
+        import ctypes  # here: every command but this one does without
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    link = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # the application's stdin is empty, and its own children do not inherit the link
+    os.close(nothing)
+    threading.Thread(target=_end_with, args=(link,), name="onward-leash", daemon=True).start()
+    return Leash(int(number), link)
+
+
+def _end_with(link: socket.socket) -> None:
+    try:
+        while link.recv(1024):
+            pass
+    except OSError:
+        pass  # reset: the other side is gone as well
+    os._exit(1)

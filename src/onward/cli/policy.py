@@ -1,0 +1,90 @@
+"""What a supervisor decides, without processes or clocks: when to start again, when to give up, who is stuck."""
+
+import signal
+from typing import NamedTuple, Protocol
+
+QUICK_S = 1.0  # a process that ends sooner, or before it said hello, failed to start
+SETTLED_S = 30.0  # one that lived longer starts with a clean record
+MISUSE = 2  # the exit code of a command line that cannot work
+_FIRST_DELAY_S = 0.25
+_MAX_DELAY_S = 30.0
+_LOOKS = 3
+
+
+class End(NamedTuple):
+    """How a process ended that nobody had asked to."""
+
+    code: int  # negative: the signal that killed it
+    lived_s: float
+    greeted: bool  # it had loaded its application and said so
+
+    @property
+    def at_start(self) -> bool:
+        return not self.greeted or self.lived_s < QUICK_S
+
+    def __str__(self) -> str:
+        return f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"ended with exit code {self.code}"
+
+
+def _signal_name(number: int) -> str:
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
+class Record(NamedTuple):
+    """What a slot's processes did lately, one after the other."""
+
+    ends: int = 0  # in a row, each within SETTLED_S
+    failed_starts: int = 0  # in a row
+
+
+def after(record: Record, end: End) -> Record:
+    return Record(
+        ends=record.ends + 1 if end.lived_s < SETTLED_S else 1,
+        failed_starts=record.failed_starts + 1 if end.at_start else 0,
+    )
+
+
+def delay_s(record: Record) -> float:
+    """How long to wait before the next start: nothing after a first end, then twice as long each time."""
+    if record.ends <= 1 and record.failed_starts == 0:
+        return 0.0
+    # Bounded before it is computed: a slot that fails for weeks must not make a number too large for a float.
+    doublings = min(record.ends, 16) - 1
+    return float(min(_FIRST_DELAY_S * 2**doublings, _MAX_DELAY_S))
+
+
+def is_hopeless(record: Record, end: End, *, limit: int, ever_worked: bool, others_work: bool) -> bool:
+    """Is another start pointless? Not while others work: they are not ended because one of them cannot be replaced."""
+    if others_work or not end.at_start:
+        return False
+    return record.failed_starts >= limit or (end.code == MISUSE and not ever_worked)
+
+
+class Held(Protocol):
+    """Who holds the write lock, since when on the clock of onward.clock.now."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def since(self) -> float: ...
+
+
+class Stall:
+    """Notices a holder of the lock that does not move.
+
+    The clock alone would convict it after the whole machine slept, so it must also be seen at several looks.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._seen: tuple[int, float] | None = None
+        self._looks = 0
+
+    def look(self, holder: Held, now: float) -> bool:
+        """Has this holder been stuck for longer than the limit?"""
+        seen = (holder.pid, holder.since)
+        self._looks = self._looks + 1 if seen == self._seen else 1
+        self._seen = seen
+        return self._looks >= _LOOKS and now - holder.since > self.limit_s

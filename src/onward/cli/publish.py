@@ -1,0 +1,78 @@
+"""`onward publish`: one event from the shell."""
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onward.cli import find
+from onward.cli.say import Misuse
+
+if TYPE_CHECKING:
+    from onward.app import Onward
+    from onward.event import Event
+
+
+def publish(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to.")],
+    value: Annotated[str, typer.Argument(metavar="JSON", help="The value; - reads it from stdin.")],
+    key: Annotated[str | None, typer.Option(help="Events of one key are handled in order.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Send the value as it is, be it JSON or not.")] = False,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+) -> None:
+    """Publish one event, and print its id when it is durably accepted.
+
+    \b
+    Example:
+      onward publish orders --key c-1 '{"id": 1, "total": 9.5}'
+      onward publish orders --header source=shell - < order.json
+      onward publish notes --text 'plain words' --url sqlite:///shop.db
+    """
+    headers = dict(_header(each) for each in header or ())
+    system = find.system(app, url)
+    data = _payload(value, text=text, max_bytes=system.settings.max_event_bytes)
+    event = asyncio.run(_publish(system, topic, data, key, headers))
+    typer.echo(event.id)
+
+
+async def _publish(system: "Onward", topic: str, data: bytes, key: str | None, headers: dict[str, str]) -> "Event":
+    async with system:
+        return await system.publish(topic, data, key=key, headers=headers)
+
+
+def _header(given: str) -> tuple[str, str]:
+    name, separator, value = given.partition("=")
+    if not name or not separator:
+        raise Misuse(f"--header {given!r} is not NAME=VALUE")
+    return name, value
+
+
+def _payload(given: str, *, text: bool, max_bytes: int) -> bytes:
+    """The bytes to send: checked to be JSON, but not rewritten."""
+    import msgspec
+
+    data = _stdin(max_bytes) if given == "-" else os.fsencode(given)
+    if text:
+        return data
+    try:
+        msgspec.json.decode(data)
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise Misuse(
+            f"the value is not JSON: {error}; quote it for the shell, or send it as it is with --text"
+        ) from error
+    return data.strip()
+
+
+def _stdin(max_bytes: int) -> bytes:
+    from onward.errors import TooLarge
+
+    data = sys.stdin.buffer.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise TooLarge(
+            f"stdin holds more than max_event_bytes={max_bytes:,}; store it elsewhere and publish its address"
+        )
+    return data

@@ -1,0 +1,89 @@
+"""`onward run`: the handlers of an application, in this process or in several."""
+
+import asyncio
+import logging
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onward.cli import find, leash
+
+if TYPE_CHECKING:
+    from onward.app import Onward
+
+
+class Level(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def run(
+    context: typer.Context,
+    application: Annotated[
+        str, typer.Argument(metavar="MODULE:APP", help="The application: shop:app for app = Onward(...) in shop.py.")
+    ],
+    workers: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="How many processes share the work.")] = 1,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Restart when a .py file below this folder changes.")
+    ] = False,
+    log_level: Annotated[
+        Level, typer.Option(case_sensitive=False, help="The least level of what is logged.")
+    ] = Level.INFO,
+) -> None:
+    """Run an application's handlers until SIGTERM or Ctrl-C.
+
+    It then takes nothing more, lets what runs finish, and exits with 0. A second signal ends it at once.
+    With --workers, a process that dies is replaced.
+
+    \b
+    Example:
+      onward run shop:app
+      onward run shop:app --workers 4
+      onward run shop:app --reload
+    """
+    held = leash.take()
+    if held is None and (workers > 1 or reload):
+        debug = bool(context.find_root().params["debug"])
+        raise typer.Exit(_supervise(_child_command(application, log_level, debug), workers, reload, log_level))
+    app = find.load(application)
+    # After the import: an application that configured logging itself is left alone.
+    _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
+    if held is not None:
+        held.greet(leash.Hello(app.settings.drain_timeout_s, _database(app)))
+    asyncio.run(app.run())
+
+
+def _supervise(command: list[str], workers: int, reload: bool, log_level: Level) -> int:
+    from onward.cli.supervisor import Supervisor
+    from onward.cli.watch import Watch
+
+    _log_to_stderr(log_level)
+    watch = Watch(Path.cwd()) if reload else None
+    if reload:
+        logging.getLogger("onward").info("watching the .py files below %s", Path.cwd())
+    return Supervisor(command, workers, watch=watch).run()
+
+
+def _child_command(application: str, log_level: Level, debug: bool) -> list[str]:
+    # -P unless we ourselves were found in the current folder: the application's queue.py must not be imported as ours.
+    isolate = [] if os.getcwd() in sys.path else ["-P"]
+    options = ["--debug"] if debug else []
+    return [sys.executable, *isolate, "-m", "onward", *options, "run", application, "--log-level", log_level.value]
+
+
+def _log_to_stderr(level: Level, who: str = "") -> None:
+    logging.basicConfig(level=level.upper(), format=f"%(asctime)s %(levelname)-7s {who}%(message)s")
+
+
+def _database(app: "Onward") -> str | None:
+    if not app.settings.url.startswith("sqlite:"):
+        return None
+    from onward.brokers.sqlite.store import locate
+
+    return str(locate(app.settings.url).absolute())

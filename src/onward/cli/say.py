@@ -1,0 +1,17 @@
+"""How a command talks to the person: on stderr, so that stdout belongs to the answer."""
+
+import typer
+
+
+class Misuse(Exception):
+    """The command line asks for something that cannot be; exit code 2."""
+
+
+def say(text: str) -> None:
+    typer.secho(text, err=True, dim=True)
+
+
+def complain(error: Exception) -> None:
+    """The error and its notes, without a traceback."""
+    text = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
+    typer.echo(f"{typer.style('error:', fg='red')} {text}", err=True)

@@ -1,0 +1,311 @@
+"""Keeps a number of child processes running, replaces those that end, and ends all of them in good order."""
+
+import contextlib
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from onward import clock
+from onward.cli import policy
+from onward.cli.leash import MARKER, Hello
+from onward.cli.watch import Watch
+
+log = logging.getLogger("onward")
+
+LOCK_LIMIT_S = 5.0
+GRACE_S = 8.0  # beyond drain_timeout_s: a consumer takes some seconds for its last settle and release
+START_LIMIT = 3
+_TICK_S = 0.25
+_LOOK_S = 0.5  # between two looks at the files and at the lock
+_ECHO_S = 0.3  # `timeout` and other wrappers send a signal twice; a person's second one comes later
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Child:
+    """A process, and what it has told us."""
+
+    def __init__(self, number: int, command: Sequence[str]) -> None:
+        self._link, theirs = socket.socketpair()
+        self._link.setblocking(False)
+        self._heard = b""
+        self.started = clock.now()
+        self.hello: Hello | None = None
+        self.kill_at: float | None = None  # set when it was asked to end
+        try:
+            # A session of its own: Ctrl-C reaches the supervisor alone, or the child would hear of it twice.
+            self.process = subprocess.Popen(
+                command, stdin=theirs.fileno(), start_new_session=True, env={**os.environ, MARKER: str(number)}
+            )
+        except OSError:
+            self._link.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def link(self) -> socket.socket:
+        return self._link
+
+    def listen(self) -> None:
+        """Take the hello, if it has come."""
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            self._heard += self._link.recv(65_536)
+        if self.hello is None and self._heard.endswith(b"\n"):
+            self.hello = msgspec.json.decode(self._heard, type=Hello)
+
+    def ask_to_end(self, now: float) -> None:
+        if self.kill_at is None:
+            self.kill_at = now + GRACE_S + (self.hello.drain_timeout_s if self.hello else 0.0)
+            self.process.send_signal(signal.SIGTERM)
+
+    def ended(self, now: float) -> policy.End | None:
+        """How it ended, or None while it runs."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        self._link.close()
+        return policy.End(code, now - self.started, greeted=self.hello is not None)
+
+
+class Slot:
+    """A place for one child at a time."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.child: Child | None = None
+        self.record = policy.Record()
+        self.start_at: float | None = 0.0  # None: not before a file changes
+
+    def works(self, now: float) -> bool:
+        """Is somebody here who started well?"""
+        child = self.child
+        return child is not None and child.hello is not None and now - child.started > policy.QUICK_S
+
+    def __str__(self) -> str:
+        return f"worker {self.number}" + ("" if self.child is None else f" (pid {self.child.pid})")
+
+
+class Supervisor:
+    """`run` blocks; whoever has a loop of his own calls `tend` a few times a second, then `stop` until `done`.
+
+    The command is a program that takes its leash at its start and greets when it works; see leash.py.
+    With `watch`, a changed file restarts the children, and one that cannot start waits for the next change.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        size: int,
+        *,
+        watch: Watch | None = None,
+        lock_limit_s: float = LOCK_LIMIT_S,
+        start_limit: int = START_LIMIT,
+    ) -> None:
+        self.slots = [Slot(number) for number in range(1, size + 1)]
+        self.code: int | None = None  # the exit code, known when the end has begun
+        self._command = command
+        self._watch = watch
+        self._stall = policy.Stall(lock_limit_s)
+        self._start_limit = start_limit
+        self._proven = False  # a child has started well with the code as it is
+        self._database: str | None = None
+        self._next_look = 0.0
+        self._asked_at = 0.0
+
+    @property
+    def done(self) -> bool:
+        return self.code is not None and not self._children()
+
+    def run(self) -> int:
+        """Supervise until a stop signal, or until it is pointless. Answers the exit code."""
+        with _caught() as (asked, bell):
+            while not self.done:
+                self._heed(asked)
+                self.tend()
+                greeters = [child.link for child in self._children() if child.hello is None and child.kill_at is None]
+                _wait(bell, greeters)
+        assert self.code is not None
+        return self.code
+
+    def tend(self) -> None:
+        """Notice who greeted and who ended, start who is due, end who is stuck or overdue."""
+        now = clock.now()
+        for slot in self.slots:
+            self._attend(slot, now)
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            self._look_at_lock(now)
+            self._look_at_files(now)
+        self._kill_overdue(now)
+        if self.code is None:
+            self._start_due(now)
+
+    def stop(self, code: int = 0) -> None:
+        """Ask every child to drain and end; `tend` kills those that take too long."""
+        if self.code is None:
+            self.code = code
+        for child in self._children():
+            child.ask_to_end(clock.now())
+
+    def kill(self, code: int) -> None:
+        """End every child at once."""
+        self.code = code
+        for child in self._children():
+            child.process.kill()
+
+    def _heed(self, asked: list[signal.Signals]) -> None:
+        while asked:
+            number = asked.pop(0)
+            if self.code is None:
+                log.info("%s: stopping; once more ends at once", number.name)
+                self._asked_at = clock.now()
+                self.stop()
+            elif clock.now() - self._asked_at > _ECHO_S:
+                log.warning("%s: ending at once; what was not settled is handled again", number.name)
+                self.kill(128 + number)
+
+    # -- children that come and go ------------------------------------------------------------------------------
+
+    def _children(self) -> list[Child]:
+        return [slot.child for slot in self.slots if slot.child is not None]
+
+    def _start_due(self, now: float) -> None:
+        idle = [slot for slot in self.slots if slot.child is None]
+        if not self._proven:
+            # The first one goes alone, so that what is wrong with the application is said once.
+            idle = [] if any(child.hello is None for child in self._children()) else idle[:1]
+        for slot in idle:
+            if slot.start_at is not None and slot.start_at <= now:
+                self._start(slot, now)
+
+    def _start(self, slot: Slot, now: float) -> None:
+        try:
+            slot.child = Child(slot.number, self._command)
+        except OSError as error:
+            log.error("worker %d cannot be started: %s", slot.number, error)
+            self._replace(slot, policy.End(1, 0.0, greeted=False), now)
+        else:
+            log.info("%s started", slot)
+
+    def _attend(self, slot: Slot, now: float) -> None:
+        child = slot.child
+        if child is None:
+            return
+        child.listen()
+        if child.hello is not None and child.kill_at is None:
+            self._proven = True
+            self._database = child.hello.database
+        end = child.ended(now)
+        if end is None:
+            return
+        if child.kill_at is None and self.code is None:
+            self._replace(slot, end, now)
+        else:
+            log.log(logging.INFO if end.code in (0, -signal.SIGTERM) else logging.WARNING, "%s %s", slot, end)
+        slot.child = None
+
+    def _replace(self, slot: Slot, end: policy.End, now: float) -> None:
+        """Decide what follows an end that nobody had asked for."""
+        slot.record = policy.after(slot.record, end)
+        others_work = any(other.works(now) for other in self.slots if other is not slot)
+        if self._watch is not None and end.at_start:
+            log.error("%s %s; waiting for a file to change", slot, end)
+            self._rest()
+        elif policy.is_hopeless(
+            slot.record, end, limit=self._start_limit, ever_worked=self._proven, others_work=others_work
+        ):
+            log.error("%s %s; giving up, failed starts: %d", slot, end, slot.record.failed_starts)
+            self.stop(1)
+        else:
+            delay_s = policy.delay_s(slot.record)
+            log.warning("%s %s; starting another%s", slot, end, f" in {delay_s:g} s" if delay_s else "")
+            slot.start_at = now + delay_s
+
+    def _rest(self) -> None:
+        for slot in self.slots:
+            slot.start_at = None
+
+    # -- what else it looks at ----------------------------------------------------------------------------------
+
+    def _kill_overdue(self, now: float) -> None:
+        for slot in self.slots:
+            child = slot.child
+            if child is not None and child.kill_at is not None and now > child.kill_at:
+                log.error("%s did not end in time: killed; what it had not settled is handled again", slot)
+                child.process.kill()
+                child.kill_at = math.inf
+                if self.code == 0:
+                    self.code = 1
+
+    def _look_at_files(self, now: float) -> None:
+        changed = None if self._watch is None or self.code is not None else self._watch.changed()
+        if changed is None:
+            return
+        log.info("%s changed: restarting", changed)
+        self._proven = False
+        for slot in self.slots:
+            slot.record = policy.Record()
+            slot.start_at = now
+            if slot.child is not None:
+                slot.child.ask_to_end(now)
+
+    def _look_at_lock(self, now: float) -> None:
+        """A child that stopped while it wrote holds up everybody; its death releases the lock."""
+        holder = None if self._database is None else _lock_holder(self._database)
+        if holder is None or not self._stall.look(holder, now):
+            return
+        for slot in self.slots:
+            if slot.child is not None and slot.child.pid == holder.pid:
+                held_s = now - holder.since
+                log.error("%s has held the lock of %s for %.1f s: killed", slot, self._database, held_s)
+                slot.child.process.kill()
+
+
+def _lock_holder(database: str) -> policy.Held | None:
+    from onward.brokers.sqlite import lock_holder
+
+    try:
+        return lock_holder(database)
+    except OSError as error:  # not ours to repair, and no reason to end the children
+        log.warning("the lock of %s cannot be read: %s", database, error)
+        return None
+
+
+@contextlib.contextmanager
+def _caught() -> Iterator[tuple[list[signal.Signals], socket.socket]]:
+    """The stop signals as a list, and a socket that becomes readable with each of them and with a child's end."""
+    asked: list[signal.Signals] = []
+    bell, ringer = socket.socketpair()
+    bell.setblocking(False)
+    ringer.setblocking(False)
+    before = {
+        number: signal.signal(number, lambda got, _: asked.append(signal.Signals(got))) for number in _STOP_SIGNALS
+    }
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+    ring = signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield asked, bell
+    finally:
+        signal.set_wakeup_fd(ring)
+        for number, handling in before.items():
+            signal.signal(number, handling)
+        bell.close()
+        ringer.close()
+
+
+def _wait(bell: socket.socket, others: Sequence[socket.socket]) -> None:
+    ready, _, _ = select.select([bell, *others], [], [], _TICK_S)
+    if bell in ready:
+        with contextlib.suppress(BlockingIOError):
+            bell.recv(4096)

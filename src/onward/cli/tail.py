@@ -1,0 +1,173 @@
+"""`onward tail`: events as they come, read by a group of its own, so that nobody else misses or waits for one."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+from uuid import uuid4
+
+import typer
+
+from onward.brokers.base import Broker, Start, Subscription, TopicSpec, Topology
+from onward.cli import find
+from onward.cli.say import Misuse, say
+
+if TYPE_CHECKING:
+    from onward.app import Onward
+    from onward.cli.show import Screen
+
+# No handler's group is called like these, so no handler ever shares its events with us.
+_ONCE = "onward-tail.once."
+_KEPT = "onward-tail.kept."
+_LOOK_S = 0.5  # between two looks for a topic that does not exist yet
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Place(NamedTuple):
+    """Where to read."""
+
+    topic: str
+    group: str
+    start: Start
+
+    @property
+    def kept(self) -> bool:
+        return self.group.startswith(_KEPT)
+
+
+def tail(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to show.")],
+    start: Annotated[
+        str, typer.Option("--from", metavar="WHEN", help="earliest, latest, or an ISO time such as 2025-01-31T12:00.")
+    ] = "latest",
+    key: Annotated[str | None, typer.Option(help="Only events of this key.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="End after so many.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Remember the place under this name, and go on from there.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+) -> None:
+    """Show a topic's events as they come, until Ctrl-C. No handler misses an event because of it.
+
+    Those of one key come in order. A place that --group remembers counts as unfinished work: what it has not
+    shown stays in the topic.
+
+    \b
+    Example:
+      onward tail orders
+      onward tail orders --from earliest --key c-1 --limit 10
+      onward tail orders --json --from 2025-01-31T12:00 | jq .value
+    """
+    from onward.cli.show import Screen
+
+    place = Place(topic, _ONCE + uuid4().hex if group is None else _KEPT + group, _start(start))
+    screen = Screen(json=json, key=key, limit=limit)
+    try:
+        asyncio.run(_tail(find.system(app, url), place, screen))
+    except BrokenPipeError:
+        # Nobody reads any more. Python flushes stdout once again at its end, which must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _start(given: str) -> Start:
+    match given:
+        case "earliest" | "latest":
+            return given
+    try:
+        return datetime.fromisoformat(given).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise Misuse(f"--from {given!r} is neither earliest, latest nor an ISO time: {error}") from error
+
+
+async def _tail(system: "Onward", place: Place, screen: "Screen") -> None:
+    from onward.cli.follow import follow
+
+    with _stop_signals() as stop:
+        await _file_exists(system, stop)
+        if stop.is_set():
+            return
+        async with system:
+            place = await _topic_exists(system, place, stop)
+            if stop.is_set():
+                return
+            async with _joined(system.broker, place) as subscription:
+                say(f"showing {place.topic}; Ctrl-C ends")
+                await follow(subscription, screen, stop)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[asyncio.Event]:
+    """Set by the first signal; the second gets the system's own handling."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    caught = [number for number in _END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+    def first() -> None:
+        stop.set()
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+    for number in caught:
+        loop.add_signal_handler(number, first)
+    try:
+        yield stop
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+
+async def _file_exists(system: "Onward", stop: asyncio.Event) -> None:
+    """Opening a database would create it, and this command leaves nothing behind."""
+    url = system.settings.url
+    if not url.startswith("sqlite:"):
+        return
+    from onward.brokers.sqlite.store import locate
+
+    path = locate(url)
+    if not path.exists():
+        say(f"{path.absolute()} does not exist yet; waiting for it")
+    while not path.exists() and not stop.is_set():
+        await _pause(stop)
+
+
+async def _topic_exists(system: "Onward", place: Place, stop: asyncio.Event) -> Place:
+    """Subscribing would create the topic. Of one that comes later everything is news."""
+    wanted = Topology([TopicSpec(place.topic, system.settings.partitions)])
+    waited = False
+    while not stop.is_set():
+        changes = await system.broker.declare(wanted, apply=False)
+        if all(change.action != "create" for change in changes):
+            break
+        if not waited:
+            say(f"topic {place.topic} does not exist yet; waiting for it")
+        waited = True
+        await _pause(stop)
+    return place._replace(start="earliest") if waited and place.start == "latest" else place
+
+
+async def _pause(stop: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), _LOOK_S)
+
+
+@contextlib.asynccontextmanager
+async def _joined(broker: Broker, place: Place) -> AsyncIterator[Subscription]:
+    """A member of our group; one that is not kept is gone at the end, and so are those of tails that were killed."""
+    for info in await broker.groups(place.topic):
+        if info.group.startswith(_ONCE) and not info.members:
+            await broker.drop_group(place.topic, info.group)
+    subscription = await broker.subscribe(
+        [place.topic], group=place.group, member=f"tail-{os.getpid()}", ordering="partition", start=place.start
+    )
+    try:
+        yield subscription
+    finally:
+        await subscription.close()
+        if not place.kept:
+            await broker.drop_group(place.topic, place.group)

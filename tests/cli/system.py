@@ -1,0 +1,35 @@
+"""The system of a folder, seen from outside the command line."""
+
+import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
+
+from onward.app import Onward
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'shop.db'}"
+
+
+def publish(folder: Path, *ids: int | str, topic: str = "orders") -> None:
+    async def run() -> None:
+        async with Onward(url(folder)) as app:
+            await app.publish_many(topic, [(f"c-{number}", {"id": number}) for number in ids])
+
+    asyncio.run(run())
+
+
+def groups(folder: Path, topic: str = "orders") -> list[str]:
+    async def run() -> list[str]:
+        async with Onward(url(folder)) as app:
+            return [info.group for info in await app.broker.groups(topic)]
+
+    return asyncio.run(run())
+
+
+def owners(folder: Path, group: str) -> set[str]:
+    """The members that own a partition, as the table has them: the contract tells only who is alive."""
+    with contextlib.closing(sqlite3.connect(folder / "shop.db")) as db:
+        rows = db.execute("SELECT DISTINCT owner FROM onward_group WHERE grp = ? AND owner IS NOT NULL", (group,))
+        return {owner for (owner,) in rows}

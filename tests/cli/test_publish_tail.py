@@ -1,0 +1,144 @@
+"""`onward publish` and `onward tail`, end to end on a SQLite file."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from tests.cli.shell import Running, Shell, until
+from tests.cli.system import groups, owners, publish
+
+
+def tailing(shell: Shell, *options: str) -> Running:
+    running = shell.start("tail", "orders", "--app", "shop:app", *options)
+    running.saw("showing orders")
+    return running
+
+
+def shown(text: str) -> list[object]:
+    return [json.loads(line)["value"]["id"] for line in text.splitlines()]
+
+
+def tail(shell: Shell, *options: str) -> list[object]:
+    done = shell.run("tail", "orders", "--json", "--app", "shop:app", *options)
+    assert done.returncode == 0, done.stderr
+    return shown(done.stdout)
+
+
+def test_what_is_published_is_shown(shell: Shell) -> None:
+    publish(shell.folder, "before")
+    running = tailing(shell, "--json", "--limit", "3")
+    ids = [
+        shell.run("publish", "orders", "--key", "c-1", "--header", "a=b=c", '{ "id": 1.10 }', "--app", "shop:app"),
+        shell.run("publish", "orders", "-", "--url", "sqlite:///shop.db", stdin='{"id": 2}\n'),
+        shell.run("publish", "orders", "--text", "plain \udcff", "--url", "sqlite:///shop.db"),
+    ]
+    assert running.ended() == 0
+    events = {line["id"]: line for line in map(json.loads, running.out.splitlines())}
+    first, second, third = (events[done.stdout.strip()] for done in ids)
+    assert (first["key"], first["headers"], first["value"]) == ("c-1", {"a": "b=c"}, {"id": 1.10})
+    assert second["value"] == {"id": 2}
+    assert third["value_base64"] == "cGxhaW4g/w=="
+    assert groups(shell.folder) == []
+
+
+@pytest.mark.slow
+def test_publish_says_which_system_it_used(shell: Shell) -> None:
+    shell.environment["ONWARD_APP"] = "shop:app"
+    done = shell.run("publish", "orders", "{}")
+    assert done.stderr == "using sqlite:///shop.db (ONWARD_APP=shop:app)\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_ends_tail_well(shell: Shell, number: signal.Signals) -> None:
+    publish(shell.folder, 1)
+    running = tailing(shell)
+    assert len(groups(shell.folder)) == 1
+    running.send(number)
+    assert running.ended() == 0
+    assert groups(shell.folder) == []
+    assert "Traceback" not in running.err
+
+
+def test_a_reader_that_goes_ends_tail_quietly(shell: Shell) -> None:
+    publish(shell.folder, *range(50))
+    command = f"{shell.command} tail orders --from earliest --app shop:app 2> err | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=shell.folder,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
+    assert (shell.folder / "err").read_text().splitlines()[1:] == ["showing orders; Ctrl-C ends"]
+    assert groups(shell.folder) == []
+
+
+@pytest.mark.slow
+def test_where_to_begin_and_what_to_show(shell: Shell) -> None:
+    publish(shell.folder, 1, 2, 3)
+    assert sorted(map(str, tail(shell, "--from", "earliest", "--limit", "3"))) == ["1", "2", "3"]
+    assert tail(shell, "--from", "2001-01-01", "--key", "c-2", "--limit", "1") == [2]
+
+
+@pytest.mark.slow
+def test_a_named_place_is_kept(shell: Shell) -> None:
+    publish(shell.folder, 1, 2)
+    first = tail(shell, "--group", "mine", "--from", "earliest", "--limit", "1")
+    second = tail(shell, "--group", "mine", "--from", "earliest", "--limit", "1")
+    assert {*first, *second} == {1, 2}
+    assert groups(shell.folder) == ["onward-tail.kept.mine"]
+
+
+@pytest.mark.slow
+def test_two_tails_of_one_name_share_the_events(shell: Shell) -> None:
+    publish(shell.folder, "before")
+    both = [tailing(shell, "--json", "--group", "ours") for _ in range(2)]
+    until(lambda: len(owners(shell.folder, "onward-tail.kept.ours")) == 2, "both own partitions")
+    publish(shell.folder, *range(40))
+    until(lambda: sum(len(shown(each.out)) for each in both) >= 40, "all were shown")
+    for each in both:
+        each.send(signal.SIGINT)
+        assert each.ended() == 0
+    assert sorted(map(str, shown(both[0].out) + shown(both[1].out))) == sorted(map(str, range(40)))
+    assert all(each.out for each in both)
+
+
+@pytest.mark.slow
+def test_a_topic_that_does_not_exist_is_awaited_and_not_created(shell: Shell) -> None:
+    running = shell.start("tail", "orders", "--json", "--limit", "1", "--app", "shop:app")
+    running.saw("shop.db does not exist yet")
+    assert not (shell.folder / "shop.db").exists()
+    publish(shell.folder, 1, topic="others")
+    running.saw("topic orders does not exist yet")
+    publish(shell.folder, 1)
+    assert running.ended() == 0
+    assert shown(running.out) == [1]
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_waiting(shell: Shell) -> None:
+    running = shell.start("tail", "orders", "--app", "shop:app")
+    running.saw("does not exist yet")
+    running.send(signal.SIGINT)
+    assert running.ended() == 0
+    assert not (shell.folder / "shop.db").exists()
+
+
+@pytest.mark.slow
+def test_what_a_killed_tail_left_goes_with_the_next(shell: Shell) -> None:
+    publish(shell.folder, 1)
+    running = tailing(shell)
+    running.send(signal.SIGKILL)
+    running.ended()
+    assert len(groups(shell.folder)) == 1
+
+    def swept() -> bool:
+        tail(shell, "--from", "earliest", "--limit", "1")
+        return groups(shell.folder) == []
+
+    until(swept, "the group is dropped once its lease ran out")

@@ -1,0 +1,159 @@
+"""`onward run` with several processes, and with --reload."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from onward.cli import supervisor
+from onward.cli.supervisor import Supervisor
+from tests.cli.shell import Running, Shell, is_alive, until
+from tests.cli.system import publish
+from tests.cli.test_run import SLEEPER
+
+FREEZER = """
+import os, signal
+from onward import Onward
+from onward.brokers.sqlite.gate import Gate, lock_path
+from pathlib import Path
+
+app = Onward("sqlite:///shop.db", lease_s=2.0, takeover_grace_s=0.1)
+
+
+@app.handler("orders", group="billing")
+async def bill(order: dict) -> None:
+    if order["id"] == "freeze" and not os.path.exists("frozen"):
+        open("frozen", "w").close()
+        with Gate(lock_path(Path("shop.db"))).held():
+            os.kill(os.getpid(), signal.SIGSTOP)
+    print("billed", order["id"], flush=True)
+"""
+
+
+def pids(running: Running) -> list[int]:
+    """Of every worker that was started, in turn."""
+    return [int(pid) for pid in re.findall(r"worker \d+ \(pid (\d+)\) started", running.err)]
+
+
+def started(shell: Shell, *options: str, application: str = "shop:app", workers: int = 2) -> Running:
+    running = shell.start("run", application, "--workers", str(workers), *options)
+    running.saw("takes orders", times=workers)
+    return running
+
+
+def stopped(running: Running) -> int:
+    running.send(signal.SIGTERM)
+    return running.ended()
+
+
+def tend_until_done(fleet: Supervisor) -> None:
+    def tended() -> bool:
+        fleet.tend()
+        return fleet.done
+
+    until(tended, "the fleet ends")
+
+
+def test_a_killed_worker_is_replaced(shell: Shell) -> None:
+    running = started(shell)
+    os.kill(pids(running)[0], signal.SIGKILL)
+    running.saw("takes orders", times=3)
+    assert "was killed by SIGKILL; starting another" in running.err
+    publish(shell.folder, *range(10))
+    running.saw("billed", times=10)
+    assert stopped(running) == 0
+    assert not any(map(is_alive, pids(running)))
+    assert running.out.count("billed") == 10
+
+
+def test_workers_die_with_a_killed_supervisor(shell: Shell) -> None:
+    running = started(shell)
+    running.send(signal.SIGKILL)
+    running.ended()
+    until(lambda: not any(map(is_alive, pids(running))), "the workers are gone", patience_s=3.0)
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_all_at_once(shell: Shell) -> None:
+    shell.write("sleeper.py", SLEEPER)
+    publish(shell.folder, 1)
+    running = started(shell, application="sleeper:app")
+    running.saw("sleeping")
+    running.send(signal.SIGTERM)
+    running.saw("SIGTERM: stopping")
+    time.sleep(supervisor._ECHO_S)  # sooner it would be taken for the same signal sent twice
+    running.send(signal.SIGTERM)
+    assert running.ended(patience_s=5.0) == 128 + signal.SIGTERM
+    assert not any(map(is_alive, pids(running)))
+
+
+def test_a_crash_loop_gives_up(shell: Shell) -> None:
+    shell.write("crash.py", "import os\nos._exit(7)\n")
+    running = shell.start("run", "crash:app", "--workers", "2")
+    assert running.ended() == 1
+    assert len(pids(running)) == supervisor.START_LIMIT
+    assert "ended with exit code 7; giving up" in running.err
+
+
+def test_a_bad_module_is_said_once(shell: Shell) -> None:
+    done = shell.run("run", "no_such_module:app", "--workers", "2")
+    assert done.returncode == 1
+    assert done.stderr.count("no module 'no_such_module'") == 1
+    assert "giving up" in done.stderr
+
+
+def test_reload_restarts_on_an_edit(shell: Shell) -> None:
+    running = started(shell, "--reload", workers=1)
+    good = (shell.folder / "shop.py").read_text()
+    shell.write("shop.py", "1 / 0")
+    running.saw("shop.py changed: restarting")
+    running.saw("ZeroDivisionError")
+    running.saw("waiting for a file to change")
+    shell.write("shop.py", good.replace("billed", "charged"))
+    running.saw("takes orders", times=2)
+    publish(shell.folder, 1)
+    running.saw("charged 1")
+    assert stopped(running) == 0
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_that_holds_the_lock_is_killed(shell: Shell) -> None:
+    shell.write("freezer.py", FREEZER)
+    running = started(shell, application="freezer:app")
+    publish(shell.folder, "freeze")
+    running.saw("has held the lock of")
+    running.saw("takes orders", times=3)
+    running.saw("billed freeze")
+    assert stopped(running) == 0
+
+
+def test_a_child_that_does_not_end_in_time_is_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_S", 0.2)
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    fleet = Supervisor([sys.executable, "-c", stubborn], 1)
+    fleet.tend()
+    child = fleet.slots[0].child
+    assert child is not None
+    # Only when it ignores the signal does the test mean something.
+    until(lambda: _ignores_sigterm(child.pid), "the child ignores SIGTERM")
+    fleet.stop()
+    tend_until_done(fleet)
+    assert fleet.code == 1
+    assert "did not end in time" in caplog.text
+
+
+def _ignores_sigterm(pid: int) -> bool:
+    with open(f"/proc/{pid}/status") as status:
+        (mask,) = [int(line.split()[1], 16) for line in status if line.startswith("SigIgn:")]
+    return bool(mask >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_program_that_cannot_be_started_is_given_up() -> None:
+    fleet = Supervisor(["/no/such/program"], 1)
+    tend_until_done(fleet)
+    assert fleet.code == 1
