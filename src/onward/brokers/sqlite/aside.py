@@ -2,7 +2,7 @@
 
 import itertools
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -56,19 +56,18 @@ def store(db: sqlite3.Connection, rows: Sequence[tuple[AsideRecord, int]]) -> No
     db.executemany(_INSERT, [_row(record, part) for record, part in rows])
 
 
-def delete(
-    db: sqlite3.Connection, group: str, ids: Sequence[str], ours: Mapping[Partition, int], lost: dict[Partition, None]
-) -> None:
-    """Remove records that are done, if their partition is ours; else name the partition in `lost`."""
-    parts = set(ours.values())
+def find(db: sqlite3.Connection, group: str, ids: Sequence[str]) -> list[AsideRecord]:
+    """Those of the group's records that are there."""
+    found = []
     for name in ids:
-        row = db.execute("SELECT part, data FROM onward_aside WHERE id = ? AND grp = ?", (name, group)).fetchone()
-        if row is None:
-            continue
-        if row[0] in parts:
-            db.execute("DELETE FROM onward_aside WHERE id = ?", (name,))
-        else:
-            lost[_decode(row[1]).partition] = None
+        row = db.execute("SELECT state, due, data FROM onward_aside WHERE id = ? AND grp = ?", (name, group)).fetchone()
+        if row is not None:
+            found.append(_record(*row))
+    return found
+
+
+def delete(db: sqlite3.Connection, name: str) -> None:
+    db.execute("DELETE FROM onward_aside WHERE id = ?", (name,))
 
 
 def _row(record: AsideRecord, part: int) -> tuple[Any, ...]:
@@ -174,7 +173,7 @@ def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tu
             continue
         moved += 1
         if to is None:
-            tx.db.execute("DELETE FROM onward_aside WHERE id = ?", (name,))
+            delete(tx.db, name)
         else:
             tx.db.execute("UPDATE onward_aside SET state = ?, due = ? WHERE id = ?", (to[0].value, to[1], name))
         if tx.db.execute(_OWNED, (row[0], group)).fetchone() == (1,):

@@ -29,7 +29,7 @@ from onward.settings import Settings, check_name
 
 def open_broker(url: str, settings: Settings) -> Broker:
     """Open the file that the URL names, or create it. BadStore: it cannot be ours, and was left untouched."""
-    path = locate(url)
+    path = locate(url).resolve()  # whatever name leads to the file, its lock is one
     check(path)
     store = Store(path, settings)
     gate = Gate(lock_path(store.path))

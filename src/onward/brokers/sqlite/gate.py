@@ -89,7 +89,7 @@ def lock_path(database: Path) -> Path:
 def lock_holder(database: str | os.PathLike[str]) -> Holder | None:
     """Who writes to the database at this moment, or None. It opens the lock file only, never the database."""
     try:
-        fd = os.open(lock_path(Path(database)), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(lock_path(Path(database).resolve()), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:

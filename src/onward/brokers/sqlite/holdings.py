@@ -106,8 +106,12 @@ class Holdings:
                 (hold.ready_at for hold in self.held.values() if not hold.epoch and not hold.withheld), default=math.inf
             )
 
-    def collect(self, limit: int, max_bytes: int, now: float) -> list[Message]:
-        """Everything that happened, then new ownerships, then events. Never an event of what is not ours any more."""
+    def collect(self, limit: int, max_bytes: int, now: float, *, sure: bool) -> list[Message]:
+        """Everything that happened, then new ownerships, then events. Never an event of what is not ours any more.
+
+        Unless it is sure that all of it is still ours, ownerships and events wait: what was read after a lease ran
+        out may be somebody else's.
+        """
         with self.lock:
             if self.closed:
                 return []
@@ -116,11 +120,9 @@ class Holdings:
             for message in messages:
                 if isinstance(message, Revoked):
                     self._start_deadlines(message.partitions, now + message.deadline_s)
-            for hold in self.held.values():
-                if not hold.epoch and not hold.withheld and hold.ready_at <= now:
-                    hold.epoch = next(self._epochs)
-                    messages.append(_assigned(hold))
-            self._deliver(messages, limit, max_bytes)
+            if sure:
+                self._announce(messages, now)
+                self._deliver(messages, limit, max_bytes)
             return messages
 
     def revoke(self, holds: Sequence[Hold]) -> None:
@@ -152,6 +154,12 @@ class Holdings:
             hold = self.held.get(partition)
             if hold is not None and hold.revoking:
                 hold.deadline = deadline
+
+    def _announce(self, messages: list[Message], now: float) -> None:
+        for hold in self.held.values():
+            if not hold.epoch and not hold.withheld and hold.ready_at <= now:
+                hold.epoch = next(self._epochs)
+                messages.append(_assigned(hold))
 
     def _deliver(self, messages: list[Message], limit: int, max_bytes: int) -> None:
         holds = [hold for hold in self.held.values() if hold.flows and hold.rows]

@@ -34,9 +34,9 @@ def groups(db: sqlite3.Connection, topic: str, now: float, boot: str) -> list[Gr
 
 
 def alive(db: sqlite3.Connection, group: str, topic: int, now: float, boot: str) -> list[str]:
-    """The members by the names they gave themselves."""
-    listed = leases.members(db, group, topic)
-    return [name.rsplit(":", 1)[0] for name, lease in listed.items() if lease.counts(now, boot)]
+    """The members, and whoever still owns a partition, by the names they gave themselves."""
+    listed = leases.members(db, group, topic) | leases.owners(db, group, topic)
+    return [name.rsplit(":", 1)[0] for name, lease in sorted(listed.items()) if lease.counts(now, boot)]
 
 
 def _lag(db: sqlite3.Connection, part: int, position: int) -> BrokerLag:

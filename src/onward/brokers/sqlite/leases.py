@@ -88,6 +88,11 @@ def members(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
     return {member: Lease(*lease) for member, *lease in db.execute(_MEMBERS, (group, topic))}
 
 
+def owners(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
+    """Whoever owned a partition last, with that lease; they need not be members any more."""
+    return {row[2]: Lease(*row[5:]) for row in db.execute(_SEATS, (group, topic)) if row[2] is not None}
+
+
 def enlist(db: sqlite3.Connection, group: str, topic: int, member: str, lease: Lease) -> None:
     db.execute(_ENLIST, (group, topic, member, *lease))
 

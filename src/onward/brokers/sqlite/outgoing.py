@@ -110,6 +110,23 @@ class Packer:
                 )
 
 
+class Shipment:
+    """The parcels of one transaction, sorted into the partitions they go to."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.topics: dict[str, tuple[Topic, int]] = {}  # with the bytes ever appended before
+        self.sizes: dict[str, int] = {}
+        self.packs: dict[str, dict[int, list[Pack]]] = {}  # by topic and partition id
+        self.closed: set[str] = set()  # topics of refused parcels: what comes behind those is refused too
+
+    def add(self, topic: Topic, load: Load) -> None:
+        self.sizes[topic.name] = self.sizes.get(topic.name, 0) + load.size
+        parts = self.packs.setdefault(topic.name, {})
+        for index, pack in load.packs:
+            parts.setdefault(topic.parts[index], []).append(pack)
+
+
 class Courier:
     """Appends parcels inside the writer's transaction, in the order they were entered."""
 
@@ -122,60 +139,56 @@ class Courier:
     def append(self, db: sqlite3.Connection, parcels: Sequence[Parcel], wall: float) -> dict[Parcel, OnwardError]:
         """Answers the errors of those refused."""
         refused: dict[Parcel, OnwardError] = {}
-        closed: set[str] = set()
-        rows: dict[Topic, dict[int, list[Pack]]] = {}
-        sizes: dict[str, int] = {}
+        shipment = Shipment(db)
         for parcel in parcels:
             try:
-                loads = self._admitted(db, parcel, closed, sizes)
+                for topic, load in self._admitted(shipment, parcel):
+                    shipment.add(topic, load)
             except OnwardError as error:
                 refused[parcel] = error
-                closed.update(parcel.topics)
-                continue
-            for topic, load in loads:
-                sizes[topic.name] = sizes.get(topic.name, 0) + load.size
-                parts = rows.setdefault(topic, {})
-                for index, pack in load.packs:
-                    parts.setdefault(topic.parts[index], []).append(pack)
-        for topic, parts in rows.items():
-            self._write(db, topic, parts, wall)
+                shipment.closed.update(parcel.topics)
+        for name, packs in shipment.packs.items():
+            self._write(db, *shipment.topics[name], packs, wall)
         return refused
 
     def forget(self) -> None:
         """A transaction was rolled back: what is remembered of it never was."""
         self._catalogue.forget()
+        self._backlog.forget()
         self._tails.clear()
 
-    def _write(self, db: sqlite3.Connection, topic: Topic, packs: Mapping[int, Sequence[Pack]], wall: float) -> None:
-        # Every append moves the topic's total, so an unmoved total says that the remembered tails still hold.
-        (total,) = db.execute("SELECT bytes FROM onward_topic WHERE id = ?", (topic.id,)).fetchone()
+    def _admitted(self, shipment: Shipment, parcel: Parcel) -> list[tuple[Topic, Load]]:
+        """What the parcel has for each topic, checked before any of it is added."""
+        if not shipment.closed.isdisjoint(parcel.topics):
+            raise PublishError(BEHIND, refused=parcel.events)
+        loads = []
+        for name, load in parcel.topics.items():
+            topic, appended = self._resolved(shipment, name, parcel)
+            if load.partitions != len(topic.parts):
+                load = self._packer.pack([event for event in parcel.events if event.topic == name])[name]
+            if self._backlog.is_over(shipment.db, topic, appended + shipment.sizes.get(name, 0) + load.size):
+                raise Backlogged(self._backlog.complaint(name), refused=parcel.events)
+            loads.append((topic, load))
+        return loads
+
+    def _resolved(self, shipment: Shipment, name: str, parcel: Parcel) -> tuple[Topic, int]:
+        if name not in shipment.topics:
+            try:
+                shipment.topics[name] = self._catalogue.resolve(shipment.db, name)
+            except BrokerError as error:
+                raise PublishError(str(error), refused=parcel.events) from error
+        return shipment.topics[name]
+
+    def _write(
+        self, db: sqlite3.Connection, topic: Topic, total: int, packs: Mapping[int, Sequence[Pack]], wall: float
+    ) -> None:
         remembered, tails = self._tails.get(topic.id, (-1, {}))
+        # Every append moves the topic's total, so an unmoved total says that the remembered tails still hold.
         if remembered != total or len(tails) != len(topic.parts):
             tails = log.tails(db, topic.id)
         total += log.append(db, packs, tails, wall)
         db.execute("UPDATE onward_topic SET bytes = ? WHERE id = ?", (total, topic.id))
         self._tails[topic.id] = (total, tails)
-
-    def _admitted(
-        self, db: sqlite3.Connection, parcel: Parcel, closed: set[str], sizes: Mapping[str, int]
-    ) -> list[tuple[Topic, Load]]:
-        if not closed.isdisjoint(parcel.topics):
-            raise PublishError(BEHIND, refused=parcel.events)
-        loads = []
-        for name, load in parcel.topics.items():
-            topic, appended = self._resolved(db, name, parcel)
-            if load.partitions != len(topic.parts):
-                load = self._packer.pack([event for event in parcel.events if event.topic == name])[name]
-            if self._backlog.is_over(db, topic, appended + sizes.get(name, 0) + load.size):
-                raise Backlogged(self._backlog.complaint(name), refused=parcel.events)
-            loads.append((topic, load))
-        return loads
-
-    def _resolved(self, db: sqlite3.Connection, name: str, parcel: Parcel) -> tuple[Topic, int]:
-        try:
-            return self._catalogue.resolve(db, name)
-        except BrokerError as error:
-            raise PublishError(str(error), refused=parcel.events) from error
 
 
 def combined(failures: Sequence[tuple[Parcel, Exception]]) -> Exception:

@@ -46,42 +46,46 @@ def decoded(partition: Partition, watermark: int, done_above: bytes | None, trie
 
 def settle(db: sqlite3.Connection, settlement: Settlement) -> list[Partition]:
     """Write what is ours; answers the partitions that are not, of which nothing is written."""
-    ours = {
-        partition: claim.part
-        for partition, claim in settlement.claims.items()
-        if _is_ours(db, settlement.group, settlement.owner, claim)
-    }
-    lost: dict[Partition, None] = {}
-    _set_aside(db, settlement, ours, lost)
-    for progress in settlement.progress:
-        if progress.partition in ours:
-            _write(db, settlement.group, ours[progress.partition], progress)
-        else:
-            lost[progress.partition] = None
-    aside.delete(db, settlement.group, settlement.gone, ours, lost)
-    return list(lost)
-
-
-def _is_ours(db: sqlite3.Connection, group: str, owner: str, claim: Claimed) -> bool:
-    row: object = db.execute(
-        "SELECT owner, fence FROM onward_group WHERE part = ? AND grp = ?", (claim.part, group)
-    ).fetchone()
-    return row == (owner, claim.fence)
-
-
-def _set_aside(
-    db: sqlite3.Connection, settlement: Settlement, ours: Mapping[Partition, int], lost: dict[Partition, None]
-) -> None:
-    rows = []
-    for record in settlement.aside:
-        if record.partition in ours:
-            rows.append((record, ours[record.partition]))
-        else:
-            lost[record.partition] = None
+    standing = _Standing(db, settlement)
+    records = [record for record in settlement.aside if standing.part(record.partition) is not None]
     try:
-        aside.store(db, rows)
+        aside.store(db, [(record, settlement.claims[record.partition].part) for record in records])
     except (sqlite3.Error, msgspec.MsgspecError, TypeError, ValueError) as error:
         raise AsideError(f"records of group {settlement.group} could not be set aside: {error}") from error
+    for progress in settlement.progress:
+        part = standing.part(progress.partition)
+        if part is not None:
+            _write(db, settlement.group, part, progress)
+    for record in aside.find(db, settlement.group, settlement.gone):
+        if standing.part(record.partition) is not None:
+            aside.delete(db, record.id)
+    return list(standing.lost)
+
+
+class _Standing:
+    """Which partitions are ours, asked of the store once each."""
+
+    def __init__(self, db: sqlite3.Connection, settlement: Settlement) -> None:
+        self._db = db
+        self._settlement = settlement
+        self._known: dict[Partition, int | None] = {}
+        self.lost: dict[Partition, None] = {}
+
+    def part(self, partition: Partition) -> int | None:
+        """The partition's id if it is ours; else it is lost."""
+        if partition not in self._known:
+            claim = self._settlement.claims.get(partition)
+            ours = claim is not None and self._is_ours(claim)
+            self._known[partition] = claim.part if claim is not None and ours else None
+            if not ours:
+                self.lost[partition] = None
+        return self._known[partition]
+
+    def _is_ours(self, claim: Claimed) -> bool:
+        row: object = self._db.execute(
+            "SELECT owner, fence FROM onward_group WHERE part = ? AND grp = ?", (claim.part, self._settlement.group)
+        ).fetchone()
+        return row == (self._settlement.owner, claim.fence)
 
 
 def _write(db: sqlite3.Connection, group: str, part: int, progress: Progress) -> None:

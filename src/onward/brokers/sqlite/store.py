@@ -35,7 +35,7 @@ class Store:
     other descriptor of it would drop the locks of the whole process."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        self.path = path.absolute()
+        self.path = path
         self._patience_s = settings.publish_timeout_s
         self._synchronous = "FULL" if settings.durability == "fsync" else "NORMAL"
 

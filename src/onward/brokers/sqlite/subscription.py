@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from onward import clock
-from onward.brokers.base import AsideRecord, BrokerLag, Message, Progress, Revoked
+from onward.brokers.base import AsideRecord, BrokerLag, Message, Progress
 from onward.brokers.sqlite import log, roster
 from onward.brokers.sqlite.doorbell import Doorbell
 from onward.brokers.sqlite.holdings import Hold, Holdings
@@ -52,12 +52,13 @@ class SqliteSubscription:
             if not self._holdings.is_stocked(limit, max_bytes):
                 await self._reader.run(lambda db: self._fill(db, limit, max_bytes))
             now = clock.now()
-            messages = self._holdings.collect(limit, max_bytes, now)
-            if any(isinstance(message, Revoked) for message in messages):
-                self._writer.queue.kick(self._tenure, now + self._settings.revoke_grace_s)
+            sure = now < self._tenure.sure_until()
+            messages = self._holdings.collect(limit, max_bytes, now, sure=sure)
+            self._writer.queue.kick(self._tenure, self._holdings.deadline() if sure else now)
             if messages or now >= end:
                 return messages
-            await self._bell.wait(rung, min(end, self._holdings.ripe_at(), now + self._look_s) - now)
+            ripe_at = self._holdings.ripe_at() if sure else end
+            await self._bell.wait(rung, min(end, ripe_at, now + self._look_s) - now)
         return []
 
     async def settle(

@@ -21,7 +21,6 @@ from onward.brokers.sqlite.transaction import Transaction
 from onward.event import Partition
 from onward.settings import Settings
 
-_AGAIN_S = 0.05  # what was just released is not claimed again at once: a close may follow
 _EXPIRY_SLACK_S = 0.02
 
 Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
@@ -42,7 +41,7 @@ class Turn:
         self.revoked: list[Hold] = []
         self.claimed: list[Hold] = []
         self.moved: list[tuple[Hold, str, str | None, float | None]] = []
-        self.put_off = False  # something was not claimed because it has just been given back
+        self.retires = False
         self.next_expiry = math.inf  # of somebody else's lease
         self.version = 0
 
@@ -76,6 +75,7 @@ class Tenure:
         self._polled = clock.now()
         self._asked: dict[Partition, bool] = {}
         self._waiters: list[Waiter] = []
+        self._retiring = False  # it released unasked: it keeps what it has, claims no more and counts no more
         self._leaving = False
 
     # Called by the subscription
@@ -122,6 +122,7 @@ class Tenure:
         lease = Lease(tx.now + self._settings.lease_s, self._settings.lease_s, self._boot)
         with self._holdings.lock:
             turn = Turn(tx.now, lease, dict(self._asked), list(self._waiters))
+            turn.retires = self._retiring
             held = dict(self._holdings.held)
         if self._leaving:
             self._leave(tx, turn, held)
@@ -154,6 +155,7 @@ class Tenure:
             clean = turn.asked.get(hold.partition, False)
             leases.give_back(tx.db, self.group, self.owner, (hold.part, hold.fence), clean=clean)
             (turn.returned if asked else turn.overdue).append(hold)
+            turn.retires |= asked and not hold.revoking
             del held[hold.partition]
         if turn.returned or turn.overdue:
             roster.bump(tx, self.group)
@@ -183,19 +185,17 @@ class Tenure:
             if others:
                 turn.next_expiry = min(turn.next_expiry, counting[row.part].until)
         leases.renew(tx.db, self.group, mine, turn.lease)
-        self._balance(tx, turn, topic, seats, mine)
+        if turn.retires:
+            leases.strike(tx.db, self.group, topic.id, [self.owner])
+        else:
+            self._balance(tx, turn, topic, seats, mine)
 
     def _balance(
         self, tx: Transaction, turn: Turn, topic: Topic, seats: Sequence[Seat], mine: Mapping[int, Hold]
     ) -> None:
         leaving = sum(hold.revoking for hold in mine.values())
         wanted = wish(topic.name, self.owner, seats, self._roll_call(tx, turn, topic), leaving)
-        back = {hold.part for hold in turn.returned}
-        for seat in wanted.claim:
-            if seat.part in back:
-                turn.put_off = True
-            else:
-                turn.claimed.append(self._claim(tx, turn, topic, seat))
+        turn.claimed += [self._claim(tx, turn, topic, seat) for seat in wanted.claim]
         if wanted.surplus:
             self._give_up(tx, turn, [hold for hold in mine.values() if not hold.revoking], wanted.surplus)
 
@@ -245,17 +245,19 @@ class Tenure:
             for partition in turn.asked:
                 self._asked.pop(partition, None)
             self._waiters = [waiter for waiter in self._waiters if waiter not in turn.waiters]
+            self._retiring = turn.retires
+            lapsed = self._sure <= now
             if turn.renewed:
                 self._sure = turn.lease.until
                 self._version = turn.version
-        if turn.has_news:
+        if turn.has_news or lapsed:
             self._nudge()
         self._answer(turn.waiters)
         if not self._leaving:
             self._kick(self, self._next_due(turn))
 
     def _next_due(self, turn: Turn) -> float:
-        renewal = turn.now + (_AGAIN_S if turn.put_off else self._settings.lease_s / 3)
+        renewal = turn.now + self._settings.lease_s / 3
         return min(renewal, turn.next_expiry + _EXPIRY_SLACK_S, self._holdings.deadline())
 
     def _answer(self, waiters: Sequence[Waiter]) -> None:

@@ -126,8 +126,8 @@ class Writer:
         tx = Transaction(self._db)
         committing = False
         try:
+            self._do_jobs(tx, batch)  # before the chores: a settle counts before the release that follows it
             self._do_chores(tx, batch)
-            self._do_jobs(tx, batch)
             self._append(tx, batch)
             committing = True
             self._db.execute("COMMIT")

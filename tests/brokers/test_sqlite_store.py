@@ -1,0 +1,655 @@
+"""What is peculiar to the SQLite broker: its file, its lock, its retention, its neighbours on the machine."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import pytest
+
+from onward import clock
+from onward.brokers.base import Assigned, Broker, Progress, Reached, Subscription, TopicSpec, Topology
+from onward.brokers.sqlite import lock_holder, open_broker
+from onward.brokers.sqlite.backlog import Backlog
+from onward.brokers.sqlite.membership import Lease, Seat, quotas, wish
+from onward.brokers.sqlite.mounts import network_type
+from onward.brokers.sqlite.retention import Retention
+from onward.brokers.sqlite.store import Store
+from onward.brokers.sqlite.transaction import Transaction
+from onward.errors import (
+    Backlogged,
+    BadSetting,
+    BadStore,
+    BrokerError,
+    PartitionsDiffer,
+    PublishError,
+    TooLarge,
+    Unserialisable,
+)
+from onward.event import Delivery, Event, Partition, new_id
+from onward.settings import Settings
+
+PUBLISHER = """
+import asyncio, sys
+from onward.brokers.sqlite import open_broker
+from onward.event import Event, new_id
+from onward.settings import Settings
+
+async def main(path, name, batches):
+    broker = open_broker(f"sqlite:///{path}", Settings(partitions=4))
+    for n in range(int(batches)):
+        await broker.publish([Event(new_id(), "orders", f"{name}-{k}", b"%d" % n) for k in range(10)])
+        print(n, flush=True)
+    await broker.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def event(n: int, key: str | None = "k", size: int = 0) -> Event:
+    return Event(new_id(), "orders", key, str(n).encode().ljust(size, b"."))
+
+
+@asynccontextmanager
+async def opened(path: Path, **options: Any) -> AsyncIterator[Broker]:
+    options = {"partitions": 4, "lease_s": 1.0, "takeover_grace_s": 0.1} | options
+    broker = open_broker(f"sqlite:///{path}", Settings(**options))
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+async def join(broker: Broker, group: str = "billing", **options: Any) -> Subscription:
+    return await broker.subscribe(
+        ["orders"], group=group, member="m", ordering="key", **{"start": "earliest"} | options
+    )
+
+
+async def publish_until_refused(broker: Broker, size: int) -> tuple[int, PublishError]:
+    """How many were accepted, one at a time, and the error that refused the next one."""
+    for n in range(1_000):
+        try:
+            await broker.publish([event(n, size=size)])
+        except PublishError as error:
+            return n, error
+    raise AssertionError("never refused")
+
+
+async def take(subscription: Subscription, count: int) -> list[Delivery]:
+    found: list[Delivery] = []
+    async with asyncio.timeout(20):
+        while len(found) < count:
+            messages = await subscription.receive(1_000, 1 << 24, 1.0)
+            found += [message for message in messages if isinstance(message, Delivery)]
+    return found
+
+
+def numbers(deliveries: Sequence[Delivery]) -> list[int]:
+    return [int((each.event.value or b"").rstrip(b".")) for each in deliveries]
+
+
+async def settle(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
+    ends = {each.partition: Progress(each.partition, each.epoch, each.position + 1) for each in deliveries}
+    assert not await subscription.settle(list(ends.values()))
+
+
+def publisher(path: Path, name: str, batches: int) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", PUBLISHER, str(path), name, str(batches)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def output(process: subprocess.Popen[str]) -> IO[str]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def trim(path: Path, **options: Any) -> None:
+    """What the broker's own chore does every few seconds."""
+    settings = Settings(**options)
+    with closing(Store(path, settings).connect()) as db:
+        db.execute("BEGIN IMMEDIATE")
+        Retention(settings, Backlog(1), lambda chore, at: None).work(Transaction(db))
+        db.execute("COMMIT")
+
+
+def rows(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("SELECT count(*) FROM onward_log").fetchone()[0])
+
+
+# The file
+
+
+def make_text(path: Path) -> None:
+    path.write_bytes(b"Dear diary, today I was nearly taken for a database.\n" * 50)
+
+
+def make_garbage(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\x00" + bytes(range(256)) * 64)
+
+
+def make_truncated(path: Path) -> None:
+    asyncio.run(_publish_some(path))
+    path.write_bytes(path.read_bytes()[:8192])
+
+
+def make_newer(path: Path) -> None:
+    asyncio.run(_publish_some(path))
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE onward_meta SET value = '999'")
+
+
+def make_namesake(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE onward_log (mine)")
+
+
+async def _publish_some(path: Path) -> None:
+    async with opened(path) as broker:
+        await broker.publish([event(n, size=1_000) for n in range(100)])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (make_text, "not a SQLite database"),
+        (make_garbage, "SQLite|damaged"),
+        (make_truncated, "damaged"),
+        (make_newer, "newer Onward"),
+        (make_namesake, "not Onward's"),
+    ],
+)
+def test_a_file_that_is_not_ours_stays_untouched(tmp_path: Path, make: Any, says: str) -> None:
+    path = tmp_path / "shop.db"
+    make(path)
+    (tmp_path / "shop.db-lock").unlink(missing_ok=True)
+    before = path.read_bytes()
+    with pytest.raises(BadStore, match=says):
+        open_broker(f"sqlite:///{path}", Settings())
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["shop.db"]
+
+
+def test_our_tables_stand_beside_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA user_version = 7")
+        db.execute("CREATE TABLE customer (name)")
+        db.execute("INSERT INTO customer VALUES ('Ada')")
+    asyncio.run(_publish_some(path))
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT name FROM customer").fetchall() == [("Ada",)]
+        assert db.execute("PRAGMA user_version").fetchone() == (7,)
+        assert db.execute("PRAGMA application_id").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://host/file.db"])
+def test_a_url_without_a_file_is_refused(url: str) -> None:
+    with pytest.raises(BadSetting, match="file"):
+        open_broker(url, Settings())
+
+
+def test_a_path_that_cannot_be_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadStore, match=r"nowhere does not exist"):
+        open_broker(f"sqlite:///{tmp_path}/nowhere/a.db", Settings())
+    with pytest.raises(BadStore, match="is a folder"):
+        open_broker(f"sqlite:///{tmp_path}", Settings())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(BadStore, match="no permission to write to the folder"):
+        open_broker(f"sqlite:///{tmp_path}/a.db", Settings())
+
+
+def test_network_file_systems_are_known_by_the_innermost_mount() -> None:
+    mounts = (
+        "/dev/sda / ext4 rw 0 0\nserver:/x /data nfs4 rw 0 0\n/dev/sdb /data/local xfs rw 0 0\n"
+        "me@host: /home/a\\040b fuse.sshfs rw 0 0\n/dev/sdc /mnt ext4 rw 0 0\n//nas/share /mnt cifs rw 0 0\n"
+    )
+    for path, kind in {
+        "/data/shop.db": "nfs4",
+        "/data/local/shop.db": None,
+        "/database/shop.db": None,
+        "/home/a b/shop.db": "fuse.sshfs",
+        "/mnt/shop.db": "cifs",
+    }.items():
+        assert network_type(PurePosixPath(path), mounts) == kind, path
+
+
+def test_many_processes_may_create_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    processes = [publisher(path, f"p{n}", 1) for n in range(6)]
+    for process in processes:
+        with process:
+            assert output(process).read() == "0\n"
+    assert rows(path) > 0
+
+
+# Topics and positions
+
+
+def test_another_partition_count_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            await broker.publish([event(0)])
+        before = rows(path)
+        async with opened(path, partitions=8) as broker:
+            with pytest.raises(PartitionsDiffer, match="4 partitions, this process says 8"):
+                await broker.publish([event(1)])
+            with pytest.raises(PartitionsDiffer):
+                await join(broker)
+            (change,) = await broker.declare(Topology([TopicSpec("orders", 8)]), apply=True)
+            assert change.action == "refuse"
+        assert rows(path) == before
+
+    asyncio.run(scenario())
+
+
+def test_grown_topics_stop_a_publisher_or_are_accepted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as stops, opened(path, on_partition_growth="accept") as accepts:
+            for broker in (stops, accepts):
+                await broker.publish([event(0)])
+            with closing(sqlite3.connect(path)) as db, db:
+                db.execute("UPDATE onward_topic SET partitions = 5")
+                db.execute("INSERT INTO onward_partition (topic, idx) VALUES (1, 4)")
+            with pytest.raises(PartitionsDiffer, match="5 partitions"):
+                await stops.publish([event(1)])
+            await accepts.publish([event(n, f"key-{n}") for n in range(50)])
+            found = await take(await join(accepts), 52)
+            assert {each.partition.index for each in found} == set(range(5))
+
+    asyncio.run(scenario())
+
+
+def test_an_undeclared_topic_is_refused_where_declaring_is_off(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path / "shop.db", auto_declare=False) as broker:
+            with pytest.raises(PublishError, match="onward topology apply") as raised:
+                await broker.publish([event(0)])
+            assert len(raised.value.refused) == 1
+            with pytest.raises(BrokerError, match="onward topology apply"):
+                await join(broker)
+            (change,) = await broker.declare(Topology([TopicSpec("orders", 2)]), apply=True)
+            assert change.action == "create"
+            await broker.publish([event(0)])
+            assert not await broker.declare(Topology([TopicSpec("orders", 2)]), apply=True)
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_stored_is_refused_at_the_door(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path / "shop.db", max_event_bytes=1_000) as broker:
+            with pytest.raises(TooLarge, match="max_event_bytes is 1000"):
+                await broker.publish([event(0), event(1, size=1_001)])
+            bad: Any = Event(new_id(), "orders", "k", b"", {"n": 1})  # type: ignore[dict-item]
+            with pytest.raises(Unserialisable):
+                await broker.publish([event(0), bad])
+            await broker.publish([event(2)])
+            assert [each.event.value for each in await take(await join(broker), 1)] == [b"2"]
+
+    asyncio.run(scenario())
+
+
+def test_positions_are_never_used_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            subscription = await join(broker)
+            await broker.publish([event(n) for n in range(10)])
+            await settle(subscription, await take(subscription, 10))
+            trim(path, retention_s=0)
+            assert rows(path) == 0
+            await broker.publish([event(10)])
+            (found,) = await take(subscription, 1)
+            assert found.position == 10
+            # A group that comes later is told of the hole.
+            late = await join(broker, "late")
+            messages = [*await late.receive(10, 1 << 20, 1.0), *await late.receive(10, 1 << 20, 1.0)]
+            assigned = {each.partition: each for each in messages if isinstance(each, Assigned)}[found.partition]
+            rest = [each for each in messages if not isinstance(each, Assigned)]
+            assert rest[0] == Reached(found.partition, assigned.epoch, 10)
+            assert isinstance(rest[1], Delivery)
+
+    asyncio.run(scenario())
+
+
+# Retention and backlog
+
+
+def test_retention_removes_what_all_have_finished_and_nothing_else(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            fast, slow = await join(broker, "fast"), await join(broker, "slow")
+            for n in range(20):
+                await broker.publish([event(n, size=1_000)])
+            done = await take(fast, 20)
+            await settle(fast, done)
+            trim(path, retention_s=0, retention_bytes=1)
+            assert rows(path) == 20, "one group has finished nothing"
+            await settle(slow, (await take(slow, 20))[:5])
+            trim(path, retention_s=3_600)
+            assert rows(path) == 20, "nothing is old, and it is little"
+            trim(path, retention_s=3_600, retention_bytes=3_300)
+            assert rows(path) == 18, "of the five finished ones the two oldest are too much"
+            trim(path, retention_s=0)
+            assert rows(path) == 15
+            await slow.close()
+            again = await join(broker, "slow")
+            assert numbers(await take(again, 15)) == [*range(5, 20)]
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_without_a_group_is_kept_by_age_alone(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    asyncio.run(_publish_some(path))
+    before = rows(path)
+    trim(path, retention_s=3_600, retention_bytes=1)
+    assert rows(path) == before
+    trim(path, retention_s=0)
+    assert rows(path) == 0
+
+
+def test_a_full_backlog_is_the_publishers_error_until_somebody_works(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path / "shop.db", max_backlog_bytes=50_000) as broker:
+            subscription = await join(broker)
+            sent, error = await publish_until_refused(broker, size=1_000)
+            assert isinstance(error, Backlogged)
+            assert "max_backlog_bytes=50000" in str(error)
+            assert 40 <= sent < 50
+            assert [each.value for each in error.refused] == [event(sent, size=1_000).value]
+            # Calls that stood in the queue behind the refused one are refused with it.
+            answers = await asyncio.gather(
+                *(broker.publish([event(n, size=1_000)]) for n in range(5)), return_exceptions=True
+            )
+            assert all(isinstance(answer, PublishError) for answer in answers)
+            await settle(subscription, await take(subscription, sent))
+            await broker.publish([event(sent, size=1_000)])
+            assert len(await take(subscription, 1)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            db: sqlite3.Connection = broker._writer._db  # type: ignore[attr-defined]
+            (pages,) = db.execute("PRAGMA page_count").fetchone()
+            db.execute(f"PRAGMA max_page_count = {pages + 20}")
+            accepted, error = await publish_until_refused(broker, size=10_000)
+            assert "disk is full" in str(error)
+            assert not error.unknown
+            db.execute("PRAGMA max_page_count = 1000000")
+            await broker.publish(error.refused)
+            assert numbers(await take(await join(broker), accepted + 1)) == [*range(accepted + 1)]
+
+    asyncio.run(scenario())
+
+
+# Other processes
+
+
+def test_a_stopped_holder_of_the_lock_is_named_and_harms_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+
+    async def scenario(stopped: subprocess.Popen[str]) -> None:
+        async with opened(path, publish_timeout_s=0.5) as broker:
+            seen = lock_holder(path)
+            assert seen is not None
+            assert seen.pid == stopped.pid
+            started = time.monotonic()
+            calls = [broker.publish([event(n)]) for n in range(3)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert 0.4 < time.monotonic() - started < 3
+            for answer in answers:
+                assert isinstance(answer, PublishError)
+                assert f"process {stopped.pid}" in str(answer)
+                assert len(answer.refused) == 1
+            assert lock_holder(path) == seen, "it does not move"
+            stopped.kill()
+            stopped.wait()
+            for n in range(3):
+                await broker.publish([event(n)])
+            found = [each.event.value for each in await _drain(broker) if each.event.key == "k"]
+            assert found == [b"0", b"1", b"2"], "what was refused is not there, what was retried is there once"
+
+    with stopped_with_the_lock(path) as stopped:
+        asyncio.run(scenario(stopped))
+
+
+@contextmanager
+def stopped_with_the_lock(path: Path) -> Any:
+    """A publisher stopped at a moment when it holds the lock."""
+    process = publisher(path, "flood", 1_000_000)
+    with process:
+        output(process).readline()
+        end = time.monotonic() + 20
+        while True:
+            assert time.monotonic() < end
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            if lock_holder(path) is not None:
+                break
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.001)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def _drain(broker: Broker) -> list[Delivery]:
+    subscription = await join(broker)
+    found: list[Delivery] = []
+    while True:
+        messages = await subscription.receive(1_000, 1 << 24, 0.3)
+        found += [message for message in messages if isinstance(message, Delivery)]
+        if not messages:
+            return found
+
+
+def test_two_publishing_processes_keep_each_keys_order(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+
+    async def scenario() -> None:
+        async with opened(path) as broker:
+            found = await take(await join(broker), 10_000)
+            by_key: dict[str | None, list[int]] = {}
+            for each in found:
+                by_key.setdefault(each.event.key, []).append(int(each.event.value or b""))
+            assert len(by_key) == 20
+            assert all(found == [*range(500)] for found in by_key.values())
+
+    processes = [publisher(path, name, 500) for name in ("a", "b")]
+    for process in processes:
+        with process:
+            output(process).read()
+    asyncio.run(scenario())
+
+
+def test_a_killed_publisher_loses_nothing_that_returned(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    process = publisher(path, "a", 1_000_000)
+    with process:
+        for _ in range(50):
+            output(process).readline()
+        process.kill()
+        process.wait()
+        returned = 50 + len(output(process).read().split())
+
+    async def scenario() -> None:
+        async with opened(path) as broker:
+            found = await take(await join(broker), returned * 10)
+            for key in range(10):
+                of_key = [each for each in found if each.event.key == f"a-{key}"]
+                assert numbers(of_key)[:returned] == [*range(returned)]
+
+    asyncio.run(scenario())
+
+
+def test_another_processes_publish_wakes_a_sleeping_reader(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    ticker = (
+        PUBLISHER.replace("print(n, flush=True)", "print(n, flush=True); await asyncio.sleep(0.02)")
+        .replace('b"%d" % n', "str(time.time()).encode()")
+        .replace("import asyncio", "import time, asyncio")
+    )
+
+    async def scenario() -> None:
+        async with opened(path) as broker:
+            subscription = await join(broker)
+            arguments = [sys.executable, "-c", ticker, str(path), "a", "30"]
+            with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as process:  # noqa: ASYNC220
+                delays: list[float] = []
+                while len(delays) < 300:
+                    messages = await subscription.receive(1_000, 1 << 24, 10.0)
+                    arrived = time.time()
+                    delays += [
+                        arrived - float(each.event.value or 0) for each in messages if isinstance(each, Delivery)
+                    ]
+                process.wait()
+            delays.sort()
+            # The look that makes up for a lost ring comes once a second; a poller would need half of its interval.
+            assert delays[len(delays) // 2] < 0.05, delays[len(delays) // 2]
+
+    asyncio.run(scenario())
+
+
+def test_without_inotify_a_reader_is_woken_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.brokers.sqlite.doorbell._inotify", lambda path: None)
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker, opened(path) as other:
+            subscription = await join(broker)
+            await subscription.receive(10, 1, 1.0)
+            for n in range(5):
+                publishing = asyncio.create_task(delayed(other, n))
+                started = time.monotonic()
+                assert numbers(await take(subscription, 1)) == [n]
+                assert time.monotonic() - started < 0.9, "sooner than the look that makes up for a lost ring"
+                await publishing
+
+    async def delayed(other: Broker, n: int) -> None:
+        await asyncio.sleep(0.05)
+        await other.publish([event(n)])
+
+    asyncio.run(scenario())
+
+
+def test_a_program_beside_us_that_holds_a_transaction_is_blamed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path, publish_timeout_s=1.5) as broker:
+            await broker.publish([event(0)])
+            with closing(sqlite3.connect(path, isolation_level=None)) as db:
+                db.execute("BEGIN IMMEDIATE")
+                with pytest.raises(PublishError, match="another program holds a transaction"):
+                    await broker.publish([event(1)])
+                db.execute("ROLLBACK")
+            await broker.publish([event(2)])
+            assert [each.event.value for each in await take(await join(broker), 2)] == [b"0", b"2"]
+
+    asyncio.run(scenario())
+
+
+def test_close_finishes_what_was_entered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            calls = [asyncio.ensure_future(broker.publish([event(n)])) for n in range(50)]
+            await asyncio.sleep(0)
+            await broker.close()
+            await asyncio.gather(*calls)
+            with pytest.raises(BrokerError, match="closed"):
+                await broker.publish([event(50)])
+        async with opened(path) as broker:
+            assert numbers(await take(await join(broker), 50)) == [*range(50)]
+
+    asyncio.run(scenario())
+
+
+# Who owns what
+
+
+def test_a_lease_counts_only_in_its_time_and_boot() -> None:
+    lease = Lease(until=110.0, ttl=10.0, boot="a")
+    assert lease.counts(100.0, "a")
+    assert not lease.counts(110.0, "a")
+    assert not lease.counts(100.0, "b")
+    assert not Lease(until=5_000.0, ttl=10.0, boot="").counts(100.0, ""), "from before a reboot, where boots have no id"
+    now = clock.now()
+    assert all(Lease(now + ttl, ttl, "a").counts(now, "a") for ttl in (0.1, 1 / 3, 10.0)), "whatever the rounding"
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 8, 64])
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_quotas_are_fair_and_stable(partitions: int, count: int) -> None:
+    members = [f"m{n}" for n in range(count)]
+    first = quotas("orders", partitions, members, {})
+    assert sum(first.values()) == partitions
+    assert max(first.values()) - min(first.values()) <= 1
+    assert quotas("orders", partitions, members, first) == first, "what is right does not move"
+    more = quotas("orders", partitions, [*members, "new"], first)
+    moved = sum(max(0, first[member] - more[member]) for member in members)
+    assert moved == more["new"], "a join moves what the new member gets, and no more"
+
+
+def test_small_topics_do_not_all_go_to_one_member() -> None:
+    members = ["a", "b", "c"]
+    owners = {max(quotas(f"topic-{n}", 1, members, {}).items(), key=lambda item: item[1])[0] for n in range(20)}
+    assert owners == set(members)
+
+
+def test_wishes_add_up() -> None:
+    seats = [Seat(n, n, "a" if n < 6 else None, 1, True) for n in range(8)]
+    assert wish("orders", "b", seats, ["a", "b"], 0).claim == seats[6:]
+    assert wish("orders", "a", seats, ["a", "b"], 0).surplus == 2
+    assert wish("orders", "a", seats, ["a", "b"], 2).surplus == 0, "two are on their way already"
+
+
+def test_an_unannounced_partition_goes_back_as_it_came(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path / "shop.db") as broker:
+            await (await join(broker)).close()  # it owned them, but never received that it did
+            messages = await (await join(broker)).receive(10, 1 << 20, 1.0)
+            assigned = [each for each in messages if isinstance(each, Assigned)]
+            assert {each.partition for each in assigned} == {Partition("orders", n) for n in range(4)}
+            assert not any(each.unclean for each in assigned)
+            assert {each.fence for each in assigned} == {2}
+
+    asyncio.run(scenario())
+
+
+def test_a_member_about_to_leave_makes_room_for_the_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path / "shop.db") as broker:
+            leaver = await join(broker)
+            held = [each.partition for each in await leaver.receive(10, 1, 1.0) if isinstance(each, Assigned)]
+            stayer = await join(broker)
+            await leaver.release(held, drained=True)
+            found = 0
+            async with asyncio.timeout(5):
+                while found < 4:
+                    messages = await stayer.receive(10, 1, 0.2)
+                    found += sum(isinstance(each, Assigned) for each in messages)
+                    assert not any(isinstance(each, Assigned) for each in await leaver.receive(10, 1, 0.0))
+
+    asyncio.run(scenario())
