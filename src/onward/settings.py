@@ -26,7 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     app: str | None = None  # MODULE:APP, for the commands that need the application
 
     # topics
-    partitions: Annotated[int, Meta(ge=1, le=4096)] = 8
+    partitions: Annotated[int, Meta(ge=1, le=4096)] | None = None  # of a new topic, 8; one that differs is refused
     auto_declare: bool = True
     on_partition_growth: Literal["stop", "accept"] = "stop"
     durability: Literal["fsync", "window"] = "fsync"  # window: a power cut may take the last moments

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onward.event import Event
-from onward.testing import BrokerSuite
+from onward.testing import BrokerSuite, BrokerSuiteUnderLoad
 
 
 class SqliteHarness:
@@ -34,7 +34,14 @@ class SqliteHarness:
             connection.execute(sql)
 
 
+@pytest.fixture
+def harness(tmp_path: Path) -> SqliteHarness:
+    return SqliteHarness(tmp_path)
+
+
 class TestSqlite(BrokerSuite):
-    @pytest.fixture
-    def harness(self, tmp_path: Path) -> SqliteHarness:
-        return SqliteHarness(tmp_path)
+    pass
+
+
+class TestSqliteUnderLoad(BrokerSuiteUnderLoad):
+    pass

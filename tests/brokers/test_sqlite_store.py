@@ -653,3 +653,21 @@ def test_a_member_about_to_leave_makes_room_for_the_others(tmp_path: Path) -> No
                     assert not any(isinstance(each, Assigned) for each in await leaver.receive(10, 1, 0.0))
 
     asyncio.run(scenario())
+
+
+def test_a_process_that_names_no_count_takes_the_stored_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        url = f"sqlite:///{tmp_path}/events.db"
+        first = open_broker(url, Settings(partitions=3))
+        await first.publish([Event(new_id(), "orders", "k", b"1")])
+        await first.close()
+        second = open_broker(url, Settings())
+        await second.publish([Event(new_id(), "orders", "k", b"2")])
+        member = await second.subscribe(["orders"], group="g", member="m", ordering="key", start="earliest")
+        seen: list[bytes | None] = []
+        while len(seen) < 2:
+            seen += [m.event.value for m in await member.receive(10, 1 << 20, 1.0) if isinstance(m, Delivery)]
+        assert seen == [b"1", b"2"]
+        await second.close()
+
+    asyncio.run(main())

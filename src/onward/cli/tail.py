@@ -138,7 +138,7 @@ async def _file_exists(system: "Onward", stop: asyncio.Event) -> None:
 
 async def _topic_exists(system: "Onward", place: Place, stop: asyncio.Event) -> Place:
     """Subscribing would create the topic. Of one that comes later everything is news."""
-    wanted = Topology([TopicSpec(place.topic, system.settings.partitions)])
+    wanted = Topology([TopicSpec(place.topic, partitions=1)])  # any count: only planned, never applied
     waited = False
     while not stop.is_set():
         changes = await system.broker.declare(wanted, apply=False)

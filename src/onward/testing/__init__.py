@@ -11,7 +11,7 @@ pytest.register_assert_rewrite(
     "onward.testing.delivery", "onward.testing.groups", "onward.testing.ownership", "onward.testing.publishing"
 )
 
-from onward.testing.broker import BrokerSuite  # noqa: E402
+from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad  # noqa: E402
 from onward.testing.harness import Child, Harness, Member, Process  # noqa: E402
 
-__all__ = ["BrokerSuite", "Child", "Harness", "Member", "Process"]
+__all__ = ["BrokerSuite", "BrokerSuiteUnderLoad", "Child", "Harness", "Member", "Process"]

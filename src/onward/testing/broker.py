@@ -3,11 +3,35 @@
 A subclass provides the fixture `harness`. What a broker cannot do is told by its `features` alone.
 """
 
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
 from onward.testing.delivery import DeliveryScenarios
 from onward.testing.groups import GroupScenarios
+from onward.testing.harness import Harness, Process
 from onward.testing.ownership import OwnershipScenarios
 from onward.testing.publishing import PublishScenarios
 
 
 class BrokerSuite(PublishScenarios, DeliveryScenarios, OwnershipScenarios, GroupScenarios):
     pass
+
+
+@pytest.mark.slow
+class BrokerSuiteUnderLoad(BrokerSuite):
+    """All of it again, while other processes publish to and consume from the same broker."""
+
+    @pytest.fixture(autouse=True)
+    def load(self, harness: Harness) -> Iterator[None]:
+        tasks: list[dict[str, Any]] = [
+            {"mode": "flood", "batch": 20, "pause_s": 0.01},
+            {"mode": "work", "effects": "/dev/null"},
+        ]
+        common: dict[str, Any] = {"url": harness.url, "settings": {}, "topic": "load", "group": "load"}
+        others = [Process(["-m", "onward.testing.member", json.dumps(common | task)]) for task in tasks]
+        yield
+        for process in others:
+            process.end()

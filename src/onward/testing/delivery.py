@@ -170,7 +170,7 @@ class DeliveryScenarios:
         await member.subscription.pause(list(before))
         await member.receive(wait_s=0.0)
         await broker.publish(kit.events(5))
-        await member.quiet(for_s=2.5)  # longer than a lease
+        await member.quiet(for_s=1.5)  # longer than a lease
         assert member.assigned == before
         await member.subscription.resume(list(before))
         await member.take(5)

@@ -149,7 +149,7 @@ class OwnershipScenarios:
     async def test_ownership_is_kept_without_receiving_for_longer_than_a_lease(self, kit: Kit) -> None:
         broker = await kit.broker()
         member = await (await kit.member(broker)).hold(4)
-        await asyncio.sleep(2.5)  # a handler that blocks intake, not the process
+        await asyncio.sleep(1.5)  # longer than a lease: a handler that blocks intake, not the process
         assert member.subscription.sure_until() > now()
         await broker.publish(kit.events(1))
         await member.take(1)
@@ -242,7 +242,7 @@ class OwnershipScenarios:
             for step_s in (86_400.0, -86_400.0):
                 time.time = lambda step_s=step_s: real() + step_s  # type: ignore[misc]
                 rival = await kit.member(await kit.broker(), yields=False)
-                deadline = time.monotonic() + 2.5
+                deadline = time.monotonic() + 1.5  # longer than a lease
                 while time.monotonic() < deadline:
                     await member.subscription.receive(0, 1, 0.1)
                     await rival.receive(wait_s=0.1)

@@ -9,6 +9,8 @@ from onward.brokers.base import Change, TopicSpec
 from onward.errors import BrokerError, PartitionsDiffer
 from onward.settings import Settings, check_name
 
+DEFAULT_PARTITIONS = 8
+
 
 class Topic(NamedTuple):
     id: int
@@ -28,7 +30,7 @@ class Catalogue:
     def expected(self, name: str) -> int:
         """How many partitions the topic should have, as far as this process knows."""
         known = self._known.get(name)
-        return len(known.parts) if known else self._declared.get(name, self._settings.partitions)
+        return len(known.parts) if known else self._insisted(name) or DEFAULT_PARTITIONS
 
     def resolve(self, db: sqlite3.Connection, name: str) -> tuple[Topic, int]:
         """The topic and the bytes ever appended to it; created where that is allowed."""
@@ -38,7 +40,7 @@ class Catalogue:
         number, partitions, log_id, size = row
         known = self._known.get(name)
         if known is None or known.id != number or len(known.parts) != partitions:
-            self._check_count(name, partitions)
+            self._check_count(name, partitions, known)
             known = self._known[name] = Topic(number, name, log_id, _parts(db, number))
         return known, size
 
@@ -54,7 +56,8 @@ class Catalogue:
             elif row[0] != spec.partitions:
                 changes.append(Change(spec.name, "refuse", _differ(spec.name, row[0], spec.partitions)))
                 continue
-            self._declared[spec.name] = spec.partitions
+            if apply or row is not None:
+                self._declared[spec.name] = spec.partitions
         return changes
 
     def forget(self) -> None:
@@ -65,11 +68,15 @@ class Catalogue:
         check_name("topic", name)
         if not self._settings.auto_declare:
             raise BrokerError(f"topic {name} does not exist and auto_declare is off; create it: onward topology apply")
-        _create(db, name, self._declared.get(name, self._settings.partitions))
+        _create(db, name, self._insisted(name) or DEFAULT_PARTITIONS)
         return self.resolve(db, name)[0]
 
-    def _check_count(self, name: str, stored: int) -> None:
-        wanted = self._declared.get(name, self._settings.partitions)
+    def _insisted(self, name: str) -> int | None:
+        """The count that this process was told; None: whatever is stored will do."""
+        return self._declared.get(name, self._settings.partitions)
+
+    def _check_count(self, name: str, stored: int, known: Topic | None) -> None:
+        wanted = self._insisted(name) or (len(known.parts) if known else stored)
         grown = stored > wanted and self._settings.on_partition_growth == "accept"
         if stored != wanted and not grown:
             raise PartitionsDiffer(_differ(name, stored, wanted))

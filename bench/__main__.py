@@ -1,0 +1,82 @@
+"""python -m bench [NAME ...] [--quick] [--json PATH]
+
+Ends with 1 when an event was lost or out of order; a missed speed target is only shown.
+"""
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import report
+from bench.kit import Bench, folder
+
+NAMES: Mapping[str, str] = {
+    "publish": "batches and concurrent single events, beside a bare sqlite3 loop",
+    "consume": "a backlog through a typed handler, beside a bare loop, huey and persist-queue",
+    "memory": "peak memory with a large and a small backlog",
+    "startup": "import onward, onward --help",
+    "micro": "control plane, tracker, Event, in processor time",
+    "wakeup": "from publish in one process to the handler in another",
+}
+
+WIDE = 170
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parsed(arguments)
+    for name in [name for name in os.environ if name.startswith("ONWARD_")]:
+        del os.environ[name]  # the user's own settings are not what is measured
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDE  # a file or a pipe has no width of its own
+    about = report.machine()
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - start:6.1f} s[/dim]  {text}", highlight=False)
+
+    with folder() as path:
+        bench = Bench(quick=options.quick, folder=path, say=say)
+        for name in options.names or NAMES:
+            measure(bench, name)
+    took_s = time.monotonic() - start
+    report.show(console, bench, about, took_s)
+    console.print(f"written to {report.write(bench, about, took_s, options.json)}", highlight=False)
+    return 0 if all(check.ok for check in bench.checks) else 1
+
+
+def measure(bench: Bench, name: str) -> None:
+    """One benchmark. What it cannot finish is a failed check, and the others go on."""
+    try:
+        import_module(f"bench.{name}").run(bench)
+    except Exception as error:
+        bench.say(traceback.format_exc())
+        bench.check(f"{name} ran to its end", False, repr(error))
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    lines = [f"  {name:8} {about}" for name, about in NAMES.items()]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure Onward beside a bare client loop and its peers.\n\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks; all when none is named")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer, within 40 seconds")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write the figures (bench/results/...)")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in NAMES]
+    if unknown:
+        parser.error(f"no benchmark named {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

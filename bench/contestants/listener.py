@@ -1,0 +1,48 @@
+"""A process that waits for events and notes how long each was on its way."""
+
+import asyncio
+import time
+
+import msgspec
+
+from bench.witness import Verdict, Witness
+from bench.workload import TOPIC, application
+
+READY = "ready"
+STUCK_S = 60.0
+
+
+class Tick(msgspec.Struct):
+    number: int  # below 0: to warm up
+    sent: float  # time.monotonic, which all processes of a machine share
+
+
+class Heard(msgspec.Struct, frozen=True):
+    delays_ms: list[float]
+    verdict: Verdict
+
+
+def run(path: str, events: int) -> Heard:
+    app = application(path)
+    witness = Witness(events)
+    delays_ms: list[float] = []
+    ready = False
+
+    @app.handler(TOPIC, group="listener")
+    async def handle(tick: Tick) -> None:
+        nonlocal ready
+        now = time.monotonic()
+        if tick.number >= 0:
+            delays_ms.append((now - tick.sent) * 1e3)
+            if witness.saw("tick", tick.number):
+                app.stop()
+        elif not ready:
+            ready = True
+            print(READY, flush=True)
+
+    async def bounded() -> None:
+        asyncio.get_running_loop().call_later(STUCK_S, app.stop)
+        await app.run()
+
+    asyncio.run(bounded())
+    return Heard(delays_ms, witness.verdict())

@@ -1,0 +1,71 @@
+"""The events that every contestant gets: typed orders of 1,000 customers, 300 bytes of JSON each."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from onward import Onward
+
+TOPIC = "orders"
+KEYS = 1_000
+VALUE_BYTES = 300
+PARTITIONS = 8
+T = TypeVar("T")
+
+Item = tuple[str, bytes]  # key and value
+
+
+class Order(msgspec.Struct):
+    customer: str
+    number: int  # of this customer's orders, from 0
+    note: str
+
+
+def items(count: int) -> Iterator[Item]:
+    """Orders of customers in a random sequence that is the same in every run."""
+    customers = random.Random(7)
+    numbers: Counter[str] = Counter()
+    for _ in range(count):
+        customer = f"c-{customers.randrange(KEYS)}"
+        yield customer, value(customer, numbers[customer])
+        numbers[customer] += 1
+
+
+def value(customer: str, number: int) -> bytes:
+    bare = msgspec.json.encode(Order(customer, number, ""))
+    return bare[:-2] + b"x" * (VALUE_BYTES - len(bare)) + bare[-2:]
+
+
+def batches(source: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(source)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def application(path: Path | str) -> Onward:
+    """Onward on a SQLite file, as a user would open it; it keeps what is consumed, for the next round."""
+    return Onward(f"sqlite:///{path}", partitions=PARTITIONS, durability="fsync", retention_bytes=1 << 30)
+
+
+def fill(path: Path, count: int, *, batch: int = 100) -> None:
+    """Publish so many events, in calls of this size: it decides how many share a row of the log."""
+    asyncio.run(_fill(path, count, batch))
+
+
+async def _fill(path: Path, count: int, size: int) -> None:
+    async with application(path) as app:
+        for batch in batches(items(count), size):
+            await app.publish_many(TOPIC, batch)
+
+
+async def settled(path: Path, group: str) -> int:
+    """How many events the group has acknowledged for good, as the broker knows it."""
+    async with application(path) as app:
+        groups = {info.group: info for info in await app.broker.groups(TOPIC)}
+    return sum(groups[group].watermarks.values()) if group in groups else 0
