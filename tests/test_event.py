@@ -5,7 +5,7 @@ import uuid
 import pytest
 
 from onward import Event
-from onward.event import Partition, new_id
+from onward.event import Partition, new_id, new_ids
 
 
 def test_ids_are_uuid7_unique_and_ordered_by_time() -> None:
@@ -18,6 +18,15 @@ def test_ids_are_uuid7_unique_and_ordered_by_time() -> None:
     stamps = [each.int >> 80 for each in parsed]
     assert before <= stamps[0] <= stamps[-1] <= int(time.time() * 1000)
     assert stamps == sorted(stamps)
+
+
+def test_many_ids_at_once_are_uuid7_unique_and_ordered() -> None:
+    many = [id_ for _ in range(100) for id_ in new_ids(100)]
+    assert len(set(many)) == 10_000
+    assert {uuid.UUID(each).version for each in many} == {7}
+    call = new_ids(1000)
+    assert call == sorted(call) or call[0][24:] > call[-1][24:]  # unless the count wrapped around
+    assert new_ids(0) == []
 
 
 def test_an_event_is_immutable() -> None:

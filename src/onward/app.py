@@ -19,7 +19,7 @@ from onward.brokers import open_broker
 from onward.brokers.base import Broker, Ordering, Start
 from onward.engines.tasks import TaskEngine
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
-from onward.event import Event, new_id
+from onward.event import Event, new_id, new_ids
 from onward.failure.retry import Retry
 from onward.flow.consumer import Consumer
 from onward.handler import EngineName, Function, Handler, bind
@@ -108,7 +108,10 @@ class Onward:
 
     async def publish_many(self, topic: str, items: Iterable[tuple[str | None, Any]]) -> list[Event]:
         """Publish (key, value) pairs in one call; returns when all are durably accepted."""
-        events = [self.event(topic, value, key=key) for key, value in items]
+        settings_.check_name("topic", topic)
+        pairs, now = list(items), time.time()
+        ids = new_ids(len(pairs))
+        events = [self._event(id_, topic, key, value, {}, now) for id_, (key, value) in zip(ids, pairs, strict=True)]
         if events:
             await self.broker.publish(events)
         return events
@@ -132,10 +135,14 @@ class Onward:
     ) -> Event:
         """The event that `publish` would send, checked."""
         settings_.check_name("topic", topic)
+        return self._event(new_id(), topic, key, value, _checked_headers(headers), time.time())
+
+    def _event(
+        self, id_: str, topic: str, key: str | None, value: Any, headers: Mapping[str, str], now: float
+    ) -> Event:
         if key is not None and not isinstance(key, str):
             raise BadSetting(f"key {key!r} is a {type(key).__name__}; keys are str or None")
-        data = encode(value)
-        event = Event(new_id(), topic, key, data, _checked_headers(headers), type_name(value), time.time())
+        event = Event(id_, topic, key, encode(value), headers, type_name(value), now)
         if event.size > self.settings.max_event_bytes:
             raise TooLarge(
                 f"an event of {event.size:,} bytes for topic {topic!r} exceeds "

@@ -21,7 +21,8 @@ CREATE TABLE onward_partition (
 
 -- One row per record batch. Sizes are differences of running totals, never sums over rows.
 CREATE TABLE onward_log (
-    at INTEGER PRIMARY KEY,             -- partition id << 40 | first position
+    seq INTEGER PRIMARY KEY,            -- so that batches are appended to the end of the file, not amid older ones
+    at INTEGER NOT NULL UNIQUE,         -- partition id << 40 | first position
     count INTEGER NOT NULL,
     time REAL NOT NULL,                 -- Unix time of acceptance
     before INTEGER NOT NULL,            -- bytes appended to the partition before this batch
