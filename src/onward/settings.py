@@ -1,10 +1,8 @@
 """Settings: frozen, parsed once at the edge. A keyword wins over the URL's query, that over ONWARD_* in the
 environment, that over onward.toml in the current folder, that over the defaults below."""
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -83,6 +81,8 @@ def _toml() -> dict[str, Any]:
     path = Path("onward.toml")
     if not path.is_file():
         return {}
+    import tomllib  # seldom needed, and every import of onward would pay for it
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -107,6 +107,8 @@ def _checked(source: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check(source: str, name: str, value: Any) -> Any:
     if name not in _TYPES:
+        import difflib
+
         near = difflib.get_close_matches(name, _TYPES, 1)
         raise BadSetting(f"{source} sets {name!r}, which is no setting{f'; did you mean {near[0]!r}?' if near else ''}")
     try:
