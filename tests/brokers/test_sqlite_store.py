@@ -671,3 +671,32 @@ def test_a_process_that_names_no_count_takes_the_stored_one(tmp_path: Path) -> N
         await second.close()
 
     asyncio.run(main())
+
+
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """A pool that forks would otherwise hold the lock of its killed parent for ever."""
+    script = f"""
+import asyncio, os, sys, time
+from onward.brokers.sqlite import open_broker
+from onward.brokers.sqlite.gate import Gate, lock_path
+from pathlib import Path
+gate = Gate(lock_path(Path({str(tmp_path / "events.db")!r})))
+with gate.held():
+    if os.fork() == 0:
+        time.sleep(30)
+    print("held", flush=True)
+    time.sleep(30)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "held\n"
+        database = tmp_path / "events.db"
+        assert lock_holder(database) is not None
+        program.kill()
+        program.wait()
+        try:
+            assert lock_holder(database) is None, "the orphan holds the lock"
+        finally:
+            os.killpg(program.pid, signal.SIGKILL)

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class Gate:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._program = _program()
+        _gates.add(self)
 
     @contextlib.contextmanager
     def held(self, patience_s: float = math.inf) -> Iterator[None]:
@@ -79,7 +81,18 @@ class Gate:
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _close_in_child() -> None:
+    for gate in list(_gates):
+        gate.close()
+
+
+# A forked child shares the lock with us: orphaned, it would hold it for ever after we were killed.
+_gates: "weakref.WeakSet[Gate]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def lock_path(database: Path) -> Path:
