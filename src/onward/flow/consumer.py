@@ -79,7 +79,8 @@ class Consumer:
             while not self._finished(receiving):
                 actions = self.plane.tick(instant(), subscription.sure_until())
                 await self._act(subscription, actions)
-                await self._sleep(actions.wake_at)
+                if not self._finished(receiving):
+                    await self._sleep(actions.wake_at)
         finally:
             await self._leave(subscription, receiving)
         if not receiving.cancelled() and (error := receiving.exception()):

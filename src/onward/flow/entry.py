@@ -65,6 +65,11 @@ class Entry(msgspec.Struct, gc=False):
     ref: Ref | None = None  # the record it was drawn from
     unit: Unit | None = None
 
+    @property
+    def removed(self) -> bool:
+        """Somebody took its record away: it is not to run any more."""
+        return self.ref is not None and self.ref.removed
+
 
 class Done(msgspec.Struct, frozen=True, gc=False):
     """Handled."""

@@ -52,13 +52,17 @@ class Holding:
         self.log_id = assigned.log_id if assigned else ""
         self.floor = stored.watermark if stored else 0
         self.unclean = assigned.unclean if assigned else False
+        self.watch = self.limits.max_in_flight if self.unclean else 0  # how many more could have been running
+        self.watch_to = -1  # the last of those
         self.tracker = Tracker(stored)
-        self.tries: dict[int, Tries] = dict(stored.tries) if stored else {}
+        self.tries = {p: self._charged(tries) for p, tries in stored.tries.items()} if stored else {}
         self.parking = Parking(self.limits.max_in_flight_bytes)
         self.loaded = False  # the records of the aside are known: until then nothing is dispatched
         self.loading = False
         self.load_after: int | None = None
         self.backlog: list[Delivery] = []  # delivered before that
+        self.reached = 0  # how far the log was read before that
+        self.moved: list[tuple[int, State | None, float]] = []  # before that: pages may have been read earlier
         self.wanted: set[int] = set()  # records whose turn has come and whose events are not in memory
         self.unread: list[int] = []  # records beyond what was read of the log
         self.drawn = {}  # by position: events drawn from records
@@ -71,7 +75,7 @@ class Holding:
         self.delayed = 0
         self.bytes = 0
         self.paused = False
-        self.dirty = False
+        self.dirty = bool(self.tries)  # they may be charged with a crash now
         self.release_at: float | None = None
         self.aside_at = 0.0  # the store refused: no sooner than this
         self.fill_since: float | None = None  # since when a batch waits to fill
@@ -97,7 +101,7 @@ class Holding:
         size = delivery.event.size
         entry = Entry(delivery, size)
         if self.tries or self.unclean:
-            self._blame(entry, self.tries.get(position, Tries()), position < self.floor + self.limits.max_in_flight)
+            self._blame(entry, self.tries.get(position, Tries()), self._watched(position))
         tracker.add(position, entry)
         self.bytes += size
         if self.parking.refs:
@@ -114,14 +118,37 @@ class Holding:
         if behind or not self.lanes.add(entry, share):
             self._set_aside(entry, State.HELD)
 
+    def _watched(self, position: int) -> bool:
+        """Could this have been running in the crash? The first `max_in_flight` could, and what the last receive had
+        brought beyond them: so whatever comes while those are open is watched too."""
+        if self.watch > 0:
+            self.watch -= 1
+            self.watch_to = position
+            return True
+        return self.tracker.watermark <= self.watch_to
+
+    def _charged(self, tries: Tries) -> Tries:
+        """After a crash what was running alone is charged with it. What was running among others is suspected, over
+        later ownerships too, until it has ended well or ill."""
+        if tries.started != ALONE:
+            return tries
+        return Tries(tries.failed, 0, tries.crashes + 1) if self.unclean else Tries(tries.failed, 0, tries.crashes)
+
     def _blame(self, entry: Entry, tries: Tries, cautious: bool) -> None:
-        """After a crash: what was running alone is charged with it, what was running among others is suspected."""
-        crashes = tries.crashes + (1 if self.unclean and tries.started == ALONE else 0)
-        entry.suspect = crashes > 0 or (self.unclean and tries.started > 0)
+        entry.suspect = tries.crashes > 0 or tries.started > 0
         entry.cautious = self.unclean and (cautious or tries.started > 0)
-        entry.tries = Tries(tries.failed, 0, crashes)
+        entry.tries = Tries(tries.failed, 0, tries.crashes)
         if tries.failed:
             entry.delivery = msgspec.structs.replace(entry.delivery, attempt=tries.failed + 1)
+
+    def reach(self, position: int, now: float) -> None:
+        """The log was read up to here; what was not delivered below is a hole."""
+        if not self.loaded:
+            self.reached = max(self.reached, position)  # what was delivered below has not been taken yet
+        elif position > self.tracker.end:
+            self.tracker.reached(position)
+            self.dirty = True
+            self.read_past(now)
 
     def read_past(self, now: float) -> None:
         """The log was read further: records below its end may have their turn."""
@@ -167,26 +194,26 @@ class Holding:
             due,
             event,
             event.size,
-            record.tries,
+            self._charged(record.tries),
             True,
             first,
             self.unclean,
         )
         if known is not None:
             self.parking.refill(known, event, must=record.position in self.wanted)
-        elif record.position not in self.tracker.open:
+        elif record.position not in self.tracker.open and (record.position in self.wanted or not self.loaded):
+            self.parking.add(ref)  # what else is unknown was done since the page was read
+            self.parking.refill(ref, event, must=record.position in self.wanted)
             self._insert(ref, at.now)
 
     def _insert(self, ref: Ref, now: float) -> None:
         """A record that came back into the flow: what stands behind it in memory follows it into the aside."""
-        self.parking.add(ref)
         head = self.lanes.head(ref.key) if ref.key is not None else None
         if head is not None:
             for entry in self.lanes.cut(head):
                 if entry.ref is None:
                     self._set_aside(entry, State.HELD)
-        if self.loaded:
-            self._turn(ref, now)
+        self._turn(ref, now)
 
     def _open_gate(self, now: float) -> None:
         """All records are known: take what was delivered meanwhile, and let the records have their turns."""
@@ -195,6 +222,9 @@ class Holding:
         backlog, self.backlog, self.bytes = self.backlog, [], 0
         for delivery in backlog:
             self.take(delivery)
+        self.reach(self.reached, now)
+        for position, to, due in self.moved:
+            self.move(position, to, due, now)
         for ref in list(self.parking):
             if ref.key is None or self.parking.head(ref.key) is ref:
                 self._turn(ref, now)
@@ -218,7 +248,7 @@ class Holding:
 
     def _turn(self, ref: Ref, now: float) -> None:
         """Draw a record into its lane if nothing speaks against it; whatever does will call again."""
-        if ref.drawn or not ref.stored or ref.state is State.DEAD:
+        if not self.loaded or ref.drawn or not ref.stored or ref.state is State.DEAD:
             return
         if ref.key is not None and (ref.key in self.lanes or self.parking.head(ref.key) is not ref):
             return
@@ -237,7 +267,7 @@ class Holding:
         assert ref.event is not None
         delivery = Delivery(ref.event, self.partition, ref.position, self.epoch or 0, ref.tries.failed + 1)
         entry = Entry(delivery, ref.size, ref=ref, first_failed=ref.first_failed, tries=ref.tries)
-        if ref.cautious or ref.tries.crashes:
+        if ref.cautious or ref.tries.crashes or ref.tries.started:
             self._blame(entry, ref.tries, True)
         ref.drawn = True
         self.drawn[ref.position] = entry
@@ -259,12 +289,19 @@ class Holding:
     def move(self, position: int, to: State | None, due: float, now: float) -> None:
         """Somebody moved or removed a record."""
         ref = self.parking.refs.get(position)
-        if ref is None:
-            if to in (State.WAITING, State.HELD):
-                self.wanted.add(position)
+        if not self.loaded:
+            self.moved.append((position, to, due))
+        elif ref is None:
+            # What we do not know yet we read; what we were about to read is not there any more.
+            (self.wanted.add if to in (State.WAITING, State.HELD) else self.wanted.discard)(position)
         elif ref.drawn:
             ref.removed = ref.removed or to is None
-        elif to is None or (to is State.DEAD and self.limits.on_dead == "pass"):
+        elif to is None:
+            self._remove(ref)
+            self.advance(ref.key, now)
+        elif to is State.DEAD and not ref.stored:
+            pass  # our own write may come after the move: the event is still ours to run
+        elif to is State.DEAD and self.limits.on_dead == "pass":
             self.parking.remove(position)
             self.advance(ref.key, now)
         else:
@@ -272,6 +309,13 @@ class Holding:
                 ref.tries = Tries()
             ref.state, ref.due = to, due
             self._turn(ref, now)
+
+    def _remove(self, ref: Ref) -> None:
+        """Somebody took the record away. A write of ours may have been on its way: it must not bring it back."""
+        self.leaving.pop(ref.position, None)
+        self.gone.append(ref.id)
+        self.dirty = True
+        self.parking.remove(ref.position)
 
     # -- outcomes -----------------------------------------------------------------------------------------------
 
@@ -301,12 +345,16 @@ class Holding:
 
     def failed(self, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
         """To be tried again at `due`: in place when that is soon, out of the flow when it is not."""
+        if entry.removed:
+            self.done(entry, at.now)
+            return
         delivery = entry.delivery
         entry.tries = Tries(delivery.attempt, 0, entry.tries.crashes + crashed)
         entry.suspect = entry.tries.crashes > 0
         entry.marked = False
         entry.first_failed = entry.first_failed or at.wall
         entry.delivery = msgspec.structs.replace(delivery, attempt=delivery.attempt + 1)
+        self._not_running(entry)
         if self._in_place(entry, due - at.now):
             entry.stage = Stage.DELAYED
             self.delayed += 1
@@ -328,6 +376,7 @@ class Holding:
         if entry.ref is not None:
             self._rewrite(entry, State.WAITING, due, at, None)
             self._undraw(entry, at.now)
+            self.advance(entry.ref.key, at.now)
             return
         successors = self.lanes.cut(entry)
         self._set_aside(entry, State.WAITING, due, at)
@@ -338,11 +387,17 @@ class Holding:
     def dead(self, entry: Entry, failure: Failure, at: Instant) -> None:
         """Given up. The lane stays blocked until the letter is stored: a successor that completed first would be an
         inversion if this process died in between and the event ran again."""
+        if entry.removed:
+            self.done(entry, at.now)
+            return
         failure = msgspec.structs.replace(failure, first=entry.first_failed or failure.first)
+        entry.tries = Tries(entry.delivery.attempt - 1, 0, entry.tries.crashes)
+        self._not_running(entry)  # the last attempt counts when the letter is stored
         entry.tries = Tries(entry.delivery.attempt, 0, entry.tries.crashes)
         if entry.ref is not None:
             self._rewrite(entry, State.DEAD, 0.0, at, failure)
             self._undraw(entry, at.now)
+            self.advance(entry.ref.key, at.now)
         elif self.limits.on_dead == "hold" and self._key(entry) is not None:
             successors = self.lanes.cut(entry)
             self._set_aside(entry, State.DEAD, failure=failure)
@@ -356,8 +411,15 @@ class Holding:
     def back(self, entry: Entry, *, batch_limit: int = 0) -> None:
         """It did not run to its end, and nobody is to blame: it may run again."""
         entry.batch_limit = batch_limit
-        entry.marked = False
+        self.unmark(entry)
         self.lanes.again(entry)
+
+    def unmark(self, entry: Entry) -> None:
+        """It does not run after all: a crash of the next owner must not be blamed on it."""
+        entry.marked = False
+        if entry.tries.started:
+            entry.tries = msgspec.structs.replace(entry.tries, started=0)
+            self._note_tries(entry)
 
     def mark(self, entry: Entry, started: int) -> None:
         """Record its start before it runs, so that a crash can be blamed on it."""
@@ -391,6 +453,11 @@ class Holding:
         else:
             entry.ref.tries = entry.tries
             self._send(Leaving(self._record(entry, entry.ref.state, entry.ref.due, None), None, None))
+
+    def _not_running(self, entry: Entry) -> None:
+        """Its start may be recorded: the next progress takes that back, even if its record cannot be stored."""
+        if entry.ref is None and entry.delivery.position in self.tries:
+            self.tries[entry.delivery.position] = entry.tries
 
     def _set_aside(
         self, entry: Entry, state: State, due: float = 0.0, at: Instant | None = None, failure: Failure | None = None
@@ -444,7 +511,7 @@ class Holding:
             tracker.watermark,
             tracker.done_above(),
             tuple(tracker.fresh),
-            {position: tries for position, tries in self.tries.items() if position in tracker.open},
+            {p: tries for p, tries in self.tries.items() if p in tracker.open or p >= tracker.end},
         )
 
     def letters(self, now: float) -> dict[int, Leaving]:

@@ -68,7 +68,10 @@ class Lanes:
         """This event has ended: the next of its lane becomes ready. True: its lane is empty now."""
         name = entry.delivery.event.key if self._by_key else self.name(entry)
         lane = self._lanes.get(name) if name is not None else None
-        if lane is None or lane[0] is not entry:
+        if lane is None:
+            return False
+        if lane[0] is not entry:
+            self._leave_batch(lane, entry)
             return False
         lane.popleft()
         if not lane:
@@ -77,6 +80,16 @@ class Lanes:
         if lane[0].stage is Stage.QUEUED:  # in a batch it may be running already
             heappush(self.ready, lane[0].delivery.position)
         return False
+
+    @staticmethod
+    def _leave_batch(lane: deque[Entry], entry: Entry) -> None:
+        """Of a batch, one that is not the head may end first: a replayed record stands behind newer events."""
+        for index, each in enumerate(lane):
+            if each is entry:
+                del lane[index]
+                return
+            if each.stage is not Stage.RUNNING:
+                return
 
     def cut(self, entry: Entry) -> list[Entry]:
         """Take everything behind this head out of its lane, in order; what runs with it stays."""

@@ -19,6 +19,7 @@ from onward.flow.limits import Limits
 
 RESUME_AT = 0.7  # of the limit: without the gap a full partition would flap between paused and resumed
 ASIDE_RETRY_S = 1.0
+UNSURE_RETRY_S = 0.1  # how soon to look again whether ownership is certain
 SPAN_PACE_S = 1e-5  # the more intervals a settle carries the rarer it is: it stays a small share of the work
 
 Work = Delivery | tuple[Delivery, ...]
@@ -113,7 +114,9 @@ class ControlPlane:
         self._refused: dict[Holding, None] = {}  # those whose records the store refused
         self._suspects: deque[tuple[Holding, int, Entry]] = deque()
         self._lone: Entry | None = None  # runs, or is about to run, with nothing beside it
+        self._ended_alone: tuple[Holding, int] | None = None  # the last of those, until its end is recorded
         self._pending: list[_Part] | None = None
+        self._recording: tuple[Holding, int] | None = None  # whose lone end goes with it
         self._settle_at = 0.0
         self._spans = 0  # intervals in the last settle
 
@@ -163,10 +166,8 @@ class ControlPlane:
 
     def reached(self, partition: Partition, epoch: int, position: int, at: Instant) -> None:
         holding = self._current(partition, epoch)
-        if holding is not None and position > holding.tracker.end:
-            holding.tracker.reached(position)
-            holding.dirty = True
-            holding.read_past(at.now)
+        if holding is not None:
+            holding.reach(position, at.now)
 
     def revoked(self, partitions: Iterable[Partition], at: Instant, deadline_s: float) -> None:
         """Start nothing more of these; release them once drained, or at the deadline."""
@@ -175,6 +176,11 @@ class ControlPlane:
             if holding is not None and holding.epoch is not None:
                 holding.release_at = at.now + deadline_s
                 self._revoking[holding] = None
+                self._touched[holding] = None
+                lone = self._lone
+                if lone is not None and lone.stage is Stage.MARKING and holding.find(lone.delivery.position) is lone:
+                    self._lone = None
+                    holding.unmark(lone)
 
     def fenced(self, partitions: Iterable[Partition]) -> None:
         """These are not ours any more: start, settle and keep nothing of them."""
@@ -197,6 +203,8 @@ class ControlPlane:
                 continue
             holding.running -= 1
             touched[holding] = None
+            if entry is self._lone:
+                self._ended_alone = holding, delivery.position
             size = self._free_slot(entry)
             if type(outcome) is Done:
                 done += 1
@@ -209,11 +217,16 @@ class ControlPlane:
         """The settle in flight was answered; `lost` were not ours any more."""
         pending, self._pending = self._pending, None
         assert pending is not None, "a settle was answered that was not asked for"
+        if self._recording is self._ended_alone:
+            self._ended_alone = None
         self._settle_at = at.now + self.limits.settle_interval_s + self._spans * SPAN_PACE_S
         lost = set(lost)
         for part in pending:
             holding = part.holding
-            if holding.epoch != part.epoch or holding.partition in lost:
+            if holding.epoch != part.epoch:  # it may be ours again: this answer is about an earlier ownership
+                continue
+            if holding.partition in lost:
+                self._forget(holding)
                 continue
             holding.tracker.forget(part.fresh)
             del holding.gone[: part.gone]
@@ -222,7 +235,6 @@ class ControlPlane:
                 if entry is not self._lone:
                     holding.lanes.again(entry)
             self._touched[holding] = None
-        self.fenced(lost)
 
     def aside_refused(self, at: Instant) -> None:
         """The records could not be stored, so nothing of that settle was done: their events are open again."""
@@ -249,10 +261,11 @@ class ControlPlane:
             del self._refused[holding]
             self._dirty[holding] = None
         pause, resume, load = self._look()
-        work = self._dispatch(at) if now < sure_until else []
+        sure = now < sure_until
+        work = self._dispatch(at) if sure else []
         settle = self._settlement(now)
         drained, undrained = self._releases(now)
-        return Actions(work, pause, resume, load, settle, drained, undrained, self._wake_at(now))
+        return Actions(work, pause, resume, load, settle, drained, undrained, self._wake_at(now, sure=sure))
 
     @property
     def open(self) -> int:
@@ -324,8 +337,10 @@ class ControlPlane:
         for group in (self._touched, self._ready, self._dirty, self._timed, self._revoking, self._refused):
             group.pop(holding, None)
         lone = self._lone
-        if lone is not None and lone.stage is not Stage.RUNNING and holding.find(lone.delivery.position) is lone:
+        if lone is not None and lone.stage is Stage.MARKING and holding.find(lone.delivery.position) is lone:
             self._lone = None
+        if self._ended_alone is not None and self._ended_alone[0] is holding:
+            self._ended_alone = None
         holding.begin(None)
         if not holding.stale:
             del self._holdings[holding.partition]
@@ -362,8 +377,12 @@ class ControlPlane:
         """Fill the free slots: a share to each partition in turn, the oldest first within each."""
         work: list[Work] = []
         if self._lone is not None or self._suspects:
-            return self._dispatch_alone()
-        free = self.limits.concurrency - self.running
+            alone = self._dispatch_alone(at.now)
+            if self._lone is not None or self._suspects:
+                return alone
+        if self._ended_alone is not None:
+            return work  # what starts before that is recorded would be taken for innocent in a crash
+        free = self.limits.concurrency - self.running - self._marking()
         turns = [holding for holding in self._ready if holding.lanes.ready and holding.release_at is None]
         self._ready = dict.fromkeys(turns)
         filling = [holding for holding in turns if self._waits_to_fill(holding, at.now)]
@@ -375,15 +394,20 @@ class ControlPlane:
             turns = [holding for holding in turns if holding.lanes.ready]
         # Whoever came last in this round comes first in the next.
         self._ready = dict.fromkeys(turns[-1:] + turns[:-1] + filling)
+        if self._suspects:
+            self._dispatch_alone(at.now)  # when nothing runs, nothing else would call for it
         return work
 
     def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
         """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""
         lanes, limits, entries = holding.lanes, self.limits, holding.tracker.open
-        used = 0
+        used = marks = 0
         while used < slots and lanes.ready:
             position = heappop(lanes.ready)
             entry = entries.get(position) or holding.drawn[position]
+            if entry.ref is not None and entry.ref.removed:
+                self._drop(holding, entry, at.now)
+                continue
             if entry.cautious or entry.suspect:
                 if entry.tries.crashes >= limits.crash_limit:
                     self._crashed(holding, entry, at)
@@ -392,16 +416,22 @@ class ControlPlane:
                     entry.stage = Stage.MARKING
                     self._suspects.append((holding, holding.epoch or 0, entry))
                     continue
-                if not entry.marked:
+                if not entry.marked:  # it has its slot from here on: what cannot run yet would be suspected in vain
                     holding.mark(entry, AMONG_OTHERS)
                     self._dirty[holding] = None
+                    used, marks = used + 1, marks + 1
                     continue
             work.append(entry.delivery if limits.batch_size == 1 else self._batch(holding, entry))
             entry.stage = Stage.RUNNING
             holding.running += 1
             used += 1
-        self.running += used
+        self.running += used - marks
         return used
+
+    def _marking(self) -> int:
+        """Slots of those that run as soon as their start is recorded."""
+        settling = [part.holding for part in self._pending or ()]
+        return sum(len(holding.marking) for holding in dict.fromkeys([*settling, *self._dirty]))
 
     def _batch(self, holding: Holding, first: Entry) -> tuple[Delivery, ...]:
         """One call of a batch handler: events of one partition, each key's in order."""
@@ -411,7 +441,7 @@ class ControlPlane:
             entry = holding.find(holding.lanes.ready[0])
             assert entry is not None, "something was ready that is not open"
             limit = min(limit, entry.batch_limit or limit)
-            if entry.cautious or entry.suspect or len(entries) >= limit:
+            if _by_itself(entry) or len(entries) >= limit:
                 break
             heappop(holding.lanes.ready)
             entries.append(entry)
@@ -426,7 +456,7 @@ class ControlPlane:
     def _followers(self, holding: Holding, entry: Entry, count: int) -> list[Entry]:
         followers: list[Entry] = []
         for follower in holding.lanes.followers(entry, count):
-            if follower.cautious or follower.suspect or 0 < follower.batch_limit <= len(followers) + 1:
+            if _by_itself(follower) or 0 < follower.batch_limit <= len(followers) + 1:
                 break
             followers.append(follower)
         return followers
@@ -440,30 +470,42 @@ class ControlPlane:
             holding.fill_since = now
         return now < holding.fill_since + limits.batch_wait_s
 
-    def _dispatch_alone(self) -> list[Work]:
+    def _dispatch_alone(self, now: float) -> list[Work]:
         """One charged with a crash runs alone: first everything else ends, then its start is recorded."""
         lone = self._lone
-        if lone is not None:
-            if lone.stage is not Stage.MARKING or not lone.marked:
-                return []
-            holding = self._holdings[lone.delivery.partition]
-            if holding.release_at is not None:
-                return []
-            lone.stage = Stage.RUNNING
-            lone.unit = Unit(1, 1) if self.limits.batch_size > 1 else None
-            holding.running += 1
-            self.running += 1
-            return [lone.delivery if self.limits.batch_size == 1 else (lone.delivery,)]
-        if self.running:
+        if lone is None:
+            self._choose_lone(now)
             return []
-        while self._suspects:
+        if lone.stage is not Stage.MARKING or not lone.marked:
+            return []
+        holding = self._holdings[lone.delivery.partition]
+        if lone.removed:
+            self._lone = None
+            self._drop(holding, lone, now)
+            self._choose_lone(now)
+            return []
+        lone.stage = Stage.RUNNING
+        lone.unit = Unit(1, 1) if self.limits.batch_size > 1 else None
+        holding.running += 1
+        self.running += 1
+        return [lone.delivery if self.limits.batch_size == 1 else (lone.delivery,)]
+
+    def _choose_lone(self, now: float) -> None:
+        while self._suspects and not self.running:
             holding, epoch, entry = self._suspects.popleft()
-            if holding.epoch == epoch and holding.release_at is None:
+            if holding.epoch != epoch or holding.release_at is not None:
+                continue
+            if not entry.removed:
                 self._lone = entry
                 holding.mark(entry, ALONE)
                 self._dirty[holding] = None
-                break
-        return []
+                return
+            self._drop(holding, entry, now)
+
+    def _drop(self, holding: Holding, entry: Entry, now: float) -> None:
+        """Somebody removed the record of what was about to run."""
+        holding.done(entry, now)
+        self._dirty[holding] = None
 
     def _crashed(self, holding: Holding, entry: Entry, at: Instant) -> None:
         self.counts.dead += 1
@@ -487,6 +529,7 @@ class ControlPlane:
         if now < self._settle_at and not any(self._urgent(holding, now) for holding in self._dirty):
             return None
         self._pending = []
+        self._recording = self._ended_alone
         progress: list[Progress] = []
         aside: list[AsideRecord] = []
         gone: list[str] = []
@@ -509,7 +552,8 @@ class ControlPlane:
     def _urgent(self, holding: Holding, now: float) -> bool:
         """Something waits for this settle: a lane for its record, a start for its mark, the next owner."""
         waits = holding.leaving and now >= holding.aside_at
-        return bool(waits or holding.marking or holding.release_at is not None)
+        ended_alone = self._ended_alone is not None and self._ended_alone[0] is holding
+        return bool(waits or holding.marking or holding.release_at is not None or ended_alone)
 
     def _releases(self, now: float) -> tuple[list[Partition], list[Partition]]:
         """Of the revoked partitions, those that are drained or late, once their progress is settled."""
@@ -524,15 +568,18 @@ class ControlPlane:
             self._forget(holding)
         return drained, undrained
 
-    def _wake_at(self, now: float) -> float | None:
+    def _wake_at(self, now: float, *, sure: bool) -> float | None:
         times = [at for holding in self._revoking if (at := holding.release_at) is not None and at > now]
         times.extend(holding.aside_at for holding in self._refused)
         times.extend(holding.timers[0][0] for holding in self._timed if holding.timers)
         if self.limits.batch_wait_s:
             wait_s = self.limits.batch_wait_s
-            times.extend(h.fill_since + wait_s for h in self._ready if h.fill_since is not None)
+            fills = [h.fill_since + wait_s for h in self._ready if h.fill_since is not None]
+            times.extend(full for full in fills if full > now)  # else it waits for a slot, not for time
         if self._dirty and self._pending is None:
             times.append(max(self._settle_at, now))
+        if not sure and (self._ready or self._suspects or self._lone is not None):
+            times.append(now + UNSURE_RETRY_S)  # nobody tells us when it is renewed
         return min(times, default=None)
 
     def _lag(self, holding: Holding, now: float) -> Lag:
@@ -551,3 +598,8 @@ class ControlPlane:
             gap=sum(stop - start for start, stop in tracker.done_above()),
             blocking=blocking,
         )
+
+
+def _by_itself(entry: Entry) -> bool:
+    """Not to be taken into another's batch: it has to be looked at first."""
+    return entry.cautious or entry.suspect or entry.removed

@@ -49,7 +49,10 @@ class Tracker:
         ahead = self._ahead
         while ahead and ahead[0][1] <= position:
             ahead.popleft()
-        return not (ahead and ahead[0][0] <= position)
+        if ahead and ahead[0][0] <= position:
+            self._skip(position)
+            return False
+        return True
 
     def add(self, position: int, entry: Entry) -> None:
         """Open a position that fits."""
@@ -60,6 +63,7 @@ class Tracker:
 
     def pass_over(self, position: int) -> None:
         """A position that fits is done without running: a record of the aside stands for it."""
+        self._skip(position)
         self.fresh.append(position)
 
     def reached(self, position: int) -> None:
@@ -105,6 +109,11 @@ class Tracker:
             spans.append((positions[-1] + 1, self.end))
         spans.extend((max(start, self.end), stop) for start, stop in self._ahead if stop > self.end)
         return spans
+
+    def _skip(self, position: int) -> None:
+        """Remember what was done before it came: the next progress must not say less than the stored one."""
+        self._flags.append(0)
+        self._positions.append(position)
 
     def _first(self) -> int:
         return self._flags.find(1)
