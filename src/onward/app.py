@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from uuid import uuid4
 
 from onward import settings as settings_
@@ -58,21 +58,31 @@ class Onward:
         timeout_s: float | None = 30.0,
         retry: Retry | None = None,
         start: Start = "earliest",
+        on_dead: Literal["pass", "hold"] = "pass",
+        batch_size: int = 1,
+        batch_wait_s: float = 0.0,
     ) -> Callable[[AnyFunction], AnyFunction]:
-        """Declare an `async def` that handles a topic's events for a group (by default: named like the function)."""
+        """Declare an `async def` that handles a topic's events for a group (by default: named like the function).
+
+        With `batch_size` it takes lists of up to that many events, which wait up to `batch_wait_s` to fill.
+        `on_dead="hold"`: a key stands still behind a dead event until that is replayed or dropped.
+        """
 
         def declare(function: AnyFunction) -> AnyFunction:
             handler = Handler(
                 topic=settings_.check_name("topic", topic),
                 group=settings_.check_name("group", function.__name__ if group is None else group),
                 name=f"{function.__module__}.{function.__qualname__}",
-                call=bind(function),
+                call=bind(function, batch=batch_size > 1),
                 ordering=ordering,
                 concurrency=concurrency,
                 engine=engine,
                 timeout_s=timeout_s,
                 retry=retry or Retry(),
                 start=start,
+                on_dead=on_dead,
+                batch_size=batch_size,
+                batch_wait_s=batch_wait_s,
             )
             _check_choices(handler)
             self._check_twin(handler)
@@ -221,6 +231,12 @@ def _check_choices(handler: Handler) -> None:
         raise BadHandler(f"{handler.name}: concurrency={handler.concurrency}; at least 1")
     if handler.timeout_s is not None and handler.timeout_s <= 0:
         raise BadHandler(f"{handler.name}: timeout_s={handler.timeout_s}; more than 0, or None for no limit")
+    if handler.batch_size < 1 or handler.batch_wait_s < 0:
+        raise BadHandler(
+            f"{handler.name}: batch_size={handler.batch_size} or batch_wait_s={handler.batch_wait_s} is too low"
+        )
+    if handler.on_dead not in ("pass", "hold") or (handler.on_dead == "hold" and handler.ordering != "key"):
+        raise BadHandler(f"{handler.name}: on_dead={handler.on_dead!r}; 'pass', or 'hold' with ordering='key'")
     if isinstance(handler.start, str) and handler.start not in ("earliest", "latest"):
         raise BadHandler(f"{handler.name}: start={handler.start!r}; 'earliest', 'latest' or a Unix time")
 

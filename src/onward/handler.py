@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -11,7 +11,7 @@ from onward.engines.base import Call
 from onward.errors import BadHandler
 from onward.event import Delivery, Event
 from onward.failure.retry import Retry
-from onward.payload import decoder
+from onward.payload import Decode, decoder
 
 Function = Callable[..., Coroutine[Any, Any, Any]]
 EngineName = Literal["tasks"]
@@ -28,30 +28,34 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None
     retry: Retry
     start: Start
+    on_dead: Literal["pass", "hold"]
+    batch_size: int
+    batch_wait_s: float
 
 
-def bind(function: Function) -> Call:
+def bind(function: Function, *, batch: bool = False) -> Call:
     """The function with its decoding: from a delivery to the coroutine that handles it.
 
-    A parameter annotated `Event` gets the event; the other one gets the value, decoded by its annotation.
+    A parameter annotated `Event` gets the event; the other one gets the value, decoded by its annotation. A batch
+    handler takes lists: `list[Event]`, and a list of values.
     """
     where = f"handler {function.__qualname__}"
     if not inspect.iscoroutinefunction(function):
         raise BadHandler(f"{where} is not `async def`; engine 'tasks' runs coroutines only")
     hints = _hints(function, where)
+    if batch:
+        hints = {name: _element(hint, name, where) for name, hint in hints.items() if name != "return"}
     slots = [_slot(hints.get(name, Any), parameter, where) for name, parameter in _parameters(function)]
     if slots == ["value"] or slots == ["value", "event"] or slots == ["event", "value"] or slots == ["event"]:
-        return _caller(function, slots, [hints.get(name, Any) for name, _ in _parameters(function)], where)
+        annotations = [hints.get(name, Any) for name, _ in _parameters(function)]
+        return (_batch_caller if batch else _caller)(function, slots, annotations, where)
     raise BadHandler(f"{where} must take the value, an Event, or both; it takes {slots or 'nothing'}")
 
 
 def _caller(function: Function, slots: list[str], annotations: list[Any], where: str) -> Call:
     if slots == ["event"]:
         return lambda delivery: function(delivery.event)
-    try:
-        decode = decoder(annotations[slots.index("value")])
-    except BadHandler as error:
-        raise BadHandler(f"{where}: {error}") from error
+    decode = _decoder(slots, annotations, where)
     if slots == ["value"]:
         return lambda delivery: function(decode(delivery.event.value))
 
@@ -60,6 +64,32 @@ def _caller(function: Function, slots: list[str], annotations: list[Any], where:
         return function(decode(event.value), event) if slots[0] == "value" else function(event, decode(event.value))
 
     return both
+
+
+def _batch_caller(function: Function, slots: list[str], annotations: list[Any], where: str) -> Call:
+    if slots == ["event"]:
+        return lambda work: function([delivery.event for delivery in work])
+    decode = _decoder(slots, annotations, where)
+
+    def call(work: tuple[Delivery, ...]) -> Any:
+        events = [delivery.event for delivery in work]
+        values = [decode(event.value) for event in events]
+        return function(*({"value": values, "event": events}[slot] for slot in slots))
+
+    return call
+
+
+def _decoder(slots: list[str], annotations: list[Any], where: str) -> Decode:
+    try:
+        return decoder(annotations[slots.index("value")])
+    except BadHandler as error:
+        raise BadHandler(f"{where}: {error}") from error
+
+
+def _element(annotation: Any, name: str, where: str) -> Any:
+    if get_origin(annotation) is not list:
+        raise BadHandler(f"{where}: with batch_size, {name!r} must be a list[...], not {annotation!r}")
+    return get_args(annotation)[0]
 
 
 def _hints(function: Function, where: str) -> dict[str, Any]:

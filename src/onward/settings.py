@@ -37,6 +37,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: Count = 1_000  # delivered and not done, per partition
     max_in_flight_bytes: Bytes = 32 << 20
     receive_batch: Count = 1_000
+    max_delayed: Count = 100  # of those in flight, waiting in place for a retry
+    max_parked: Count = 100_000  # records set aside, per partition
+    crash_limit: Count = 3  # crashes of the process that one event may cause
 
     # times
     publish_timeout_s: Positive = 30.0
@@ -46,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     revoke_grace_s: Seconds = 20.0
     drain_timeout_s: Seconds = 30.0
     settle_interval_s: Seconds = 0.05
+    park_after_s: Seconds = 30.0  # a retry due later than this leaves the flow, and its key with it
 
 
 _TYPES: Mapping[str, Any] = get_type_hints(Settings, include_extras=True)

@@ -73,6 +73,10 @@ def record_id(group: str, log_id: str, partition: Partition, position: int) -> s
     return f"{group}:{log_id}:{partition.index}:{position}"
 
 
+def record_position(id_: str) -> int:
+    return int(id_.rsplit(":", 1)[1])
+
+
 class Progress(msgspec.Struct, frozen=True):
     """What is done in a partition. Each broker turns it into its own acknowledgement."""
 
@@ -191,15 +195,17 @@ class Aside(Protocol):
     """Everything of one group that is out of the flow. The owner of a partition writes only through settle."""
 
     async def load(
-        self, partition: Partition, *, after: int | None, limit: int, max_bytes: int
+        self, partition: Partition, *, after: int | None, limit: int, max_bytes: int, dead: bool = False
     ) -> Sequence[AsideRecord]:
-        """Waiting and held records above position `after`, ascending by position; at least one if there is one."""
+        """Waiting and held records (and `dead` ones) above position `after`, ascending by position; at least one if
+        there is one. What a former owner wrote after it lost the partition is not among them."""
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         """A page in a stable order. Records that come and go meanwhile neither repeat nor hide the others."""
 
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
-        """Compare and set: how many were still in `expect` and moved. The partition's owner hears of it by Moved."""
+        """Compare and set: how many were still in `expect` and moved. The partition's owner hears of it by Moved.
+        What leaves the state dead has its tries counted afresh."""
 
     async def remove(self, ids: Sequence[str], *, expect: State) -> int:
         """Compare and remove. The partition's owner hears of it by Moved."""

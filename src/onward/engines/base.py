@@ -7,14 +7,17 @@ import msgspec
 
 from onward.event import Delivery
 
-Call = Callable[[Delivery], Any]
-"""The handler with its decoding: called with a delivery, it returns a coroutine, or None when it has run."""
+Work = Delivery | tuple[Delivery, ...]
+"""What one call of the handler takes: an event, or for a batch handler several."""
+
+Call = Callable[[Any], Any]
+"""The handler with its decoding: called with work, it returns a coroutine, or None when it has run."""
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
     """How one run ended. No error: success. `cancelled`: shutdown ended it, so it is nobody's failure."""
 
-    delivery: Delivery
+    work: Work
     error: BaseException | None = None
     cancelled: bool = False
 
@@ -27,12 +30,12 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """Every delivery submitted ends in exactly one Ended, whatever the handler does, BaseException included."""
+    """Every work submitted ends in exactly one Ended, whatever the handler does, BaseException included."""
 
     def start(self, call: Call, ended: Callable[[Sequence[Ended]], None]) -> None:
         """Get ready. `ended` is called on the event loop with lists, never from within submit."""
 
-    def submit(self, work: Sequence[Delivery]) -> None:
+    def submit(self, work: Sequence[Work]) -> None:
         """Run these; at most `concurrency` at once, the rest wait here in order."""
 
     def health(self) -> Health: ...

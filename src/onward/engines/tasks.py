@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextvars import Context, copy_context
 from typing import Any
 
-from onward.engines.base import Call, Ended, Health
+from onward.engines.base import Call, Ended, Health, Work
 from onward.errors import HandlerTimeout
-from onward.event import Delivery
 
 _CLOSE_S = 5.0  # how long close waits for handlers that swallow their cancellation
 _BREATH = 64  # runs that never suspended, after which a worker lets the event loop serve others
@@ -24,10 +23,10 @@ class TaskEngine:
     def __init__(self, *, concurrency: int, timeout_s: float | None) -> None:
         self._concurrency = concurrency
         self._timeout_s = timeout_s
-        self._queue: deque[Delivery] = deque()
+        self._queue: deque[Work] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._workers: set[asyncio.Task[None]] = set()
-        self._running: dict[asyncio.Task[None], tuple[Delivery, float]] = {}  # oldest first
+        self._running: dict[asyncio.Task[None], tuple[Work, float]] = {}  # oldest first
         self._late: set[asyncio.Task[None]] = set()  # cancelled because their time was over
         self._results: list[Ended] = []
         self._context = copy_context()
@@ -40,7 +39,7 @@ class TaskEngine:
         self._call = call
         self._ended = ended
 
-    def submit(self, work: Sequence[Delivery]) -> None:
+    def submit(self, work: Sequence[Work]) -> None:
         self._queue.extend(work)
         self._wake(1)
 
@@ -59,7 +58,7 @@ class TaskEngine:
 
     async def close(self) -> None:
         self._closing = True
-        self._results.extend(Ended(delivery, cancelled=True) for delivery in self._queue)
+        self._results.extend(Ended(work, cancelled=True) for work in self._queue)
         self._queue.clear()
         for worker in self._workers:
             worker.cancel()
@@ -67,7 +66,7 @@ class TaskEngine:
             await asyncio.wait(self._workers, timeout=_CLOSE_S)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self._results.extend(Ended(delivery, cancelled=True) for delivery, _ in self._running.values())
+        self._results.extend(Ended(work, cancelled=True) for work, _ in self._running.values())
         self._flush()
         self._closed = True
 
@@ -102,20 +101,20 @@ class TaskEngine:
             else:
                 await asyncio.sleep(0)
 
-    async def _run(self, me: asyncio.Task[None], delivery: Delivery) -> None:
+    async def _run(self, me: asyncio.Task[None], work: Work) -> None:
         error: BaseException | None = None
-        self._running[me] = (delivery, self._loop.time())
+        self._running[me] = (work, self._loop.time())
         if self._sweeper is None and self._timeout_s is not None:
             self._sweeper = self._loop.call_later(self._timeout_s, self._sweep)
         try:
             context = self._context.copy()
-            result = context.run(self._call, delivery)
+            result = context.run(self._call, work)
             if result is not None:
                 await _InContext(result, context)
         except BaseException as raised:
             error = raised
         del self._running[me]
-        self._finish(delivery, self._verdict(me, error))
+        self._finish(work, self._verdict(me, error))
 
     def _verdict(self, me: asyncio.Task[None], error: BaseException | None) -> BaseException | None:
         """What the run's error means: a cancellation of ours is a timeout, one of shutdown stays what it is."""
@@ -126,13 +125,13 @@ class TaskEngine:
                 return HandlerTimeout(f"the handler ran longer than timeout_s={self._timeout_s:g}")
         return error
 
-    def _finish(self, delivery: Delivery, error: BaseException | None) -> None:
+    def _finish(self, work: Work, error: BaseException | None) -> None:
         if self._closed:
             return  # it outlived close, which has reported it
         cancelled = self._closing and isinstance(error, asyncio.CancelledError)
         if not self._results:
             self._loop.call_soon(self._flush)
-        self._results.append(Ended(delivery, None if cancelled else error, cancelled))
+        self._results.append(Ended(work, None if cancelled else error, cancelled))
 
     def _flush(self) -> None:
         if self._results:

@@ -20,16 +20,18 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine
-from onward.errors import AsideError, BrokerError, Closed, Undecodable
+from onward.errors import AsideError, BrokerError, Closed, Undecodable, WorkerDied
 from onward.event import Delivery, Partition
-from onward.flow.entry import DONE, RELEASED, Again, Dead, Outcome
-from onward.flow.plane import Actions, ControlPlane, Limits, Settlement
+from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
+from onward.flow.limits import Limits
+from onward.flow.plane import Actions, ControlPlane, Load, Settlement
 from onward.handler import Handler
 from onward.settings import Settings
 
 log = logging.getLogger("onward")
 
 _RECEIVE_WAIT_S = 1.0
+_PAGE = 1_000  # records read from the aside at once
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 
 
@@ -45,13 +47,22 @@ class Consumer:
         self._wake = asyncio.Event()
         self._stop_at: float | None = None
         self._settling: asyncio.Task[None] | None = None
+        self._loading: set[asyncio.Task[None]] = set()
         self.plane = ControlPlane(
             Limits(
                 group=handler.group,
+                handler=handler.name,
                 ordering=handler.ordering,
+                on_dead=handler.on_dead,
                 concurrency=handler.concurrency,
+                batch_size=handler.batch_size,
+                batch_wait_s=handler.batch_wait_s,
                 max_in_flight=settings.max_in_flight,
                 max_in_flight_bytes=settings.max_in_flight_bytes,
+                max_delayed=settings.max_delayed,
+                max_parked=settings.max_parked,
+                park_after_s=settings.park_after_s,
+                crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,
             )
         )
@@ -66,7 +77,7 @@ class Consumer:
         receiving = asyncio.create_task(self._receive(subscription))
         try:
             while not self._finished(receiving):
-                actions = self.plane.tick(now(), subscription.sure_until())
+                actions = self.plane.tick(instant(), subscription.sure_until())
                 await self._act(subscription, actions)
                 if not self._finished(receiving):
                     await self._sleep(actions.wake_at)
@@ -85,6 +96,10 @@ class Consumer:
     async def _act(self, subscription: Subscription, actions: Actions) -> None:
         if actions.work:
             self._engine.submit(actions.work)
+        for load in actions.load:
+            task = asyncio.create_task(self._load(load))
+            self._loading.add(task)
+            task.add_done_callback(self._loading.discard)
         if actions.settle is not None:
             self._settling = asyncio.create_task(self._settle(subscription, actions.settle))
         try:
@@ -124,11 +139,11 @@ class Consumer:
                 batch.append(message)
                 continue
             if batch:
-                self.plane.delivered(batch)
+                self.plane.delivered(batch, instant())
                 batch = []
             self._heed(message)
         if batch:
-            self.plane.delivered(batch)
+            self.plane.delivered(batch, instant())
 
     def _heed(self, message: Message) -> None:
         plane = self.plane
@@ -138,7 +153,7 @@ class Consumer:
                 if self._stop_at is not None:  # it was on its way when we decided to leave
                     self._give_up([message.partition], 0.0)
             case Reached():
-                plane.reached(message.partition, message.epoch, message.position)
+                plane.reached(message.partition, message.epoch, message.position, instant())
             case Revoked():
                 self._give_up(message.partitions, min(message.deadline_s, self._settings.revoke_grace_s))
             case Fenced():
@@ -146,46 +161,74 @@ class Consumer:
                     "%s: lost %s to another member", self._handler.name, ", ".join(map(str, message.partitions))
                 )
                 plane.fenced(message.partitions)
-            case Moved() | Delivery():
-                pass  # nothing of ours waits in the aside
+            case Moved():
+                plane.moved(message, instant())
+            case Delivery():
+                plane.delivered([message], instant())
 
     def _give_up(self, partitions: Sequence[Partition], deadline_s: float) -> None:
-        self.plane.revoked(partitions, now(), deadline_s)
+        self.plane.revoked(partitions, instant(), deadline_s)
+
+    async def _load(self, load: Load) -> None:
+        """Read a page of records; until it is read, what depends on it waits."""
+        aside, hold = self._broker.aside(self._handler.group), self._handler.on_dead == "hold"
+        while True:
+            try:
+                records = await aside.load(
+                    load.partition,
+                    after=load.after,
+                    limit=_PAGE,
+                    max_bytes=self._settings.max_in_flight_bytes,
+                    dead=hold,
+                )
+            except Closed:
+                return
+            except BrokerError:
+                log.exception("%s: %s: records cannot be read, trying again", self._handler.name, load.partition)
+                await asyncio.sleep(_RECEIVE_WAIT_S)
+            else:
+                break
+        self.plane.loaded(load, records, instant())
+        self._wake.set()
 
     async def _settle(self, subscription: Subscription, settlement: Settlement) -> None:
         """Carry one settle through: repeated as it is until it is answered."""
         while True:
             try:
-                lost = await subscription.settle(settlement.progress, aside=settlement.aside)
+                lost = await subscription.settle(settlement.progress, aside=settlement.aside, gone=settlement.gone)
             except AsideError:
                 log.exception("%s: dead letters cannot be stored; their keys wait", self._handler.name)
-                self.plane.aside_refused(now())
+                self.plane.aside_refused(instant())
                 break
             except Closed:
-                self.plane.settled([progress.partition for progress in settlement.progress], now())
+                self.plane.settled([progress.partition for progress in settlement.progress], instant())
                 break
             except BrokerError:
                 log.exception("%s: settling failed, trying again", self._handler.name)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
-                self.plane.settled(lost, now())
+                self.plane.settled(lost, instant())
                 break
         self._settling = None
         self._wake.set()
 
     def _ended(self, results: Sequence[Ended]) -> None:
-        self.plane.completed(
-            [
-                (ended.delivery, DONE if ended.error is None and not ended.cancelled else self._judge(ended))
-                for ended in results
-            ],
-            time.time(),
-        )
+        outcomes: list[tuple[Delivery, Outcome]] = []
+        for ended in results:
+            work = ended.work
+            well = ended.error is None and not ended.cancelled
+            if isinstance(work, Delivery):
+                outcomes.append((work, DONE if well else self._judge(work, ended.error)))
+            elif well or ended.error is None or len(work) == 1:
+                outcomes.extend((each, DONE if well else self._judge(each, ended.error)) for each in work)
+            else:
+                log.warning("%s: a batch of %d failed, splitting it: %r", self._handler.name, len(work), ended.error)
+                outcomes.extend((each, SPLIT) for each in work)
+        self.plane.completed(outcomes, instant())
         self._wake.set()
 
-    def _judge(self, ended: Ended) -> Outcome:
+    def _judge(self, delivery: Delivery, error: BaseException | None) -> Outcome:
         """Turn a handler's error into what happens to its event."""
-        delivery, error = ended.delivery, ended.error
         if error is None:
             return RELEASED
         delay_s = None
@@ -195,7 +238,7 @@ class Consumer:
         what = f"{self._handler.name}: {delivery.partition} position {delivery.position} key {event.key!r}"
         if delay_s is not None:
             log.warning("%s failed, attempt %d, again in %.1f s: %r", what, delivery.attempt, delay_s, error)
-            return Again(now() + delay_s)
+            return Again(now() + delay_s, crashed=isinstance(error, WorkerDied))
         log.error("%s is dead after attempt %d: %r", what, delivery.attempt, error)
         return Dead(self._story(delivery, error))
 
@@ -230,9 +273,13 @@ class Consumer:
             timer.cancel()
 
     async def _leave(self, subscription: Subscription, receiving: asyncio.Task[None]) -> None:
-        for task in (receiving, self._settling):
+        for task in (receiving, self._settling, *self._loading):
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
         await self._engine.close()
         await subscription.close()
+
+
+def instant() -> Instant:
+    return Instant(now(), time.time())

@@ -1,31 +1,85 @@
-"""An open event inside the plane, and how its run may end."""
+"""An event inside the plane, and how its run may end."""
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
 
-from onward.brokers.base import Failure
-from onward.event import Delivery
+from onward.brokers.base import Failure, State, Tries
+from onward.event import Delivery, Event
+
+
+class Instant(NamedTuple):
+    """One reading of both clocks: `now` decides, `wall` (Unix time) is written down."""
+
+    now: float
+    wall: float
 
 
 class Stage(IntEnum):
     QUEUED = 0  # behind another event of its lane, or ready and waiting for a slot
     RUNNING = 1
     DELAYED = 2  # waits in place for its next attempt
-    LEAVING = 3  # given up; its dead letter is not stored yet
+    MARKING = 3  # waits for its start to be recorded, because a crash would blame it
+    LEAVING = 4  # waits for its record to be stored
+
+
+class Ref(msgspec.Struct, gc=False):
+    """A record of the aside as the plane knows it. Without its event when there was no room to keep it."""
+
+    id: str
+    position: int
+    key: str | None
+    state: State
+    due: float  # on the plane's clock
+    event: Event | None
+    size: int
+    tries: Tries
+    stored: bool
+    first_failed: float = 0.0
+    cautious: bool = False  # loaded after a crash: its start is recorded before it runs
+    drawn: bool = False  # in a lane right now
+    removed: bool = False  # somebody else took the record away while it was drawn
+
+
+class Unit(msgspec.Struct, gc=False):
+    """One call of a batch handler: the slot is free when all of its events have ended."""
+
+    size: int
+    left: int
 
 
 class Entry(msgspec.Struct, gc=False):
+    """Neither it nor a Ref can be part of a cycle, so the collector need not look at the many of them."""
+
     delivery: Delivery
     size: int
+    slot: int = 0  # the tracker's own
     stage: Stage = Stage.QUEUED
+    tries: Tries = Tries()
     first_failed: float = 0.0  # Unix time of the first failure, 0 when there was none
+    cautious: bool = False  # its start is recorded before it runs
+    suspect: bool = False  # it was running in a crash: it runs alone
+    marked: bool = False  # its start is recorded
+    batch_limit: int = 0  # it was in a batch that failed: no larger than this; 0: no limit
+    ref: Ref | None = None  # the record it was drawn from
+    unit: Unit | None = None
+
+    @property
+    def removed(self) -> bool:
+        """Somebody took its record away: it is not to run any more."""
+        return self.ref is not None and self.ref.removed
+
+
+class Done(msgspec.Struct, frozen=True, gc=False):
+    """Handled."""
 
 
 class Again(msgspec.Struct, frozen=True, gc=False):
-    """Failed; to be tried again at this time of the plane's clock."""
+    """Failed; to be tried again at this time of the plane's clock. `crashed`: it killed its worker."""
 
     at: float
+    crashed: bool = False
 
 
 class Dead(msgspec.Struct, frozen=True, gc=False):
@@ -34,14 +88,15 @@ class Dead(msgspec.Struct, frozen=True, gc=False):
     failure: Failure
 
 
-class Done(msgspec.Struct, frozen=True, gc=False):
-    """Handled."""
+class Split(msgspec.Struct, frozen=True, gc=False):
+    """Its batch failed as a whole: to be run again in smaller batches, no attempt charged."""
 
 
 class Released(msgspec.Struct, frozen=True, gc=False):
     """Ended by shutdown before its end: nobody's failure, no attempt charged."""
 
 
-Outcome = Done | Again | Dead | Released
+Outcome = Done | Again | Dead | Split | Released
 DONE = Done()
+SPLIT = Split()
 RELEASED = Released()

@@ -1,30 +1,29 @@
-"""The control plane: decides what runs, what is settled, and what is paused or given up. Pure: no I/O, no clock.
+"""The control plane: decides what runs, what is settled, what is set aside, paused or given up.
 
-It is told what happened (`assigned`, `delivered`, `completed`, ...) and answers on `tick` with what to do now.
-Times are on one clock, `onward.clock.now`; the caller reads it.
+Pure: no I/O, no clock, no randomness. It is told what happened (`assigned`, `delivered`, `completed`, ...) and
+answers on `tick` with what to do now. `now` and `sure_until` are on one clock, `onward.clock.now`.
 """
 
-from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, Assigned, Ordering, Progress, State, Tries, record_id
+from onward.brokers.base import AsideRecord, Assigned, Failure, Moved, Progress, record_position
 from onward.event import Delivery, Partition
-from onward.flow.entry import Again, Dead, Done, Entry, Outcome, Stage
-from onward.flow.holding import Holding
+from onward.flow.entry import Again, Dead, Done, Entry, Instant, Outcome, Split, Stage, Unit
+from onward.flow.holding import ALONE, AMONG_OTHERS, Holding, Leaving
+from onward.flow.hot import HotKeys
+from onward.flow.limits import Limits
 
 RESUME_AT = 0.7  # of the limit: without the gap a full partition would flap between paused and resumed
 ASIDE_RETRY_S = 1.0
+UNSURE_RETRY_S = 0.1  # how soon to look again whether ownership is certain
+SPAN_PACE_S = 1e-5  # the more intervals a settle carries the rarer it is: it stays a small share of the work
 
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    group: str
-    ordering: Ordering
-    concurrency: int
-    max_in_flight: int
-    max_in_flight_bytes: int
-    settle_interval_s: float
+Work = Delivery | tuple[Delivery, ...]
+"""One call of the handler: an event, or for a batch handler several of one partition, in order."""
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -32,14 +31,24 @@ class Settlement(msgspec.Struct, frozen=True):
 
     progress: Sequence[Progress]
     aside: Sequence[AsideRecord] = ()
+    gone: Sequence[str] = ()
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Read a page of records; it goes back to the plane by `loaded`. Try again until it succeeds."""
+
+    partition: Partition
+    epoch: int
+    after: int | None
 
 
 class Actions(msgspec.Struct, frozen=True):
     """What to do now, in this order."""
 
-    work: Sequence[Delivery] = ()
+    work: Sequence[Work] = ()
     pause: Sequence[Partition] = ()
     resume: Sequence[Partition] = ()
+    load: Sequence[Load] = ()
     settle: Settlement | None = None
     drained: Sequence[Partition] = ()  # to release: nothing of them runs
     undrained: Sequence[Partition] = ()  # to release: the deadline came first
@@ -51,16 +60,41 @@ class Counts(msgspec.Struct):
 
     delivered: int = 0
     skipped: int = 0  # delivered again although done
-    stale: int = 0  # completions of an ownership that had ended
+    stale: int = 0  # deliveries and completions of an ownership that had ended
     done: int = 0
     retried: int = 0
     dead: int = 0
 
 
-class _Pending(msgspec.Struct):
-    """A settle in flight, by holding: its epoch, how many fresh positions it named, the letters it carries."""
+class Blocking(msgspec.Struct, frozen=True):
+    """What keeps a partition's watermark where it is."""
 
-    parts: list[tuple[Holding, int, int, dict[int, tuple[Entry, AsideRecord]]]]
+    position: int
+    key: str | None
+    state: str
+    for_s: float
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """What this process has of a partition and has not finished; `gap`: done, but above the watermark."""
+
+    queued: int
+    running: int
+    delayed: int
+    parked: int
+    gap: int
+    blocking: Blocking | None
+
+
+class _Part(msgspec.Struct):
+    """One partition in the settle in flight."""
+
+    holding: Holding
+    epoch: int
+    fresh: int
+    gone: int
+    letters: dict[int, Leaving]
+    marks: list[int]
 
 
 class ControlPlane:
@@ -69,64 +103,84 @@ class ControlPlane:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.counts = Counts()
-        self.running = 0
+        self.hot = HotKeys()
+        self.running = 0  # calls of the handler
         self._holdings: dict[Partition, Holding] = {}
+        self._touched: dict[Holding, None] = {}  # those to look at on the next tick
         self._ready: dict[Holding, None] = {}  # those with something ready, in turn
         self._dirty: dict[Holding, None] = {}  # those with something to settle
-        self._pressed: dict[Holding, None] = {}  # those whose load changed since the last tick
+        self._timed: dict[Holding, None] = {}
         self._revoking: dict[Holding, None] = {}
-        self._refused: dict[Holding, None] = {}  # those whose letters the store refused
-        self._delayed: list[tuple[float, int, Holding, int, int]] = []  # due, tie-break, holding, epoch, position
-        self._pending: _Pending | None = None
+        self._refused: dict[Holding, None] = {}  # those whose records the store refused
+        self._suspects: deque[tuple[Holding, int, Entry]] = deque()
+        self._lone: Entry | None = None  # runs, or is about to run, with nothing beside it
+        self._ended_alone: tuple[Holding, int] | None = None  # the last of those, until its end is recorded
+        self._pending: list[_Part] | None = None
+        self._recording: tuple[Holding, int] | None = None  # whose lone end goes with it
         self._settle_at = 0.0
-        self._ties = 0
+        self._spans = 0  # intervals in the last settle
 
     # -- what happened ------------------------------------------------------------------------------------------
 
     def assigned(self, message: Assigned) -> None:
         self.fenced([message.partition])
-        holding = self._holdings.get(message.partition) or Holding(message.partition, self.limits.ordering)
+        holding = self._holdings.get(message.partition) or Holding(message.partition, self.limits)
         self._holdings[message.partition] = holding
         holding.begin(message)
+        self._touched[holding] = None
 
-    def delivered(self, batch: Sequence[Delivery]) -> None:
+    def loaded(self, load: Load, records: Sequence[AsideRecord], at: Instant) -> None:
+        """A page of records was read; an empty one says that there are no more."""
+        holding = self._current(load.partition, load.epoch)
+        if holding is not None:
+            holding.load(records, at)
+
+    def moved(self, message: Moved, at: Instant) -> None:
+        """Somebody else moved or removed records of ours."""
+        holding = self._current(message.partition, message.epoch)
+        if holding is not None:
+            due = at.now + (message.due - at.wall) if message.due is not None else at.now
+            for id_ in message.ids:
+                holding.move(record_position(id_), message.to, due, at.now)
+
+    def delivered(self, batch: Sequence[Delivery], at: Instant) -> None:
         """Take deliveries in; those of an ownership that is not the current one are dropped."""
+        self.hot.add([delivery.event.key for delivery in batch])
         partition, holding = None, None
         for delivery in batch:
             if delivery.partition is not partition:
+                if holding is not None and holding.unread:
+                    holding.read_past(at.now)
                 partition = delivery.partition
                 holding = self._holdings.get(partition)
                 if holding is not None:
-                    self._pressed[holding] = self._ready[holding] = None
+                    self._touched[holding] = None
             if holding is None or holding.epoch != delivery.epoch:
                 self.counts.stale += 1
-                continue
-            position = delivery.position
-            tries = holding.tries.get(position) if holding.tries else None
-            if tries is not None:
-                delivery = msgspec.structs.replace(delivery, attempt=tries.failed + 1)
-            entry = Entry(delivery, delivery.event.size)
-            if holding.tracker.add(position, entry):
+            elif holding.take(delivery):
                 self.counts.delivered += 1
-                holding.bytes += entry.size
-                holding.lanes.add(entry)
             else:
                 self.counts.skipped += 1
-                self._dirty[holding] = None
+        if holding is not None and holding.unread:
+            holding.read_past(at.now)
 
-    def reached(self, partition: Partition, epoch: int, position: int) -> None:
+    def reached(self, partition: Partition, epoch: int, position: int, at: Instant) -> None:
         holding = self._current(partition, epoch)
-        if holding is not None and position > holding.tracker.end:
-            holding.tracker.reached(position)
-            self._dirty[holding] = None
+        if holding is not None:
+            holding.reach(position, at.now)
 
-    def revoked(self, partitions: Iterable[Partition], now: float, deadline_s: float) -> None:
+    def revoked(self, partitions: Iterable[Partition], at: Instant, deadline_s: float) -> None:
         """Start nothing more of these; release them once drained, or at the deadline."""
         for partition in partitions:
             holding = self._holdings.get(partition)
             if holding is not None and holding.epoch is not None:
-                holding.release_at = now + deadline_s
+                holding.release_at = at.now + deadline_s
                 self._revoking[holding] = None
+                self._touched[holding] = None
+                lone = self._lone
+                if lone is not None and lone.stage is Stage.MARKING and holding.find(lone.delivery.position) is lone:
+                    self._lone = None
+                    holding.unmark(lone)
 
     def fenced(self, partitions: Iterable[Partition]) -> None:
         """These are not ours any more: start, settle and keep nothing of them."""
@@ -135,241 +189,417 @@ class ControlPlane:
             if holding is not None:
                 self._forget(holding)
 
-    def completed(self, results: Iterable[tuple[Delivery, Outcome]], wall: float) -> None:
-        """Runs have ended. `wall` is Unix time, for the record."""
+    def completed(self, results: Iterable[tuple[Delivery, Outcome]], at: Instant) -> None:
+        """Runs have ended."""
+        done, now, touched = 0, at.now, self._touched
         for delivery, outcome in results:
             holding = self._holdings.get(delivery.partition)
             if holding is None or holding.epoch != delivery.epoch:
-                self._ended_stale(holding, delivery)
+                self._ended_stale(holding, delivery, at.now)
                 continue
-            entry = holding.tracker.open.get(delivery.position)
+            entry = holding.tracker.open.get(delivery.position) or holding.drawn.get(delivery.position)
             if entry is None or entry.stage is not Stage.RUNNING:
                 self.counts.stale += 1
                 continue
-            self.running -= 1
             holding.running -= 1
-            self._pressed[holding] = self._ready[holding] = None
+            touched[holding] = None
+            if entry is self._lone:
+                self._ended_alone = holding, delivery.position
+            size = self._free_slot(entry)
             if type(outcome) is Done:
-                self._done(holding, entry)
-            elif type(outcome) is Again:
-                self._again(holding, entry, outcome.at, wall)
-            elif type(outcome) is Dead:
-                self._dead(holding, entry, outcome)
+                done += 1
+                holding.done(entry, now)
             else:
-                holding.lanes.again(entry)
+                self._not_done(holding, entry, outcome, at, size)
+        self.counts.done += done
 
-    def settled(self, lost: Iterable[Partition], now: float) -> None:
+    def settled(self, lost: Iterable[Partition], at: Instant) -> None:
         """The settle in flight was answered; `lost` were not ours any more."""
         pending, self._pending = self._pending, None
         assert pending is not None, "a settle was answered that was not asked for"
-        self._settle_at = now + self.limits.settle_interval_s
-        for holding, epoch, fresh, letters in pending.parts:
-            if holding.epoch != epoch:
+        if self._recording is self._ended_alone:
+            self._ended_alone = None
+        self._settle_at = at.now + self.limits.settle_interval_s + self._spans * SPAN_PACE_S
+        lost = set(lost)
+        for part in pending:
+            holding = part.holding
+            if holding.epoch != part.epoch:  # it may be ours again: this answer is about an earlier ownership
                 continue
-            del holding.tracker.fresh[:fresh]
-            for position, (entry, _) in letters.items():
-                del holding.leaving[position]
-                self._leave(holding, entry)
-        self.fenced(lost)
+            if holding.partition in lost:
+                self._forget(holding)
+                continue
+            holding.tracker.forget(part.fresh)
+            del holding.gone[: part.gone]
+            holding.stored(part.letters, at.now)
+            for entry in holding.marked(part.marks):
+                if entry is not self._lone:
+                    holding.lanes.again(entry)
+            self._touched[holding] = None
 
-    def aside_refused(self, now: float) -> None:
-        """The letters could not be stored, so nothing of that settle was done: their events are open again."""
+    def aside_refused(self, at: Instant) -> None:
+        """The records could not be stored, so nothing of that settle was done: their events are open again."""
         pending, self._pending = self._pending, None
         assert pending is not None, "a settle was refused that was not asked for"
-        for holding, epoch, _, letters in pending.parts:
-            if holding.epoch != epoch:
+        for part in pending:
+            holding = part.holding
+            if holding.epoch != part.epoch:
                 continue
-            holding.tracker.reopen({position: entry for position, (entry, _) in letters.items()})
-            self._dirty[holding] = None
-            if letters:
-                holding.aside_at = now + ASIDE_RETRY_S
+            holding.refused(part.letters)
+            self._touched[holding] = None
+            if part.letters:
+                holding.aside_at = at.now + ASIDE_RETRY_S
                 self._refused[holding] = None
 
     # -- what to do ---------------------------------------------------------------------------------------------
 
-    def tick(self, now: float, sure_until: float) -> Actions:
-        self._wake_delayed(now)
-        self._retry_refused(now)
-        work = self._dispatch() if now < sure_until else []
-        pause, resume = self._pressure()
+    def tick(self, at: Instant, sure_until: float) -> Actions:
+        now = at.now
+        for holding in [holding for holding in self._timed if holding.timers[0][0] <= now]:
+            holding.wake(now)
+            self._touched[holding] = None
+        for holding in [holding for holding in self._refused if holding.aside_at <= now]:
+            del self._refused[holding]
+            self._dirty[holding] = None
+        pause, resume, load = self._look()
+        sure = now < sure_until
+        work = self._dispatch(at) if sure else []
         settle = self._settlement(now)
         drained, undrained = self._releases(now)
-        return Actions(work, pause, resume, settle, drained, undrained, self._wake_at(now))
+        return Actions(work, pause, resume, load, settle, drained, undrained, self._wake_at(now, sure=sure))
 
     @property
     def open(self) -> int:
-        return sum(len(holding.tracker) for holding in self._holdings.values())
+        """Events in memory: delivered and not done, and drawn from records."""
+        return sum(len(h.tracker) + len(h.drawn) + len(h.backlog) for h in self._holdings.values())
 
     @property
     def held(self) -> list[Partition]:
         return [holding.partition for holding in self._holdings.values() if holding.epoch is not None]
 
+    def lag(self, now: float) -> Mapping[Partition, Lag]:
+        return {
+            holding.partition: self._lag(holding, now)
+            for holding in self._holdings.values()
+            if holding.epoch is not None
+        }
+
     # -- how ----------------------------------------------------------------------------------------------------
 
     def _current(self, partition: Partition, epoch: int) -> Holding | None:
         holding = self._holdings.get(partition)
-        return holding if holding is not None and holding.epoch == epoch else None
+        if holding is None or holding.epoch != epoch:
+            return None
+        self._touched[holding] = None
+        return holding
 
-    def _done(self, holding: Holding, entry: Entry) -> None:
-        position = entry.delivery.position
-        assert holding.tracker.done(position), "a run ended whose event was not open"
-        self.counts.done += 1
-        self._dirty[holding] = None
-        self._leave(holding, entry)
+    def _free_slot(self, entry: Entry) -> int:
+        """The run of an event has ended: free its slot, if it was the last of its call. Answers the call's size."""
+        if entry is self._lone:
+            self._lone = None
+        unit, entry.unit = entry.unit, None
+        if unit is None:
+            self.running -= 1
+            return 1
+        unit.left -= 1
+        if unit.left == 0:
+            self.running -= 1
+        return unit.size
 
-    def _leave(self, holding: Holding, entry: Entry) -> None:
-        """The event has left the flow: free its room and let the next of its lane go."""
-        holding.bytes -= entry.size
-        if holding.tries:
-            holding.tries.pop(entry.delivery.position, None)
-        holding.lanes.leave(entry)
-        self._pressed[holding] = self._ready[holding] = None
+    def _not_done(self, holding: Holding, entry: Entry, outcome: Outcome, at: Instant, size: int) -> None:
+        if type(outcome) is Again:
+            self.counts.retried += 1
+            holding.failed(entry, outcome.at, at, crashed=outcome.crashed)
+        elif type(outcome) is Dead:
+            self.counts.dead += 1
+            holding.dead(entry, outcome.failure, at)
+        elif type(outcome) is Split:
+            holding.back(entry, batch_limit=max(1, size // 2))
+        else:
+            holding.back(entry, batch_limit=entry.batch_limit)
 
-    def _again(self, holding: Holding, entry: Entry, at: float, wall: float) -> None:
-        delivery = entry.delivery
-        self.counts.retried += 1
-        entry.stage = Stage.DELAYED
-        entry.first_failed = entry.first_failed or wall
-        holding.tries[delivery.position] = Tries(failed=delivery.attempt)
-        entry.delivery = msgspec.structs.replace(delivery, attempt=delivery.attempt + 1)
-        self._dirty[holding] = None
-        self._ties += 1
-        heappush(self._delayed, (at, self._ties, holding, delivery.epoch, delivery.position))
-
-    def _dead(self, holding: Holding, entry: Entry, outcome: Dead) -> None:
-        # The lane stays blocked until the letter is stored: a successor that completed first would be an inversion
-        # if this process died in between and the event ran again.
-        delivery, failure = entry.delivery, outcome.failure
-        self.counts.dead += 1
-        entry.stage = Stage.LEAVING
-        failure = msgspec.structs.replace(failure, first=entry.first_failed or failure.first)
-        record = AsideRecord(
-            id=record_id(self.limits.group, holding.log_id, delivery.partition, delivery.position),
-            group=self.limits.group,
-            partition=delivery.partition,
-            position=delivery.position,
-            state=State.DEAD,
-            due=None,
-            event=delivery.event,
-            tries=Tries(failed=delivery.attempt),
-            failure=failure,
-        )
-        holding.leaving[delivery.position] = (entry, record)
-        self._dirty[holding] = None
-
-    def _ended_stale(self, holding: Holding | None, delivery: Delivery) -> None:
+    def _ended_stale(self, holding: Holding | None, delivery: Delivery, now: float) -> None:
         """A run that outlived its ownership: it changes nothing, but its lane may go on."""
         self.counts.stale += 1
         entry = holding.stale.pop((delivery.epoch, delivery.position), None) if holding else None
         if holding is None or entry is None:
             return
-        self.running -= 1
-        holding.lanes.leave(entry)
-        if holding.epoch is not None:
-            self._ready[holding] = None
-        elif not holding.stale:
-            del self._holdings[holding.partition]
+        self._free_slot(entry)
+        free = holding.lanes.leave(entry)
+        if holding.epoch is None:
+            if not holding.stale:
+                del self._holdings[holding.partition]
+            return
+        self._touched[holding] = None
+        if free:
+            holding.advance(entry.delivery.event.key, now)
 
     def _forget(self, holding: Holding) -> None:
-        for group in (self._ready, self._dirty, self._pressed, self._revoking, self._refused):
+        for group in (self._touched, self._ready, self._dirty, self._timed, self._revoking, self._refused):
             group.pop(holding, None)
+        lone = self._lone
+        if lone is not None and lone.stage is Stage.MARKING and holding.find(lone.delivery.position) is lone:
+            self._lone = None
+        if self._ended_alone is not None and self._ended_alone[0] is holding:
+            self._ended_alone = None
         holding.begin(None)
         if not holding.stale:
             del self._holdings[holding.partition]
 
-    def _wake_delayed(self, now: float) -> None:
-        while self._delayed and self._delayed[0][0] <= now:
-            _, _, holding, epoch, position = heappop(self._delayed)
-            if holding.epoch == epoch:
-                holding.lanes.again(holding.tracker.open[position])
-                self._ready[holding] = None
-
-    def _retry_refused(self, now: float) -> None:
-        for holding in [holding for holding in self._refused if holding.aside_at <= now]:
-            del self._refused[holding]
-            self._dirty[holding] = None
-
-    def _dispatch(self) -> list[Delivery]:
-        """Fill the free slots: a share to each partition in turn, the oldest first within each."""
-        work: list[Delivery] = []
-        free = self.limits.concurrency - self.running
-        turns = [holding for holding in self._ready if holding.lanes.ready and holding.release_at is None]
-        self._ready = dict.fromkeys(turns)
-        while free > 0 and turns:
-            share = max(1, free // len(turns))
-            for holding in turns:
-                taken = self._take(holding, min(share, free), work)
-                free -= taken
-            turns = [holding for holding in turns if holding.lanes.ready]
-        if turns:  # whoever came last in this round comes first in the next
-            self._ready = dict.fromkeys(turns[-1:] + turns[:-1])
-        self.running += len(work)
-        return work
-
-    def _take(self, holding: Holding, count: int, work: list[Delivery]) -> int:
-        lanes, entries = holding.lanes, holding.tracker.open
-        count = min(count, len(lanes.ready))
-        for _ in range(count):
-            entry = entries[lanes.next_ready()]
-            entry.stage = Stage.RUNNING
-            work.append(entry.delivery)
-        holding.running += count
-        return count
-
-    def _pressure(self) -> tuple[list[Partition], list[Partition]]:
-        pause, resume = [], []
+    def _look(self) -> tuple[list[Partition], list[Partition], list[Load]]:
+        """What the touched partitions need: pressure, records to read, and which of them have work."""
+        pause, resume, load = [], [], []
         limits = self.limits
-        for holding in self._pressed:
-            load = max(len(holding.tracker) / limits.max_in_flight, holding.bytes / limits.max_in_flight_bytes)
-            if not holding.paused and load >= 1.0:
+        for holding in self._touched:
+            if holding.lanes.ready:
+                self._ready[holding] = None
+            if holding.dirty:
+                self._dirty[holding] = None
+            if holding.timers:
+                self._timed[holding] = None
+            else:
+                self._timed.pop(holding, None)
+            count = len(holding.tracker) + len(holding.backlog)
+            weight = max(count / limits.max_in_flight, holding.bytes / limits.max_in_flight_bytes)
+            if not holding.paused and weight >= 1.0:
                 holding.paused = True
                 pause.append(holding.partition)
-            elif holding.paused and load <= RESUME_AT:
+            elif holding.paused and weight <= RESUME_AT:
                 holding.paused = False
                 resume.append(holding.partition)
-        self._pressed.clear()
-        return pause, resume
+            after = holding.next_load()
+            if after is not None:
+                holding.loading = True
+                load.append(Load(holding.partition, holding.epoch or 0, after if after >= 0 else None))
+        self._touched.clear()
+        return pause, resume, load
+
+    def _dispatch(self, at: Instant) -> list[Work]:
+        """Fill the free slots: a share to each partition in turn, the oldest first within each."""
+        work: list[Work] = []
+        if self._lone is not None or self._suspects:
+            alone = self._dispatch_alone(at.now)
+            if self._lone is not None or self._suspects:
+                return alone
+        if self._ended_alone is not None:
+            return work  # what starts before that is recorded would be taken for innocent in a crash
+        free = self.limits.concurrency - self.running - self._marking()
+        turns = [holding for holding in self._ready if holding.lanes.ready and holding.release_at is None]
+        self._ready = dict.fromkeys(turns)
+        filling = [holding for holding in turns if self._waits_to_fill(holding, at.now)]
+        turns = [holding for holding in turns if holding not in filling]
+        while free > 0 and turns and not self._suspects:
+            share = max(1, free // len(turns))
+            for holding in turns:
+                free -= self._take(holding, min(share, free), work, at)
+            turns = [holding for holding in turns if holding.lanes.ready]
+        # Whoever came last in this round comes first in the next.
+        self._ready = dict.fromkeys(turns[-1:] + turns[:-1] + filling)
+        if self._suspects:
+            self._dispatch_alone(at.now)  # when nothing runs, nothing else would call for it
+        return work
+
+    def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
+        """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""
+        lanes, limits, entries = holding.lanes, self.limits, holding.tracker.open
+        used = marks = 0
+        while used < slots and lanes.ready:
+            position = heappop(lanes.ready)
+            entry = entries.get(position) or holding.drawn[position]
+            if entry.ref is not None and entry.ref.removed:
+                self._drop(holding, entry, at.now)
+                continue
+            if entry.cautious or entry.suspect:
+                if entry.tries.crashes >= limits.crash_limit:
+                    self._crashed(holding, entry, at)
+                    continue
+                if entry.suspect:
+                    entry.stage = Stage.MARKING
+                    self._suspects.append((holding, holding.epoch or 0, entry))
+                    continue
+                if not entry.marked:  # it has its slot from here on: what cannot run yet would be suspected in vain
+                    holding.mark(entry, AMONG_OTHERS)
+                    self._dirty[holding] = None
+                    used, marks = used + 1, marks + 1
+                    continue
+            work.append(entry.delivery if limits.batch_size == 1 else self._batch(holding, entry))
+            entry.stage = Stage.RUNNING
+            holding.running += 1
+            used += 1
+        self.running += used - marks
+        return used
+
+    def _marking(self) -> int:
+        """Slots of those that run as soon as their start is recorded."""
+        settling = [part.holding for part in self._pending or ()]
+        return sum(len(holding.marking) for holding in dict.fromkeys([*settling, *self._dirty]))
+
+    def _batch(self, holding: Holding, first: Entry) -> tuple[Delivery, ...]:
+        """One call of a batch handler: events of one partition, each key's in order."""
+        limit = first.batch_limit or self.limits.batch_size
+        entries = [first, *self._followers(holding, first, limit - 1)]
+        while len(entries) < limit and holding.lanes.ready:
+            entry = holding.find(holding.lanes.ready[0])
+            assert entry is not None, "something was ready that is not open"
+            limit = min(limit, entry.batch_limit or limit)
+            if _by_itself(entry) or len(entries) >= limit:
+                break
+            heappop(holding.lanes.ready)
+            entries.append(entry)
+            entries.extend(self._followers(holding, entry, limit - len(entries)))
+        unit = Unit(len(entries), len(entries))
+        for entry in entries:
+            entry.unit, entry.stage = unit, Stage.RUNNING
+        holding.running += len(entries) - 1
+        holding.fill_since = None
+        return tuple(entry.delivery for entry in sorted(entries, key=lambda each: each.delivery.position))
+
+    def _followers(self, holding: Holding, entry: Entry, count: int) -> list[Entry]:
+        followers: list[Entry] = []
+        for follower in holding.lanes.followers(entry, count):
+            if _by_itself(follower) or 0 < follower.batch_limit <= len(followers) + 1:
+                break
+            followers.append(follower)
+        return followers
+
+    def _waits_to_fill(self, holding: Holding, now: float) -> bool:
+        limits = self.limits
+        waiting = len(holding.tracker) + len(holding.drawn) - holding.running - holding.delayed
+        if limits.batch_wait_s == 0 or waiting >= limits.batch_size:
+            return False
+        if holding.fill_since is None:
+            holding.fill_since = now
+        return now < holding.fill_since + limits.batch_wait_s
+
+    def _dispatch_alone(self, now: float) -> list[Work]:
+        """One charged with a crash runs alone: first everything else ends, then its start is recorded."""
+        lone = self._lone
+        if lone is None:
+            self._choose_lone(now)
+            return []
+        if lone.stage is not Stage.MARKING or not lone.marked:
+            return []
+        holding = self._holdings[lone.delivery.partition]
+        if lone.removed:
+            self._lone = None
+            self._drop(holding, lone, now)
+            self._choose_lone(now)
+            return []
+        lone.stage = Stage.RUNNING
+        lone.unit = Unit(1, 1) if self.limits.batch_size > 1 else None
+        holding.running += 1
+        self.running += 1
+        return [lone.delivery if self.limits.batch_size == 1 else (lone.delivery,)]
+
+    def _choose_lone(self, now: float) -> None:
+        while self._suspects and not self.running:
+            holding, epoch, entry = self._suspects.popleft()
+            if holding.epoch != epoch or holding.release_at is not None:
+                continue
+            if not entry.removed:
+                self._lone = entry
+                holding.mark(entry, ALONE)
+                self._dirty[holding] = None
+                return
+            self._drop(holding, entry, now)
+
+    def _drop(self, holding: Holding, entry: Entry, now: float) -> None:
+        """Somebody removed the record of what was about to run."""
+        holding.done(entry, now)
+        self._dirty[holding] = None
+
+    def _crashed(self, holding: Holding, entry: Entry, at: Instant) -> None:
+        self.counts.dead += 1
+        crashes = entry.tries.crashes
+        failure = Failure(
+            reason="crashed",
+            error="WorkerDied",
+            message=f"the process died {crashes} times while this event ran alone",
+            traceback="",
+            handler=self.limits.handler,
+            attempts=entry.delivery.attempt,
+            first=at.wall,
+            last=at.wall,
+        )
+        holding.dead(entry, failure, at)
+        self._dirty[holding] = None
 
     def _settlement(self, now: float) -> Settlement | None:
         if self._pending is not None or not self._dirty:
             return None
-        urgent = any(
-            (holding.leaving and now >= holding.aside_at) or holding.release_at is not None for holding in self._dirty
-        )
-        if now < self._settle_at and not urgent:
+        if now < self._settle_at and not any(self._urgent(holding, now) for holding in self._dirty):
             return None
-        pending = _Pending([])
+        self._pending = []
+        self._recording = self._ended_alone
         progress: list[Progress] = []
         aside: list[AsideRecord] = []
+        gone: list[str] = []
         for holding in self._dirty:
-            letters = dict(holding.leaving) if now >= holding.aside_at else {}
-            for position, (_, record) in letters.items():
-                holding.tracker.done(position)
-                aside.append(record)
-            progress.append(holding.progress())
-            pending.parts.append((holding, holding.epoch or 0, len(holding.tracker.fresh), letters))
+            letters = holding.letters(now)
+            aside.extend(leaving.record for leaving in letters.values())
+            gone.extend(holding.gone)
+            told = holding.progress()
+            progress.append(told)
+            if holding.blocked is None or holding.blocked[0] != told.watermark:
+                holding.blocked = (told.watermark, now)
+            marks = [p for p in holding.marking if p in letters or p in holding.tracker.open]
+            fresh, gone_count = len(holding.tracker.fresh), len(holding.gone)
+            self._pending.append(_Part(holding, holding.epoch or 0, fresh, gone_count, letters, marks))
+            holding.dirty = False
         self._dirty.clear()
-        self._pending = pending
-        return Settlement(progress, aside)
+        self._spans = sum(len(each.done_above) for each in progress)
+        return Settlement(progress, aside, gone)
+
+    def _urgent(self, holding: Holding, now: float) -> bool:
+        """Something waits for this settle: a lane for its record, a start for its mark, the next owner."""
+        waits = holding.leaving and now >= holding.aside_at
+        ended_alone = self._ended_alone is not None and self._ended_alone[0] is holding
+        return bool(waits or holding.marking or holding.release_at is not None or ended_alone)
 
     def _releases(self, now: float) -> tuple[list[Partition], list[Partition]]:
         """Of the revoked partitions, those that are drained or late, once their progress is settled."""
         drained: list[Partition] = []
         undrained: list[Partition] = []
-        settling = {holding for holding, *_ in self._pending.parts} if self._pending else set()
+        settling = {part.holding for part in self._pending or ()}
         for holding in list(self._revoking):
-            over = now >= (holding.release_at or 0)
-            if (holding.running and not over) or holding in settling or holding in self._dirty:
+            over = holding.release_at is not None and now >= holding.release_at
+            if (holding.running and not over) or holding in settling or holding in self._dirty or holding.dirty:
                 continue
             (undrained if holding.running else drained).append(holding.partition)
             self._forget(holding)
         return drained, undrained
 
-    def _wake_at(self, now: float) -> float | None:
+    def _wake_at(self, now: float, *, sure: bool) -> float | None:
         times = [at for holding in self._revoking if (at := holding.release_at) is not None and at > now]
         times.extend(holding.aside_at for holding in self._refused)
-        if self._delayed:
-            times.append(self._delayed[0][0])
+        times.extend(holding.timers[0][0] for holding in self._timed if holding.timers)
+        if self.limits.batch_wait_s:
+            wait_s = self.limits.batch_wait_s
+            fills = [h.fill_since + wait_s for h in self._ready if h.fill_since is not None]
+            times.extend(full for full in fills if full > now)  # else it waits for a slot, not for time
         if self._dirty and self._pending is None:
             times.append(max(self._settle_at, now))
+        if not sure and (self._ready or self._suspects or self._lone is not None):
+            times.append(now + UNSURE_RETRY_S)  # nobody tells us when it is renewed
         return min(times, default=None)
+
+    def _lag(self, holding: Holding, now: float) -> Lag:
+        tracker = holding.tracker
+        entry = tracker.blocking()
+        blocking = None
+        if entry is not None:
+            since = holding.blocked[1] if holding.blocked and holding.blocked[0] == tracker.watermark else now
+            delivery = entry.delivery
+            blocking = Blocking(delivery.position, delivery.event.key, entry.stage.name.lower(), now - since)
+        return Lag(
+            queued=len(tracker) + len(holding.backlog) + len(holding.drawn) - holding.running - holding.delayed,
+            running=holding.running,
+            delayed=holding.delayed,
+            parked=len(holding.parking),
+            gap=sum(stop - start for start, stop in tracker.done_above()),
+            blocking=blocking,
+        )
+
+
+def _by_itself(entry: Entry) -> bool:
+    """Not to be taken into another's batch: it has to be looked at first."""
+    return entry.cautious or entry.suspect or entry.removed

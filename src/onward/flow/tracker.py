@@ -1,87 +1,119 @@
 """Which delivered positions of one ownership are still open, hence how far everything is done."""
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping
-from itertools import islice
+from collections import deque
+from collections.abc import Iterable
 
 from onward.brokers.base import Progress
 from onward.flow.entry import Entry
 
-MAX_SCAN = 10_000  # open positions looked at for one progress: its cost must not grow with the backlog
+MAX_INTERVALS = 10_000  # in one progress: what is cut off would run again after a crash, nothing is lost
+_TRIM_AT = 4_096
 
 
 class Tracker:
     """Pure. Holds the *incomplete* positions, so holes in a log (compaction, markers, retention) never stall it.
 
-    `end` is the position up to which the log has been seen. Completion is O(1) in any order.
+    `end` is the position up to which the log has been seen. Completion is O(1) in any order. One byte per delivered
+    position, 1 while it is open, lets C search for the first open one and for the runs of done ones.
     """
 
-    __slots__ = ("_ahead", "_open", "end", "fresh", "skipped")
+    __slots__ = ("_ahead", "_base", "_flags", "_positions", "end", "fresh", "open")
 
     def __init__(self, stored: Progress | None) -> None:
+        self.open: dict[int, Entry] = {}  # by position
         self.end = stored.watermark if stored else 0
         self.fresh: list[int] = []  # done since the last answered settle
-        self.skipped = 0  # delivered again although done or known
-        self._open: OrderedDict[int, Entry] = OrderedDict()
+        self._flags = bytearray()
+        self._positions: list[int] = []  # beside the flags
+        self._base = 0  # the slot of the first flag
         self._ahead = deque(stored.done_above if stored else ())  # done before this ownership, not yet passed
 
     def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def open(self) -> Mapping[int, Entry]:
-        return self._open
+        return len(self.open)
 
     @property
     def watermark(self) -> int:
         """The next position not known done."""
-        return next(iter(self._open), self.end)
+        first = self._first()
+        return self.end if first < 0 else self._positions[first]
 
-    def add(self, position: int, entry: Entry) -> bool:
-        """Take a delivered position. False: it is done or known already, and must not run."""
+    def blocking(self) -> Entry | None:
+        """What keeps the watermark where it is."""
+        return self.open.get(self.watermark)
+
+    def fits(self, position: int) -> bool:
+        """See a delivered position. False: it is done or known already, and must not run."""
         if position < self.end:
-            self.skipped += 1
             return False
         self.end = position + 1
         ahead = self._ahead
         while ahead and ahead[0][1] <= position:
             ahead.popleft()
         if ahead and ahead[0][0] <= position:
-            self.skipped += 1
+            self._skip(position)
             return False
-        self._open[position] = entry
         return True
+
+    def add(self, position: int, entry: Entry) -> None:
+        """Open a position that fits."""
+        entry.slot = self._base + len(self._flags)
+        self._flags.append(1)
+        self._positions.append(position)
+        self.open[position] = entry
+
+    def pass_over(self, position: int) -> None:
+        """A position that fits is done without running: a record of the aside stands for it."""
+        self._skip(position)
+        self.fresh.append(position)
 
     def reached(self, position: int) -> None:
         """The log was read up to here; what was not delivered below is a hole."""
         self.end = max(self.end, position)
 
-    def done(self, position: int) -> bool:
+    def done(self, position: int) -> None:
         """Complete a position; harmless when it is not open."""
-        if self._open.pop(position, None) is None:
-            return False
-        self.fresh.append(position)
-        return True
+        entry = self.open.pop(position, None)
+        if entry is not None:
+            self._flags[entry.slot - self._base] = 0
+            self.fresh.append(position)
 
-    def reopen(self, entries: dict[int, Entry]) -> None:
-        """Undo `done` for these: what should have gone with them was not stored."""
-        self._open = OrderedDict(sorted((entries | self._open).items()))
-        self.fresh = [position for position in self.fresh if position not in entries]
+    def reopen(self, entries: Iterable[Entry]) -> None:
+        """Undo `done` for these, before `forget`: what should have gone with them was not stored."""
+        again = {entry.delivery.position: entry for entry in entries}
+        self.open |= again
+        self.fresh = [position for position in self.fresh if position not in again]
+        for entry in again.values():
+            self._flags[entry.slot - self._base] = 1
+
+    def forget(self, fresh: int) -> None:
+        """A settle was answered that named this many fresh positions."""
+        del self.fresh[:fresh]
+        first = self._first()
+        settled = len(self._flags) if first < 0 else first
+        if settled >= _TRIM_AT:
+            del self._flags[:settled]
+            del self._positions[:settled]
+            self._base += settled
 
     def done_above(self) -> list[tuple[int, int]]:
         """Intervals done above the watermark, ascending. A long list is cut at the top: any prefix of it is true."""
-        positions = iter(self._open)
-        below = next(positions, None)
-        if below is None:
-            return [(max(start, self.end), stop) for start, stop in self._ahead if stop > self.end]
-        spans = []
-        for position in islice(positions, MAX_SCAN):
-            if position > below + 1:
-                spans.append((below + 1, position))
-            below = position
-        if next(positions, None) is not None:
-            return spans
-        if self.end > below + 1:
-            spans.append((below + 1, self.end))
+        find, positions = self._flags.find, self._positions
+        spans: list[tuple[int, int]] = []
+        is_open = self._first()
+        while is_open >= 0 and (is_done := find(0, is_open)) >= 0:
+            if len(spans) == MAX_INTERVALS:
+                return spans
+            is_open = find(1, is_done)
+            spans.append((positions[is_done - 1] + 1, positions[is_open] if is_open >= 0 else self.end))
+        if is_open >= 0 and self.end > positions[-1] + 1:
+            spans.append((positions[-1] + 1, self.end))
         spans.extend((max(start, self.end), stop) for start, stop in self._ahead if stop > self.end)
         return spans
+
+    def _skip(self, position: int) -> None:
+        """Remember what was done before it came: the next progress must not say less than the stored one."""
+        self._flags.append(0)
+        self._positions.append(position)
+
+    def _first(self) -> int:
+        return self._flags.find(1)

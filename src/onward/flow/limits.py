@@ -1,0 +1,29 @@
+"""The named limits of one handler's plane."""
+
+from typing import Literal
+
+import msgspec
+
+from onward.brokers.base import Ordering
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    group: str
+    handler: str = ""
+    ordering: Ordering = "key"
+    on_dead: Literal["pass", "hold"] = "pass"
+    concurrency: int = 100  # calls of the handler at once
+    batch_size: int = 1  # events a call may take
+    batch_wait_s: float = 0.0  # how long a batch waits to fill
+    max_in_flight: int = 1_000  # delivered and not done, per partition
+    max_in_flight_bytes: int = 32 << 20
+    max_delayed: int = 100  # of those, waiting in place for a retry
+    max_parked: int = 100_000  # records of the aside, per partition
+    park_after_s: float = 30.0
+    crash_limit: int = 3
+    settle_interval_s: float = 0.05
+
+    @property
+    def share(self) -> int:
+        """How many events of one key stay in memory: beyond, one key would stall its whole partition."""
+        return max(1, self.max_in_flight // 4) if self.ordering == "key" else 1 << 62

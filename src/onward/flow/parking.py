@@ -1,0 +1,93 @@
+"""The records of one partition that wait outside the flow: which keys are parked, in which order they come back."""
+
+from bisect import insort
+from collections.abc import Iterator
+
+from onward.event import Event
+from onward.flow.entry import Ref
+
+
+class Parking:
+    """Pure. An index of a partition's waiting and held records (and dead ones that hold their key).
+
+    A key is parked while it has a record here. Its records come back by position, one at a time. Events are kept
+    while `cache_bytes` allow; the others are read again from the store when their turn comes.
+    """
+
+    __slots__ = ("_cache_bytes", "_cached", "_keys", "refs")
+
+    def __init__(self, cache_bytes: int) -> None:
+        self.refs: dict[int, Ref] = {}  # by position
+        self._keys: dict[str, list[Ref]] = {}  # by key, *descending*: the next one is at the end
+        self._cache_bytes = cache_bytes
+        self._cached = 0
+
+    def __len__(self) -> int:
+        return len(self.refs)
+
+    def __contains__(self, position: int) -> bool:
+        return position in self.refs
+
+    def __iter__(self) -> Iterator[Ref]:
+        return iter(self.refs.values())
+
+    @property
+    def keys(self) -> int:
+        return len(self._keys)
+
+    def head(self, key: str | None) -> Ref | None:
+        """The next record of a key."""
+        refs = self._keys.get(key) if key is not None else None
+        return refs[-1] if refs else None
+
+    def count(self, key: str) -> int:
+        return len(self._keys.get(key, ()))
+
+    def add(self, ref: Ref) -> None:
+        """A new record, or a new version of a known one."""
+        self.remove(ref.position)
+        self.refs[ref.position] = ref
+        self._fit(ref)
+        if ref.key is not None:
+            refs = self._keys.setdefault(ref.key, [])
+            if not refs or ref.position < refs[-1].position:
+                refs.append(ref)
+            elif ref.position > refs[0].position:
+                refs.insert(0, ref)
+            else:
+                insort(refs, ref, key=lambda each: -each.position)
+
+    def remove(self, position: int) -> Ref | None:
+        ref = self.refs.pop(position, None)
+        if ref is None:
+            return None
+        self._cached -= ref.size if ref.event is not None else 0
+        if ref.key is not None:
+            refs = self._keys[ref.key]
+            if refs[-1] is ref:
+                refs.pop()
+            else:
+                refs.remove(ref)
+            if not refs:
+                del self._keys[ref.key]
+        return ref
+
+    def refill(self, ref: Ref, event: Event, *, must: bool) -> None:
+        """A known record was read again: keep its event if its turn has come, or if there is room."""
+        if ref.event is None and (must or self._cached + ref.size <= self._cache_bytes):
+            ref.event = event
+            self._cached += ref.size
+
+    def _fit(self, ref: Ref) -> None:
+        if ref.event is None:
+            return
+        if self._cached + ref.size > self._cache_bytes and ref.stored:
+            ref.event = None
+        else:
+            self._cached += ref.size
+
+    def shed(self, ref: Ref) -> None:
+        """The record is stored: its event need not stay in memory when there is no room."""
+        if ref.event is not None and not ref.drawn and self._cached > self._cache_bytes:
+            ref.event = None
+            self._cached -= ref.size
