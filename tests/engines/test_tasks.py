@@ -19,6 +19,11 @@ def deliveries(count: int) -> list[Delivery]:
     return [Delivery(Event(str(n), "t", None, b""), Partition("t", 0), n, 1) for n in range(count)]
 
 
+def position(ended: Ended) -> int:
+    assert isinstance(ended.work, Delivery)
+    return ended.work.position
+
+
 class Run:
     def __init__(self, handler: Handler, *, concurrency: int = 10, timeout_s: float | None = None) -> None:
         self.engine = TaskEngine(concurrency=concurrency, timeout_s=timeout_s)
@@ -34,7 +39,7 @@ class Run:
         self.engine.submit(work)
         assert await self.engine.drain(10)
         await self.engine.close()
-        assert sorted(each.work.position for each in self.ended) == [each.position for each in work]
+        assert sorted(position(each) for each in self.ended) == [each.position for each in work]
         return self.ended
 
 
@@ -78,7 +83,7 @@ def test_whatever_a_handler_raises_resolves_its_event_and_leaves_the_others(erro
                 raise error
 
         ended = await Run(handler).all(deliveries(50))
-        assert {each.work.position: each.error for each in ended if each.error} == {3: error}
+        assert {position(each): each.error for each in ended if each.error} == {3: error}
 
     asyncio.run(main())
 
@@ -117,9 +122,9 @@ def test_a_handler_over_its_time_fails_and_its_worker_goes_on() -> None:
                 await asyncio.sleep(0.001)
 
         ended = await Run(handler, concurrency=4, timeout_s=0.1).all(deliveries(40))
-        late = {each.work.position for each in ended if isinstance(each.error, HandlerTimeout)}
+        late = {position(each) for each in ended if isinstance(each.error, HandlerTimeout)}
         assert late == {0, 10, 20, 30}
-        assert all(each.error is None for each in ended if each.work.position not in late)
+        assert all(each.error is None for each in ended if position(each) not in late)
 
     asyncio.run(main())
 

@@ -1,11 +1,13 @@
 """The loop around the control plane: it receives, submits, settles and releases what the plane decides."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from onward.brokers.base import (
     Assigned,
@@ -19,7 +21,7 @@ from onward.brokers.base import (
     Subscription,
 )
 from onward.clock import now
-from onward.engines.base import Ended, Engine
+from onward.engines.base import Ended, Engine, Work
 from onward.errors import AsideError, BrokerError, Closed, Undecodable, WorkerDied
 from onward.event import Delivery, Partition
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
@@ -33,6 +35,11 @@ log = logging.getLogger("onward")
 _RECEIVE_WAIT_S = 1.0
 _PAGE = 1_000  # records read from the aside at once
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
+_SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
+
+
+class NotOurs(Exception):
+    """The partition was lost, or is unsure, since the work was submitted: it must not start."""
 
 
 class Consumer:
@@ -45,6 +52,8 @@ class Consumer:
         self._settings = settings
         self._member = member
         self._wake = asyncio.Event()
+        self._hungry = asyncio.Event()
+        self._sure_until = 0.0
         self._stop_at: float | None = None
         self._settling: asyncio.Task[None] | None = None
         self._loading: set[asyncio.Task[None]] = set()
@@ -73,11 +82,16 @@ class Consumer:
         subscription = await self._broker.subscribe(
             [handler.topic], group=handler.group, member=self._member, ordering=handler.ordering, start=handler.start
         )
-        self._engine.start(handler.call, self._ended)
+        self._engine.start(self._call, self._ended)
         receiving = asyncio.create_task(self._receive(subscription))
         try:
             while not self._finished(receiving):
-                actions = self.plane.tick(instant(), subscription.sure_until())
+                self._sure_until = subscription.sure_until()
+                actions = self.plane.tick(instant(), self._sure_until)
+                if self.plane.ready <= 2 * self._handler.concurrency:
+                    self._hungry.set()
+                else:
+                    self._hungry.clear()
                 await self._act(subscription, actions)
                 if not self._finished(receiving):
                     await self._sleep(actions.wake_at)
@@ -118,10 +132,10 @@ class Consumer:
     async def _receive(self, subscription: Subscription) -> None:
         settings = self._settings
         while True:
+            hungry = await self._appetite()
+            limit, wait_s = (settings.receive_batch, _RECEIVE_WAIT_S) if hungry else (0, 0.0)
             try:
-                messages = await subscription.receive(
-                    settings.receive_batch, settings.max_in_flight_bytes, _RECEIVE_WAIT_S
-                )
+                messages = await subscription.receive(limit, settings.max_in_flight_bytes, wait_s)
             except Closed:
                 return
             except BrokerError:
@@ -131,6 +145,14 @@ class Consumer:
             if messages:
                 self._take(messages)
                 self._wake.set()
+
+    async def _appetite(self) -> bool:
+        """Is there room for more? What is read ahead of its turn fills memory; what has happened is heard still."""
+        if not self._hungry.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SATED_S):
+                    await self._hungry.wait()
+        return self._hungry.is_set()
 
     def _take(self, messages: Sequence[Message]) -> None:
         batch: list[Delivery] = []
@@ -212,6 +234,13 @@ class Consumer:
         self._settling = None
         self._wake.set()
 
+    def _call(self, work: Work) -> Any:
+        """The handler's call, if the work is still ours: it may have waited in the engine while time passed."""
+        first = work if isinstance(work, Delivery) else work[0]
+        if now() >= self._sure_until or not self.plane.may_start(first):
+            raise NotOurs
+        return self._handler.call(work)
+
     def _ended(self, results: Sequence[Ended]) -> None:
         outcomes: list[tuple[Delivery, Outcome]] = []
         for ended in results:
@@ -219,7 +248,7 @@ class Consumer:
             well = ended.error is None and not ended.cancelled
             if isinstance(work, Delivery):
                 outcomes.append((work, DONE if well else self._judge(work, ended.error)))
-            elif well or ended.error is None or len(work) == 1:
+            elif well or ended.error is None or len(work) == 1 or isinstance(ended.error, NotOurs):
                 outcomes.extend((each, DONE if well else self._judge(each, ended.error)) for each in work)
             else:
                 log.warning("%s: a batch of %d failed, splitting it: %r", self._handler.name, len(work), ended.error)
@@ -229,7 +258,7 @@ class Consumer:
 
     def _judge(self, delivery: Delivery, error: BaseException | None) -> Outcome:
         """Turn a handler's error into what happens to its event."""
-        if error is None:
+        if error is None or isinstance(error, NotOurs):
             return RELEASED
         delay_s = None
         if not isinstance(error, Undecodable):

@@ -273,6 +273,16 @@ class ControlPlane:
         return sum(len(h.tracker) + len(h.drawn) + len(h.backlog) for h in self._holdings.values())
 
     @property
+    def ready(self) -> int:
+        """Events that could start if there were slots."""
+        return sum(len(holding.lanes.ready) for holding in self._ready)
+
+    def may_start(self, delivery: Delivery) -> bool:
+        """Is it still ours, and not being given up? To be asked once more when work has waited in an engine."""
+        holding = self._holdings.get(delivery.partition)
+        return holding is not None and holding.epoch == delivery.epoch and holding.release_at is None
+
+    @property
     def held(self) -> list[Partition]:
         return [holding.partition for holding in self._holdings.values() if holding.epoch is not None]
 
@@ -385,8 +395,10 @@ class ControlPlane:
         free = self.limits.concurrency - self.running - self._marking()
         turns = [holding for holding in self._ready if holding.lanes.ready and holding.release_at is None]
         self._ready = dict.fromkeys(turns)
-        filling = [holding for holding in turns if self._waits_to_fill(holding, at.now)]
-        turns = [holding for holding in turns if holding not in filling]
+        filling: list[Holding] = []
+        if self.limits.batch_wait_s:
+            filling = [holding for holding in turns if self._waits_to_fill(holding, at.now)]
+            turns = [holding for holding in turns if holding not in filling]
         while free > 0 and turns and not self._suspects:
             share = max(1, free // len(turns))
             for holding in turns:
@@ -464,7 +476,7 @@ class ControlPlane:
     def _waits_to_fill(self, holding: Holding, now: float) -> bool:
         limits = self.limits
         waiting = len(holding.tracker) + len(holding.drawn) - holding.running - holding.delayed
-        if limits.batch_wait_s == 0 or waiting >= limits.batch_size:
+        if waiting >= limits.batch_size:
             return False
         if holding.fill_since is None:
             holding.fill_since = now

@@ -17,7 +17,7 @@ class Tracker:
     position, 1 while it is open, lets C search for the first open one and for the runs of done ones.
     """
 
-    __slots__ = ("_ahead", "_base", "_flags", "_positions", "end", "fresh", "open")
+    __slots__ = ("_ahead", "_base", "_flags", "_low", "_positions", "end", "fresh", "open")
 
     def __init__(self, stored: Progress | None) -> None:
         self.open: dict[int, Entry] = {}  # by position
@@ -26,6 +26,7 @@ class Tracker:
         self._flags = bytearray()
         self._positions: list[int] = []  # beside the flags
         self._base = 0  # the slot of the first flag
+        self._low = 0  # no flag below this one is open
         self._ahead = deque(stored.done_above if stored else ())  # done before this ownership, not yet passed
 
     def __len__(self) -> int:
@@ -84,6 +85,7 @@ class Tracker:
         self.fresh = [position for position in self.fresh if position not in again]
         for entry in again.values():
             self._flags[entry.slot - self._base] = 1
+            self._low = min(self._low, entry.slot - self._base)
 
     def forget(self, fresh: int) -> None:
         """A settle was answered that named this many fresh positions."""
@@ -94,6 +96,7 @@ class Tracker:
             del self._flags[:settled]
             del self._positions[:settled]
             self._base += settled
+            self._low = 0
 
     def done_above(self) -> list[tuple[int, int]]:
         """Intervals done above the watermark, ascending. A long list is cut at the top: any prefix of it is true."""
@@ -116,4 +119,7 @@ class Tracker:
         self._positions.append(position)
 
     def _first(self) -> int:
-        return self._flags.find(1)
+        """The first open flag, -1 when there is none. The search goes on where the last one ended."""
+        first = self._flags.find(1, self._low)
+        self._low = len(self._flags) if first < 0 else first
+        return first

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, Filter, Page, State
+from onward.brokers.base import AsideRecord, Filter, Page, State, Tries
 from onward.brokers.sqlite.reader import Reader
 from onward.brokers.sqlite.roster import bump
 from onward.brokers.sqlite.transaction import Transaction
@@ -23,7 +23,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _LOAD = """
 SELECT state, due, data FROM onward_aside
-WHERE grp = ? AND part = ? AND position > ? AND state IN ('waiting', 'held') ORDER BY position, id LIMIT ?
+WHERE grp = ? AND part = ? AND position > ? AND (state != 'dead' OR ?) ORDER BY position, id LIMIT ?
 """
 _PART = "SELECT p.id FROM onward_topic t JOIN onward_partition p ON p.topic = t.id WHERE t.name = ? AND p.idx = ?"
 _OWNED = "SELECT owner IS NOT NULL FROM onward_group WHERE part = ? AND grp = ?"
@@ -37,9 +37,9 @@ class SqliteAside:
         self._reader = reader
 
     async def load(
-        self, partition: Partition, *, after: int | None, limit: int, max_bytes: int
+        self, partition: Partition, *, after: int | None, limit: int, max_bytes: int, dead: bool = False
     ) -> Sequence[AsideRecord]:
-        return await self._reader.run(lambda db: _load(db, self._group, partition, after, (limit, max_bytes)))
+        return await self._reader.run(lambda db: _load(db, self._group, partition, after, (limit, max_bytes, dead)))
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         return await self._reader.run(lambda db: _scan(db, self._group, where, after, limit))
@@ -91,14 +91,14 @@ def _record(state: str, due: float | None, data: bytes) -> AsideRecord:
 
 
 def _load(
-    db: sqlite3.Connection, group: str, partition: Partition, after: int | None, limits: tuple[int, int]
+    db: sqlite3.Connection, group: str, partition: Partition, after: int | None, limits: tuple[int, int, bool]
 ) -> list[AsideRecord]:
-    limit, max_bytes = limits
+    limit, max_bytes, dead = limits
     row = db.execute(_PART, partition).fetchone()
     records: list[AsideRecord] = []
     if row is None:
         return records
-    for state, due, data in db.execute(_LOAD, (group, row[0], -1 if after is None else after, limit)):
+    for state, due, data in db.execute(_LOAD, (group, row[0], -1 if after is None else after, dead, limit)):
         max_bytes -= len(data)
         if records and max_bytes < 0:
             break
@@ -167,7 +167,7 @@ def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tu
     moved = 0
     for name in dict.fromkeys(ids):
         row = tx.db.execute(
-            "SELECT part FROM onward_aside WHERE id = ? AND grp = ? AND state = ?", (name, group, expect.value)
+            "SELECT part, data FROM onward_aside WHERE id = ? AND grp = ? AND state = ?", (name, group, expect.value)
         ).fetchone()
         if row is None:
             continue
@@ -175,10 +175,18 @@ def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tu
         if to is None:
             delete(tx.db, name)
         else:
-            tx.db.execute("UPDATE onward_aside SET state = ?, due = ? WHERE id = ?", (to[0].value, to[1], name))
+            data = _afresh(row[1]) if expect is State.DEAD else row[1]
+            tx.db.execute(
+                "UPDATE onward_aside SET state = ?, due = ?, data = ? WHERE id = ?", (to[0].value, to[1], data, name)
+            )
         if tx.db.execute(_OWNED, (row[0], group)).fetchone() == (1,):
             state, due = (None, None) if to is None else (to[0].value, to[1])
             tx.db.execute(_NOTICE, (group, row[0], name, state, due))
     if moved:
         bump(tx, group)
     return moved
+
+
+def _afresh(data: bytes) -> bytes:
+    """The record with its tries counted from the start again."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(_decode(data), tries=Tries()))
