@@ -17,7 +17,7 @@ import pytest
 
 from onward import Event, Onward, Retry
 from onward.brokers import Scheme, open_broker
-from onward.brokers.base import AsideRecord, Filter
+from onward.brokers.base import AsideRecord, Filter, State
 from onward.errors import (
     BadHandler,
     BadName,
@@ -395,3 +395,110 @@ def test_a_missing_extra_names_its_cure(app: Onward) -> None:
     schemes = {"sqlite": Scheme("onward.brokers.sqlite", needs="no_such_client", extra="kafka")}
     with pytest.raises(MissingExtra, match=r"pip install 'onward\[kafka\]'"):
         asyncio.run(open_broker(app.settings, schemes))
+
+
+# -- out of the flow ------------------------------------------------------------------------------------------------
+
+
+def test_a_long_retry_parks_its_key_and_the_key_drains_back_in_order(tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", park_after_s=0.1, lease_s=1.0, drain_timeout_s=2.0)
+    seen: list[tuple[str | None, int]] = []
+    failures = 0
+
+    @app.handler("orders", group="billing", retry=Retry(attempts=5, first_delay_s=0.6, factor=1, jitter=0))
+    async def bill(order: Order, event: Event) -> None:
+        nonlocal failures
+        if order.bad and failures < 2:
+            failures += 1
+            raise ValueError("not yet")
+        seen.append((event.key, order.n))
+
+    async def main() -> list[AsideRecord]:
+        async with app:
+            await app.publish_many("orders", [("a", Order(0, bad=True)), *[("a", Order(n)) for n in range(1, 5)]])
+            await app.publish_many("orders", [("b", Order(n)) for n in range(5)])
+            running = asyncio.create_task(run_until(app, lambda: len(seen) == 15))
+            await until(lambda: failures == 1 and ("b", 4) in seen)
+            parked = list((await app.broker.aside("billing").scan(Filter(), None, 100)).records)
+            await app.publish_many("orders", [("a", Order(n)) for n in range(5, 10)])
+            await running
+            assert not (await app.broker.aside("billing").scan(Filter(), None, 100)).records
+        return parked
+
+    parked = asyncio.run(main())
+    assert [n for key, n in seen if key == "a"] == list(range(10))
+    assert {record.state.value for record in parked} == {"waiting", "held"}
+
+
+def test_a_parked_key_survives_a_restart(tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", park_after_s=0.1, lease_s=1.0, drain_timeout_s=2.0)
+    seen: list[int] = []
+    tries: list[int] = []
+
+    @app.handler("orders", group="billing", retry=Retry(attempts=5, first_delay_s=1.0, factor=1, jitter=0))
+    async def bill(order: Order) -> None:
+        tries.append(order.n)
+        if order.n == 0 and len(tries) == 1:
+            raise ValueError("not yet")
+        seen.append(order.n)
+
+    async def main() -> None:
+        async with app:
+            await app.publish_many("orders", [("a", Order(n)) for n in range(4)])
+        await run_until(app, lambda: tries == [0])
+        await run_until(app, lambda: len(seen) == 4)
+
+    asyncio.run(main())
+    assert seen == [0, 1, 2, 3]
+
+
+def test_a_key_stands_still_behind_its_dead_event_until_that_is_replayed(app: Onward) -> None:
+    seen: list[int] = []
+    broken = True
+
+    @app.handler("orders", group="billing", on_dead="hold", retry=Retry(attempts=1))
+    async def bill(order: Order) -> None:
+        if order.bad and broken:
+            raise ValueError("no")
+        seen.append(order.n)
+
+    async def main() -> None:
+        nonlocal broken
+        async with app:
+            await app.publish_many("orders", [("a", Order(0, bad=True)), ("a", Order(1)), ("b", Order(7))])
+            aside = app.broker.aside("billing")
+            running = asyncio.create_task(run_until(app, lambda: 1 in seen))
+            await until(lambda: 7 in seen)
+            await asyncio.sleep(0.3)
+            assert seen == [7]
+            (dead,) = (await aside.scan(Filter(states=frozenset({State.DEAD})), None, 10)).records
+            broken = False
+            assert await aside.move([dead.id], expect=State.DEAD, to=State.WAITING, due=time.time()) == 1
+            await running
+
+    asyncio.run(main())
+    assert seen == [7, 0, 1]
+
+
+def test_a_batch_handler_takes_lists_and_one_bad_event_fails_alone(app: Onward) -> None:
+    batches: list[list[int]] = []
+    done: dict[str | None, list[int]] = defaultdict(list)
+
+    @app.handler("orders", group="billing", batch_size=10, batch_wait_s=0.05, retry=Retry(attempts=1))
+    async def bill(orders: list[Order], events: list[Event]) -> None:
+        batches.append([order.n for order in orders])
+        if any(order.bad for order in orders):
+            raise ValueError("one of them is bad")
+        for order, event in zip(orders, events, strict=True):
+            done[event.key].append(order.n)
+
+    async def main() -> list[AsideRecord]:
+        async with app:
+            await app.publish_many("orders", [("a", Order(n, bad=n == 13)) for n in range(30)])
+        await run_until(app, lambda: sum(map(len, done.values())) == 29)
+        return await dead_letters(app, "billing")
+
+    (letter,) = asyncio.run(main())
+    assert done == {"a": [n for n in range(30) if n != 13]}
+    assert letter.event.value == b'{"n":13,"bad":true}'
+    assert max(map(len, batches)) == 10
