@@ -40,6 +40,11 @@ test: $(VENV)/.dev ## install and start what the tests need, then run all of the
 test-fast: $(VENV)/.dev ## the tests that need no server, in under a minute
 	@$(PY) -m pytest -q -m "not servers and not slow"
 
+RUNS ?= 1000
+.PHONY: sim
+sim: $(VENV)/.dev ## the simulator: RUNS=10000 seeds, or SEED=7 for one with its trace
+	@$(PY) -m onward.testing.simulator $(if $(SEED),--seed $(SEED) --trace,--runs $(RUNS))
+
 .PHONY: check
 check: $(VENV)/.dev $(VENV)/.bench ## format, lint, types
 	@$(VENV)/bin/ruff format --check .

@@ -44,6 +44,7 @@ class Onward:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._door: _SyncDoor | None = None
         self._consumers: list[Consumer] = []
+        self._stopping = False
 
     # -- declaring ----------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class Onward:
             _refuse_loop_thread()
             asyncio.run_coroutine_threadsafe(self.broker.publish([event]), self._loop).result()
         else:
-            if self._door is None:
+            if self._door is None or self._door.pid != os.getpid():  # a forked child has none of its parent's threads
                 self._door = _SyncDoor(self.settings)
             self._door.publish([event])
         return event
@@ -190,7 +191,8 @@ class Onward:
             await self._consume()
 
     def stop(self) -> None:
-        """Ask `run` to end gracefully."""
+        """Ask `run` to end gracefully, also one that has only begun."""
+        self._stopping = True
         for consumer in self._consumers:
             consumer.stop()
 
@@ -202,11 +204,19 @@ class Onward:
         ]
         durability = self.broker.features.durability
         for handler in self.handlers:
+            if handler.timeout_s is None or handler.timeout_s > self.settings.revoke_grace_s:
+                log.warning(
+                    "%s may run longer than revoke_grace_s=%g: when members come or go, its run may overlap with the "
+                    "next owner's",
+                    *(handler.name, self.settings.revoke_grace_s),
+                )
             log.info(
                 "%s takes %s for group %s (ordering %s, concurrency %d, durability %s)",
                 *(handler.name, handler.topic, handler.group, handler.ordering, handler.concurrency, durability),
             )
         tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
+        if self._stopping:
+            self.stop()
         try:
             # One consumer that cannot go on ends them all: half an application that looks healthy helps nobody.
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -217,6 +227,7 @@ class Onward:
                 task.cancel()
             await asyncio.wait(tasks)
             self._consumers = []
+            self._stopping = False
 
     def _engine(self, handler: Handler) -> TaskEngine:
         return TaskEngine(concurrency=handler.concurrency, timeout_s=handler.timeout_s)
@@ -287,6 +298,7 @@ class _SyncDoor:
 
     def __init__(self, settings: settings_.Settings) -> None:
         _refuse_loop_thread()
+        self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="onward-sync", daemon=True)
         self._thread.start()
@@ -302,8 +314,9 @@ class _SyncDoor:
         self._wait(self._broker.publish(events))
 
     def close(self) -> None:
-        self._wait(self._broker.close())
-        self._stop()
+        if self.pid == os.getpid():
+            self._wait(self._broker.close())
+            self._stop()
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -43,8 +43,11 @@ class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def size(self) -> int:
-        """Bytes that count against limits: the value and the key."""
-        return len(self.value or b"") + len(self.key or "")
+        """Bytes that count against limits: the value, the key and the headers."""
+        size = len(self.value or b"") + len(self.key or "")
+        if self.headers:
+            size += sum(len(name) + len(value) for name, value in self.headers.items())
+        return size
 
 
 class Partition(NamedTuple):

@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: Positive = 10.0
     takeover_grace_s: Seconds = 1.0
     max_poll_gap_s: Positive = 300.0
-    revoke_grace_s: Seconds = 20.0
+    revoke_grace_s: Seconds = 40.0  # longer than a handler may run, or it overlaps with the next owner's run
     drain_timeout_s: Seconds = 30.0
     settle_interval_s: Seconds = 0.05
     park_after_s: Seconds = 30.0  # a retry due later than this leaves the flow, and its key with it

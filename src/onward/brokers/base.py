@@ -212,7 +212,10 @@ class Aside(Protocol):
 
 
 class Subscription(Protocol):
-    """One member of a group. `receive` has one caller and runs beside settle, release and lag."""
+    """One member of a group. `receive` has one caller and runs beside settle, release and lag.
+
+    Partitions named to release, pause and resume mean the ownership that receive has told of last.
+    """
 
     async def receive(self, limit: int, max_bytes: int, wait_s: float) -> Sequence[Message]:
         """What happened, in the order it happened; empty after `wait_s` of silence.

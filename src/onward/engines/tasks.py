@@ -10,7 +10,7 @@ from onward.engines.base import Call, Ended, Health, Work
 from onward.errors import HandlerTimeout
 
 _CLOSE_S = 5.0  # how long close waits for handlers that swallow their cancellation
-_BREATH = 64  # runs that never suspended, after which a worker lets the event loop serve others
+_BREATH_S = 0.005  # after so long without suspending a worker lets the event loop serve others
 
 
 class TaskEngine:
@@ -73,14 +73,20 @@ class TaskEngine:
     def _wake(self, count: int) -> None:
         """Wake up to `count` workers, hiring while there are fewer than allowed."""
         for _ in range(min(count, len(self._queue))):
-            if self._idle:
-                waiter = self._idle.pop()
-                if not waiter.done():
-                    waiter.set_result(None)
+            waiter = self._next_idle()
+            if waiter is not None:
+                waiter.set_result(None)
             elif len(self._workers) < self._concurrency and not self._closing:
                 worker = self._loop.create_task(self._work(), context=self._context)
                 self._workers.add(worker)
                 worker.add_done_callback(self._workers.discard)
+
+    def _next_idle(self) -> asyncio.Future[None] | None:
+        while self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():  # else its worker is gone: something of a handler's cancelled it
+                return waiter
+        return None
 
     async def _work(self) -> None:
         me = asyncio.current_task()
@@ -94,12 +100,12 @@ class TaskEngine:
             # Each worker that finds work wakes two more: handlers that suspend are all running after a few turns
             # of the loop, while handlers that never do are all served by the first worker.
             self._wake(2)
-            for _ in range(_BREATH):
-                if not self._queue:
-                    break
+            breathe_at = self._loop.time() + _BREATH_S
+            while self._queue and not self._closing:
                 await self._run(me, self._queue.popleft())
-            else:
-                await asyncio.sleep(0)
+                if self._loop.time() >= breathe_at:
+                    await asyncio.sleep(0)
+                    break
 
     async def _run(self, me: asyncio.Task[None], work: Work) -> None:
         error: BaseException | None = None

@@ -24,6 +24,12 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         for name, low in (("attempts", 1), ("first_delay_s", 0), ("factor", 1), ("max_delay_s", 0), ("jitter", 0)):
             if getattr(self, name) < low:
                 raise ValueError(f"Retry({name}={getattr(self, name)}): must be at least {low}")
+        for name in ("on", "give_up_on"):
+            kinds = getattr(self, name)
+            if not isinstance(kinds, tuple) or not all(
+                isinstance(k, type) and issubclass(k, BaseException) for k in kinds
+            ):
+                raise ValueError(f"Retry({name}={kinds!r}): must be a tuple of exception classes")
 
     def delay_s(self, attempt: int, error: BaseException, random: Callable[[], float]) -> float | None:
         """Seconds to wait after this failed attempt, or None: give it up."""

@@ -251,24 +251,32 @@ class Consumer:
             elif well or ended.error is None or len(work) == 1 or isinstance(ended.error, NotOurs):
                 outcomes.extend((each, DONE if well else self._judge(each, ended.error)) for each in work)
             else:
-                log.warning("%s: a batch of %d failed, splitting it: %r", self._handler.name, len(work), ended.error)
+                log.warning("%s: a batch of %d failed, splitting it", self._handler.name, len(work))
                 outcomes.extend((each, SPLIT) for each in work)
         self.plane.completed(outcomes, instant())
         self._wake.set()
 
     def _judge(self, delivery: Delivery, error: BaseException | None) -> Outcome:
-        """Turn a handler's error into what happens to its event."""
+        """Turn a handler's error into what happens to its event. Whatever the error is, the event has an end."""
         if error is None or isinstance(error, NotOurs):
             return RELEASED
+        try:
+            return self._outcome(delivery, error)
+        except Exception as odd:  # an exception of the user's may raise when it is looked at
+            log.exception("%s: an error of type %s cannot be judged", self._handler.name, type(error).__qualname__)
+            return Dead(self._story(delivery, odd))
+
+    def _outcome(self, delivery: Delivery, error: BaseException) -> Outcome:
         delay_s = None
         if not isinstance(error, Undecodable):
             delay_s = self._handler.retry.delay_s(delivery.attempt, error, random.random)
         event = delivery.event
         what = f"{self._handler.name}: {delivery.partition} position {delivery.position} key {event.key!r}"
+        said = f"{type(error).__qualname__}: {_text(error)}"
         if delay_s is not None:
-            log.warning("%s failed, attempt %d, again in %.1f s: %r", what, delivery.attempt, delay_s, error)
+            log.warning("%s failed, attempt %d, again in %.1f s: %s", what, delivery.attempt, delay_s, said)
             return Again(now() + delay_s, crashed=isinstance(error, WorkerDied))
-        log.error("%s is dead after attempt %d: %r", what, delivery.attempt, error)
+        log.error("%s is dead after attempt %d: %s", what, delivery.attempt, said)
         return Dead(self._story(delivery, error))
 
     def _story(self, delivery: Delivery, error: BaseException) -> Failure:
@@ -276,8 +284,8 @@ class Consumer:
         return Failure(
             reason="undecodable" if isinstance(error, Undecodable) else "exhausted",
             error=type(error).__qualname__,
-            message=str(error),
-            traceback="".join(traceback.format_exception(error)),
+            message=_text(error),
+            traceback=_storable("".join(traceback.format_exception(error))),
             handler=self._handler.name,
             attempts=delivery.attempt,
             first=wall,
@@ -308,6 +316,18 @@ class Consumer:
                 await asyncio.wait([task])
         await self._engine.close()
         await subscription.close()
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return _storable(str(error))
+    except Exception as odd:
+        return f"its text cannot be had: {type(odd).__qualname__}"
+
+
+def _storable(text: str) -> str:
+    """Text that every store takes: half a surrogate pair, as bad JSON brings, has no bytes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def instant() -> Instant:

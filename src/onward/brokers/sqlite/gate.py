@@ -67,7 +67,8 @@ class Gate:
 
     def ring(self) -> None:
         """Wake whoever waits for news of this database, in every process."""
-        os.utime(self._fd)
+        with contextlib.suppress(OSError):  # not our file to touch: readers look by themselves every second
+            os.utime(self._fd)
 
     def holder(self) -> Holder | None:
         with contextlib.suppress(OSError):  # closed meanwhile

@@ -75,7 +75,7 @@ class SqliteSubscription:
 
     async def release(self, partitions: Sequence[Partition], *, drained: bool) -> None:
         with self._holdings.lock:
-            ours = {partition: drained for partition in partitions if partition in self._holdings.held}
+            ours = dict.fromkeys(self._announced(partitions), drained)
         if ours:
             await self._turned(self._tenure.ask(ours))
 
@@ -126,10 +126,13 @@ class SqliteSubscription:
 
     def _set_paused(self, partitions: Sequence[Partition], *, paused: bool) -> None:
         with self._holdings.lock:
-            for partition in partitions:
-                hold = self._holdings.held.get(partition)
-                if hold is not None:
-                    hold.paused = paused
+            for hold in self._announced(partitions):
+                hold.paused = paused
+
+    def _announced(self, partitions: Sequence[Partition]) -> list[Hold]:
+        """What the caller knows of: an ownership that receive has not told yet cannot be meant."""
+        holds = [self._holdings.held.get(partition) for partition in partitions]
+        return [hold for hold in holds if hold is not None and hold.epoch]
 
     def _claims(self, progress: Sequence[Progress]) -> dict[Partition, Claimed]:
         """All that is held under an epoch that the caller still goes by."""

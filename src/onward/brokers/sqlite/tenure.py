@@ -29,7 +29,7 @@ Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 class Turn:
     """What one turn did to the store, to be done to memory after the commit."""
 
-    def __init__(self, now: float, lease: Lease, asked: Mapping[Partition, bool], waiters: Sequence[Waiter]) -> None:
+    def __init__(self, now: float, lease: Lease, asked: Mapping[Hold, bool], waiters: Sequence[Waiter]) -> None:
         self.now = now
         self.lease = lease
         self.asked = asked
@@ -73,7 +73,7 @@ class Tenure:
         self._sure = 0.0
         self._version = 0
         self._polled = clock.now()
-        self._asked: dict[Partition, bool] = {}
+        self._asked: dict[Hold, bool] = {}  # by ownership: a later one of the same partition was not meant
         self._waiters: list[Waiter] = []
         self._retiring = False  # it released unasked: it keeps what it has, claims no more and counts no more
         self._leaving = False
@@ -98,10 +98,10 @@ class Tenure:
         if version != self._version:
             self._kick(self, 0.0)
 
-    def ask(self, partitions: Mapping[Partition, bool]) -> "asyncio.Future[None]":
+    def ask(self, holds: Mapping[Hold, bool]) -> "asyncio.Future[None]":
         """Give these back, drained or not; done with the turn that did it."""
         with self._holdings.lock:
-            self._asked.update(partitions)
+            self._asked.update(holds)
         return self._turned()
 
     def leave(self) -> "asyncio.Future[None]":
@@ -140,7 +140,7 @@ class Tenure:
     def _leave(self, tx: Transaction, turn: Turn, held: Mapping[Partition, Hold]) -> None:
         for hold in held.values():
             # What was never announced cannot have run: it goes back as it came.
-            clean = not hold.unclean if not hold.epoch else turn.asked.get(hold.partition, False)
+            clean = not hold.unclean if not hold.epoch else turn.asked.get(hold, False)
             leases.give_back(tx.db, self.group, self.owner, (hold.part, hold.fence), clean=clean)
             turn.returned.append(hold)
         for topic in self._topics:
@@ -149,10 +149,10 @@ class Tenure:
 
     def _give_back(self, tx: Transaction, turn: Turn, held: dict[Partition, Hold]) -> None:
         for hold in tuple(held.values()):
-            asked = hold.partition in turn.asked
+            asked = hold in turn.asked
             if not asked and hold.deadline > tx.now:
                 continue
-            clean = turn.asked.get(hold.partition, False)
+            clean = turn.asked.get(hold, False)
             leases.give_back(tx.db, self.group, self.owner, (hold.part, hold.fence), clean=clean)
             (turn.returned if asked else turn.overdue).append(hold)
             turn.retires |= asked and not hold.revoking
@@ -242,8 +242,8 @@ class Tenure:
                 hold.ready_at = now + self._settings.takeover_grace_s if hold.unclean else now
                 holdings.held[hold.partition] = hold
             holdings.mail.extend(_moved(turn))
-            for partition in turn.asked:
-                self._asked.pop(partition, None)
+            for hold in turn.asked:
+                self._asked.pop(hold, None)
             self._waiters = [waiter for waiter in self._waiters if waiter not in turn.waiters]
             self._retiring = turn.retires
             lapsed = self._sure <= now
