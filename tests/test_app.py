@@ -502,3 +502,128 @@ def test_a_batch_handler_takes_lists_and_one_bad_event_fails_alone(app: Onward) 
     assert done == {"a": [n for n in range(30) if n != 13]}
     assert letter.event.value == b'{"n":13,"bad":true}'
     assert max(map(len, batches)) == 10
+
+
+# -- found by trying to break it --------------------------------------------------------------------------------------
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("an exception that cannot be looked at")
+
+
+@pytest.mark.parametrize("error", [ValueError("half a pair: \ud83d"), Odd()])
+def test_an_error_that_has_no_proper_text_still_makes_a_letter(app: Onward, error: Exception) -> None:
+    seen: list[int] = []
+
+    @app.handler("orders", group="billing", retry=Retry(attempts=1))
+    async def bill(order: Order) -> None:
+        if order.bad:
+            raise error
+        seen.append(order.n)
+
+    async def main() -> list[AsideRecord]:
+        async with app:
+            await app.publish_many("orders", [("a", Order(0, bad=True)), ("a", Order(1)), ("b", Order(2))])
+        await run_until(app, lambda: sorted(seen) == [1, 2])
+        return await dead_letters(app, "billing")
+
+    (letter,) = asyncio.run(main())
+    assert letter.failure is not None
+    assert letter.failure.error == type(error).__qualname__
+
+
+def test_a_stop_that_comes_before_the_consumers_is_not_forgotten(app: Onward) -> None:
+    @app.handler("orders", group="billing")
+    async def bill(order: Order) -> None: ...
+
+    async def main() -> None:
+        running = asyncio.create_task(app.run())
+        app.stop()
+        await asyncio.wait_for(running, 10)
+
+    asyncio.run(main())
+
+
+def test_headers_count_against_the_limits(app: Onward) -> None:
+    assert app.event("orders", b"", headers={"a": "b" * 100}).size == 101
+    with pytest.raises(TooLarge):
+        app.event("orders", b"", headers={"a": "b" * 2_000_000})
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_publish_sync_works_in_a_forked_child(tmp_path: Path) -> None:
+    script = f"""
+import os
+from onward import Onward
+app = Onward("sqlite:///{tmp_path}/shop.db")
+app.publish_sync("orders", b"1", key="k")
+child = os.fork()
+app.publish_sync("orders", b"2", key="k")
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert (out.returncode, out.stderr) == (0, "")
+
+
+_SLEEPER = """
+import asyncio, sys, time
+from onward import Event, Onward, Retry
+app = Onward("sqlite:///shop.db", lease_s=1.0, takeover_grace_s=0.1, partitions=4)
+tried = set()
+@app.handler("orders", group="g", timeout_s=None, retry=Retry(attempts=5, first_delay_s=1.5, jitter=0))
+async def handle(event: Event) -> None:
+    if event.key == "retry" and event.id not in tried:
+        tried.add(event.id)
+        print("failed", flush=True)
+        raise ValueError("first")
+    print("start", event.key, event.value.decode(), flush=True)
+    if event.key != "retry":
+        time.sleep(0.05)
+asyncio.run(app.run())
+"""
+
+
+def _asleep(tmp_path: Path, orders: list[tuple[str | None, bytes]], first: str) -> subprocess.Popen[str]:
+    async def publish() -> None:
+        async with Onward(f"sqlite:///{tmp_path}/shop.db", partitions=4) as publisher:
+            await publisher.publish_many("orders", orders)
+
+    asyncio.run(publish())
+    program = subprocess.Popen([sys.executable, "-c", _SLEEPER], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline().startswith(first)
+    return program
+
+
+@pytest.mark.slow
+def test_a_retry_that_fell_due_while_ownership_was_unsure_is_not_forgotten(tmp_path: Path) -> None:
+    """The process slept past its lease, but nobody took the partition: it goes on by itself."""
+    with _asleep(tmp_path, [("retry", b"1")], "failed") as program:
+        os.kill(program.pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        os.kill(program.pid, signal.SIGCONT)
+        assert program.stdout is not None
+        assert program.stdout.readline() == "start retry 1\n"
+        program.kill()
+
+
+@pytest.mark.slow
+def test_what_waits_in_an_engine_does_not_start_after_its_partition_was_lost(tmp_path: Path) -> None:
+    with _asleep(tmp_path, [(f"k{n}", b"0") for n in range(100)], "start") as program:
+        os.kill(program.pid, signal.SIGSTOP)
+        app = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=1.0, takeover_grace_s=0.1, partitions=4)
+        seen: set[str | None] = set()
+
+        @app.handler("orders", group="g")
+        async def handle(event: Event) -> None:
+            seen.add(event.key)
+
+        asyncio.run(run_until(app, lambda: len(seen) >= 90))
+        os.kill(program.pid, signal.SIGCONT)
+        time.sleep(1.0)
+        program.kill()
+        out, _ = program.communicate(timeout=10)
+        late = [line for line in out.splitlines() if line.startswith("start")]
+        assert len(late) <= 3, f"started after it was lost: {late[:5]} and more"

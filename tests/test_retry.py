@@ -29,3 +29,9 @@ def test_a_thousand_attempts_do_not_overflow() -> None:
 def test_a_policy_that_cannot_work_is_refused(field: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(field))):
         Retry(**field)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kinds", [[ValueError], ValueError, (ValueError, "OSError")])
+def test_error_classes_come_as_a_tuple(kinds: object) -> None:
+    with pytest.raises(ValueError, match="tuple of exception classes"):
+        Retry(on=kinds)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Onward: declares handlers, publishes, composes the stages and runs them. The only file that knows every stage."""
 
 import asyncio
-import atexit
 import contextlib
 import logging
 import os
@@ -130,7 +129,7 @@ class Onward:
     def publish_sync(
         self, topic: str, value: Any, *, key: str | None = None, headers: Mapping[str, str] | None = None
     ) -> Event:
-        """`publish` for plain scripts and threads. It opens the broker at the first call, and closes it at exit."""
+        """`publish` for plain scripts and threads. The first call opens the broker, which ends with the process."""
         event = self.event(topic, value, key=key, headers=headers)
         if self._loop is not None:  # open elsewhere: one broker object keeps each key's order
             _refuse_loop_thread()
@@ -294,7 +293,10 @@ def _refuse_loop_thread() -> None:
 
 
 class _SyncDoor:
-    """A broker on an event loop in a thread of its own, for callers that have no loop."""
+    """A broker on an event loop in a thread of its own, for callers that have no loop.
+
+    It ends with the process: what publish has returned for is durable, so there is nothing left to finish.
+    """
 
     def __init__(self, settings: settings_.Settings) -> None:
         _refuse_loop_thread()
@@ -307,16 +309,10 @@ class _SyncDoor:
         except BaseException:
             self._stop()
             raise
-        atexit.register(self.close)
 
     def publish(self, events: list[Event]) -> None:
         _refuse_loop_thread()
         self._wait(self._broker.publish(events))
-
-    def close(self) -> None:
-        if self.pid == os.getpid():
-            self._wait(self._broker.close())
-            self._stop()
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,6 +1,7 @@
 """The task engine: every delivery submitted ends once, in its own context, within its time."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -195,5 +196,41 @@ def test_a_result_is_ignored() -> None:
             return {"anything": 1}
 
         assert [each.error for each in await Run(handler).all(deliveries(2))] == [None, None]
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_was_cancelled_while_idle_is_replaced() -> None:
+    """A timer of a library that outlives the handler's call may cancel the task it ran in."""
+
+    async def main() -> None:
+        async def handler(delivery: Delivery) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_later(0.01, task.cancel)
+
+        run = Run(handler, concurrency=1)
+        for work in deliveries(3):
+            run.engine.submit([work])
+            await asyncio.sleep(0.05)
+        assert len(run.ended) == 3
+        await run.engine.close()
+
+    asyncio.run(main())
+
+
+def test_handlers_that_block_let_the_loop_turn() -> None:
+    async def main() -> None:
+        async def handler(delivery: Delivery) -> None:
+            time.sleep(0.01)  # noqa: ASYNC251 - what it must not do, and does
+
+        run = Run(handler, concurrency=50)
+        run.engine.submit(deliveries(50))
+        turns = 0
+        while len(run.ended) < 50:
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 25
+        await run.engine.close()
 
     asyncio.run(main())

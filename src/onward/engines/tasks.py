@@ -10,7 +10,7 @@ from onward.engines.base import Call, Ended, Health, Work
 from onward.errors import HandlerTimeout
 
 _CLOSE_S = 5.0  # how long close waits for handlers that swallow their cancellation
-_BREATH_S = 0.005  # after so long without suspending a worker lets the event loop serve others
+_TURN_S = 0.005  # handlers start in one turn of the event loop for so long; then others are served
 
 
 class TaskEngine:
@@ -31,6 +31,7 @@ class TaskEngine:
         self._results: list[Ended] = []
         self._context = copy_context()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._turn_began: float | None = None
         self._closing = False
         self._closed = False
 
@@ -100,12 +101,22 @@ class TaskEngine:
             # Each worker that finds work wakes two more: handlers that suspend are all running after a few turns
             # of the loop, while handlers that never do are all served by the first worker.
             self._wake(2)
-            breathe_at = self._loop.time() + _BREATH_S
             while self._queue and not self._closing:
-                await self._run(me, self._queue.popleft())
-                if self._loop.time() >= breathe_at:
+                if self._turn_is_over():
                     await asyncio.sleep(0)
-                    break
+                else:
+                    await self._run(me, self._queue.popleft())
+
+    def _turn_is_over(self) -> bool:
+        """Have we kept the loop busy for long enough? Handlers may block it, and signals must be heard."""
+        now = self._loop.time()
+        if self._turn_began is None:
+            self._turn_began = now
+            self._loop.call_soon(self._next_turn)
+        return now - self._turn_began > _TURN_S
+
+    def _next_turn(self) -> None:
+        self._turn_began = None
 
     async def _run(self, me: asyncio.Task[None], work: Work) -> None:
         error: BaseException | None = None

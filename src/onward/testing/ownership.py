@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from onward.brokers.base import Fenced, Progress
+from onward.brokers.base import Fenced, Progress, Revoked
 from onward.clock import now
 from onward.testing.harness import Kit, Member, effects, event, first_times, scenario
 
@@ -181,6 +181,24 @@ class OwnershipScenarios:
         assert any(isinstance(message, Fenced) for message in stubborn.history)
         assert not set(stubborn.assigned) & set(second.assigned)
         assert all(assigned.unclean for assigned in second.assigned.values())
+
+    @scenario(revoke_grace_s=0.5)
+    async def test_a_release_or_pause_of_a_lost_ownership_does_not_hit_the_next_one(self, kit: Kit) -> None:
+        one, two = await kit.broker(), await kit.broker()
+        slow = await (await kit.member(one, yields=False)).hold(4)
+        rival = await kit.member(two)
+        await _together([slow, rival], lambda: any(isinstance(message, Revoked) for message in slow.history))
+        revoked = [p for message in slow.history if isinstance(message, Revoked) for p in message.partitions]
+        await rival.until(lambda: len(rival.assigned) == 2)  # the deadline has passed, and slow has not heard of it
+        await rival.subscription.close()
+        await asyncio.sleep(0.5)
+        await slow.subscription.pause(revoked)
+        await slow.subscription.release(revoked, drained=False)
+        await slow.hold(4)
+        await one.publish(kit.events(40, keys=20))
+        await slow.take(40)
+        await slow.quiet(for_s=1.5)
+        assert len(slow.assigned) == 4, "a release that came too late took what it has now"
 
     @scenario()
     async def test_order_holds_while_members_come_and_go(self, kit: Kit) -> None:
