@@ -58,6 +58,7 @@ class Entry(msgspec.Struct, gc=False):
     stage: Stage = Stage.QUEUED
     tries: Tries = Tries()
     first_failed: float = 0.0  # Unix time of the first failure, 0 when there was none
+    due: float = 0.0  # when it is delayed: until then, on the plane's clock
     cautious: bool = False  # its start is recorded before it runs
     suspect: bool = False  # it was running in a crash: it runs alone
     marked: bool = False  # its start is recorded

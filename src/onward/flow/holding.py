@@ -63,11 +63,13 @@ class Holding:
         self.backlog: list[Delivery] = []  # delivered before that
         self.reached = 0  # how far the log was read before that
         self.moved: list[tuple[int, State | None, float]] = []  # before that: pages may have been read earlier
+        self.asked: set[int] = set()  # of the wanted, those known when the page was asked for
         self.wanted: set[int] = set()  # records whose turn has come and whose events are not in memory
         self.unread: list[int] = []  # records beyond what was read of the log
         self.drawn = {}  # by position: events drawn from records
         self.postponed: deque[int] = deque()  # records that could be drawn if there were room
         self.leaving: dict[int, Leaving] = {}
+        self.storing = 0  # events of the log whose records are on their way: not open, but still here
         self.gone: list[str] = []  # records whose events are done
         self.marking: dict[int, Entry] = {}
         self.timers: list[tuple[float, int]] = []  # a heap: time and position
@@ -137,7 +139,7 @@ class Holding:
     def _blame(self, entry: Entry, tries: Tries, cautious: bool) -> None:
         entry.suspect = tries.crashes > 0 or tries.started > 0
         entry.cautious = self.unclean and (cautious or tries.started > 0)
-        entry.tries = Tries(tries.failed, 0, tries.crashes)
+        entry.tries = tries
         if tries.failed:
             entry.delivery = msgspec.structs.replace(entry.delivery, attempt=tries.failed + 1)
 
@@ -172,13 +174,14 @@ class Holding:
                 self._open_gate(at.now)
             return
         for position in [p for p in self.wanted if p > after and (last is None or p <= last)]:
-            self.wanted.discard(position)
             ref = self.parking.refs.get(position)
-            if ref is not None and ref.event is None:  # it is not in the store any more
-                self.parking.remove(position)
-                self.advance(ref.key, at.now)
-            elif ref is not None:
+            if ref is not None and ref.event is not None:
+                self.wanted.discard(position)
                 self._turn(ref, at.now)
+            elif position in self.asked:  # it is not in the store any more
+                self.wanted.discard(position)
+                self.parking.remove(position)
+                self.advance(ref.key if ref is not None else None, at.now)
 
     def _know(self, record: AsideRecord, at: Instant) -> None:
         known = self.parking.refs.get(record.position)
@@ -238,6 +241,7 @@ class Holding:
         if not self.wanted:
             return None
         self.load_after = min(self.wanted) - 1
+        self.asked = set(self.wanted)
         return self.load_after
 
     def advance(self, key: str | None, now: float) -> None:
@@ -302,6 +306,7 @@ class Holding:
         elif to is State.DEAD and not ref.stored:
             pass  # our own write may come after the move: the event is still ours to run
         elif to is State.DEAD and self.limits.on_dead == "pass":
+            self.wanted.discard(position)
             self.parking.remove(position)
             self.advance(ref.key, now)
         else:
@@ -315,6 +320,7 @@ class Holding:
         self.leaving.pop(ref.position, None)
         self.gone.append(ref.id)
         self.dirty = True
+        self.wanted.discard(ref.position)
         self.parking.remove(ref.position)
 
     # -- outcomes -----------------------------------------------------------------------------------------------
@@ -357,6 +363,7 @@ class Holding:
         self._not_running(entry)
         if self._in_place(entry, due - at.now):
             entry.stage = Stage.DELAYED
+            entry.due = due
             self.delayed += 1
             heappush(self.timers, (due, delivery.position))
             self._note_tries(entry)
@@ -383,6 +390,7 @@ class Holding:
         for successor in successors:
             self._set_aside(successor, State.HELD)
         self.lanes.leave(entry)
+        self.advance(self._key(entry), at.now)  # an older record may have come back meanwhile
 
     def dead(self, entry: Entry, failure: Failure, at: Instant) -> None:
         """Given up. The lane stays blocked until the letter is stored: a successor that completed first would be an
@@ -404,6 +412,7 @@ class Holding:
             for successor in successors:
                 self._set_aside(successor, State.HELD)
             self.lanes.leave(entry)
+            self.advance(self._key(entry), at.now)
         else:
             entry.stage = Stage.LEAVING
             self._send(Leaving(self._record(entry, State.DEAD, None, failure), entry, None))
@@ -434,8 +443,9 @@ class Holding:
             due, position = heappop(self.timers)
             entry = self.find(position)
             if entry is not None and entry.stage is Stage.DELAYED:
-                self.delayed -= 1
-                self.lanes.again(entry)
+                if entry.due <= due:  # else it is the timer of an earlier wait
+                    self.delayed -= 1
+                    self.lanes.again(entry)
             elif (ref := self.parking.refs.get(position)) is not None and ref.due <= due:
                 self._turn(ref, now)
 
@@ -467,9 +477,8 @@ class Holding:
         event, key = entry.delivery.event, self._key(entry)
         wall = at.wall + (due - at.now) if at is not None else None
         record = self._record(entry, state, wall, failure)
-        ref = Ref(
-            record.id, record.position, key, state, due, event, entry.size, entry.tries, False, entry.first_failed
-        )
+        first, cautious = entry.first_failed, entry.cautious
+        ref = Ref(record.id, record.position, key, state, due, event, entry.size, entry.tries, False, first, cautious)
         self.parking.add(ref)
         self._send(Leaving(record, entry, ref))
 
@@ -521,10 +530,12 @@ class Holding:
         for position, leaving in self.leaving.items():
             if leaving.entry is not None:
                 self.tracker.done(position)
+                self.storing += 1
         return dict(self.leaving)
 
     def stored(self, letters: dict[int, Leaving], now: float) -> None:
         """These records are in the store."""
+        self.storing = 0
         for position, leaving in letters.items():
             if self.leaving.get(position) is leaving:
                 del self.leaving[position]
@@ -543,6 +554,7 @@ class Holding:
 
     def refused(self, letters: dict[int, Leaving]) -> None:
         """These records were not stored, and nothing else of their settle was done."""
+        self.storing = 0
         self.tracker.reopen(leaving.entry for leaving in letters.values() if leaving.entry is not None)
         self.dirty = True
 

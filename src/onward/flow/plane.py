@@ -368,7 +368,7 @@ class ControlPlane:
                 self._timed[holding] = None
             else:
                 self._timed.pop(holding, None)
-            count = len(holding.tracker) + len(holding.backlog)
+            count = len(holding.tracker) + len(holding.backlog) + holding.storing
             weight = max(count / limits.max_in_flight, holding.bytes / limits.max_in_flight_bytes)
             if not holding.paused and weight >= 1.0:
                 holding.paused = True

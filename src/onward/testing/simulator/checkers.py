@@ -1,0 +1,306 @@
+"""What must be true of every run. Nothing here knows how the plane works: it sees what was published, what ran,
+which effects happened, what the broker stores, and what the plane asked for."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from onward.brokers.base import AsideRecord, Progress, State
+from onward.event import Delivery, Partition
+from onward.flow.limits import Limits
+from onward.testing.simulator.ledger import Ledger, Run, Story
+from onward.testing.simulator.profile import Profile
+
+if TYPE_CHECKING:
+    from onward.flow.plane import Actions, Settlement
+    from onward.testing.simulator.process import Process
+
+RESUME_AT = 0.7
+CLOCKS_S = 0.6  # wall clocks differ
+SPINS = 20
+
+
+class Violation(Exception):
+    """A promise was broken."""
+
+    def __init__(self, checker: str, what: str) -> None:
+        super().__init__(f"{checker}: {what}")
+        self.checker = checker
+
+
+def broken(checker: str, what: str) -> NoReturn:
+    raise Violation(checker, what)
+
+
+class Order:
+    """G2: of a lane no event completes, or starts, before its predecessor has completed; repeats are suffixes."""
+
+    def started(self, run: Run) -> None:
+        for story in run.stories:
+            lane = story.lane
+            if lane is None or (first := lane.first_open()) >= story.rank:
+                continue
+            for earlier in lane.stories[first : story.rank]:
+                if not earlier.completed and earlier not in run.stories:
+                    broken("order", f"{story} starts in {run.process.name} before {earlier} has completed")
+
+    def effect(self, run: Run, story: Story) -> None:
+        lane = story.lane
+        if lane is None:
+            return
+        if lane.first_open() < story.rank:
+            broken("order", f"{story} completes before {lane.stories[lane.frontier]}")
+        if run.stale or story.own_way:
+            return
+        for skipped in lane.stories[lane.last + 1 : story.rank]:
+            if not skipped.own_way:
+                broken("suffix", f"{story} after {lane.stories[lane.last]}, without {skipped} between them")
+        lane.last = story.rank
+
+
+class Repeats:
+    """At least once, but not for nothing: while every ownership ends drained, no event has its effect twice."""
+
+    def effect(self, story: Story, unclean: int) -> None:
+        if story.effects and not unclean and not story.own_way and not story.halved:
+            broken("repeats", f"{story} has its effect again, and every ownership has ended drained")
+
+
+class Lanes:
+    """One lane, one run: in a process always, over the fleet but for runs that have outlived their ownership."""
+
+    def started(self, run: Run) -> None:
+        for lane in run.lanes:
+            for other in lane.runs:
+                if other.process is run.process or not other.stale:
+                    broken("lanes", f"{run} starts while {other} runs")
+            lane.runs.append(run)
+
+    def ended(self, run: Run) -> None:
+        for lane in run.lanes:
+            lane.runs.remove(run)
+
+
+class Settled:
+    """Nothing open is settled: what the stored progress covers has had its effect or stands in the aside."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._watermarks: dict[Partition, int] = {}
+
+    def progress(self, told: Progress, log_end: int) -> None:
+        partition = told.partition
+        if told.watermark < self._watermarks.get(partition, 0):
+            broken("settled", f"the watermark of {partition} falls to {told.watermark}")
+        self._watermarks[partition] = told.watermark
+        if max([told.watermark, *(stop for _, stop in told.done_above)]) > log_end:
+            broken("settled", f"{partition} is settled beyond the end of its log, {log_end}: {told}")
+        uncovered = self._ledger.uncovered[partition]
+        still = [story for story in uncovered if not self._covers(told, story)]
+        if len(still) < len(uncovered):
+            self._ledger.uncovered[partition] = still
+
+    def _covers(self, told: Progress, story: Story) -> bool:
+        position = story.position
+        if position >= told.watermark and not any(start <= position < stop for start, stop in told.done_above):
+            return False
+        if not (story.effects or story.record or story.removed):
+            broken("settled", f"{story} is settled as done: it has no effect and no record")
+        story.covered = True
+        return True
+
+
+class Epochs:
+    """G3: nothing starts, settles or loads under an ownership that the plane was told has ended, nor starts after
+    it was told to give up, nor at or after the time up to which ownership is certain."""
+
+    def started(self, run: Run, now: float, sure_until: float) -> None:
+        if now >= sure_until:
+            broken("epochs", f"{run} starts at {now:.3f}, ownership is certain until {sure_until:.3f}")
+        for delivery in run.deliveries:
+            if run.process.told.get(delivery.partition) != delivery.epoch:
+                broken("epochs", f"{run} starts under an ownership that has ended")
+            if delivery.partition in run.process.revoked:
+                broken("epochs", f"{run} starts after the partition was revoked")
+            if run.process.read.get(delivery.partition) != delivery.epoch:
+                broken("loading", f"{run} starts before the records of its partition were read")
+
+    def early(self, run: Run, wall: float) -> None:
+        """A retry is not tried before its time: in place by who waits, from the aside by whoever tries it."""
+        for story in run.stories:
+            process, epoch, until = story.wait or ("", 0, 0.0)
+            if process == run.process.name and epoch == run.epoch and run.started < until:
+                broken("early", f"{run} starts {until - run.started:.2f} s before its time")
+            waits = story.record is not None and story.record.state is State.WAITING and not story.touched
+            if waits and wall < story.due - CLOCKS_S:
+                broken("early", f"{run} starts {story.due - wall:.2f} s before its time")
+
+    def removed(self, run: Run) -> None:
+        for story in run.stories:
+            if story.covered and (story.partition, story.position) in run.process.removed:
+                broken("removed", f"{run} starts after its process heard that the record was removed")
+
+    def settling(self, process: "Process", settlement: "Settlement") -> None:
+        partitions = {told.partition for told in settlement.progress}
+        for told in settlement.progress:
+            if process.told.get(told.partition) != told.epoch:
+                broken("epochs", f"{process.name} settles {told.partition} under epoch {told.epoch}, which has ended")
+        for record in settlement.aside:
+            if record.partition not in partitions:
+                broken("epochs", f"{process.name} writes {record.id} without the progress of its partition")
+        if settlement.gone and not partitions:
+            broken("epochs", f"{process.name} removes records without any progress")
+
+
+class Bounds:
+    """G4: what a process holds stays within its limits; a paused partition is resumed when enough is done."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._limits: Limits = profile.limits
+        self._batch = profile.receive_batch
+        self._bytes = profile.limits.max_in_flight_bytes + max(profile.limits.max_in_flight_bytes, profile.largest + 64)
+        self._open: dict[tuple[str, Partition], dict[int, int]] = {}  # position: size
+        self._last: dict[tuple[str, Partition], int] = {}
+        self._spins: Counter[str] = Counter()
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def assigned(self, process: "Process", partition: Partition) -> None:
+        self._open[process.name, partition] = {}
+        self._last[process.name, partition] = -1
+
+    def ended(self, process: "Process", partition: Partition) -> None:
+        self._open.pop((process.name, partition), None)
+
+    def delivered(self, process: "Process", delivery: Delivery, story: Story) -> None:
+        name = process.name, delivery.partition
+        held = self._open.get(name)
+        if held is None or delivery.position <= self._last[name] or story.covered or story.record is not None:
+            return
+        self._last[name] = delivery.position
+        held[delivery.position] = story.event.size
+        if len(held) > self._limits.max_in_flight - 1 + self._batch:
+            broken("bounds", f"{process.name} holds {len(held)} events of {delivery.partition}")
+        if sum(held.values()) > self._bytes:
+            broken("bounds", f"{process.name} holds {sum(held.values())} bytes of {delivery.partition}")
+
+    def done(self, process: "Process", partition: Partition, position: int) -> None:
+        held = self._open.get((process.name, partition))
+        if held is not None:
+            held.pop(position, None)
+
+    def removed(self, partition: Partition, position: int) -> None:
+        for (_, each), held in self._open.items():
+            if each == partition:
+                held.pop(position, None)
+
+    def resumed(self, process: "Process", partition: Partition) -> None:
+        held = self._open.get((process.name, partition), {})
+        limits, size = self._limits, sum(held.values())
+        if len(held) > RESUME_AT * limits.max_in_flight or size > RESUME_AT * limits.max_in_flight_bytes:
+            broken("hysteresis", f"{process.name} resumes {partition} with {len(held)} events, {size} bytes")
+
+    def ticked(self, process: "Process", actions: "Actions", now: float) -> None:
+        limits = self._limits
+        most = len(process.plane.held) * (2 * limits.max_in_flight + self._batch)
+        if process.plane.open > most:
+            broken("bounds", f"{process.name} has {process.plane.open} events in memory, {most} allowed")
+        if len(process.runs) > limits.concurrency:
+            broken("bounds", f"{process.name} runs {len(process.runs)} calls, {limits.concurrency} allowed")
+        still = actions.wake_at is not None and self._seen.get(process.name) == (now, process.news)
+        self._seen[process.name] = now, process.news
+        self._spins[process.name] = self._spins[process.name] + 1 if still else 0
+        if self._spins[process.name] > SPINS:
+            broken("spin", f"{process.name} asks to be called again at once, again and again")
+
+
+class Records:
+    """Nothing of the aside is lost; dead letters tell the truth; who kills is found, who does not is not blamed."""
+
+    def __init__(self, ledger: Ledger, profile: Profile) -> None:
+        self._ledger = ledger
+        self._attempts = profile.attempts
+        self._limit = profile.limits.crash_limit
+        self._kills = profile.kills
+        self._killers = profile.fates[-1] > 0
+        self.refusals = 0  # records that could not be stored: their last attempt is not known to the next owner
+        self._unclean: Counter[Partition] = Counter()  # ends of ownerships that no killer caused
+        self._changes: Counter[Partition] = Counter()  # all other changes of owner
+
+    def assigned(self, partition: Partition, *, unclean: bool, killed: bool) -> None:
+        if killed:
+            return
+        self._changes[partition] += 1
+        self._unclean[partition] += unclean
+
+    def written(self, story: Story, record: AsideRecord) -> None:
+        """The owner set an event aside, or rewrote its record."""
+        if story.is_dead and story.covered and not story.touched and record.state is not State.DEAD:
+            broken("records", f"the dead letter of {story} is overwritten as {record.state}")
+        if record.state is not State.DEAD:
+            return
+        failure = record.failure
+        if failure is None:
+            broken("records", f"the dead letter of {story} has no story")
+        elif failure.reason == "exhausted":
+            # A settle that is sent again may write over what an operator has replayed meanwhile.
+            told, seen = failure.attempts, story.failures if story.touched else story.fresh_failures
+            if told != self._attempts or seen < self._attempts:
+                broken("records", f"{story} is dead after {told} attempts, {seen} seen, {self._attempts} asked for")
+        elif story.lone_crashes + self._unclean[story.partition] < self._limit:
+            broken("blame", f"{story} ({story.fate}) is dead as {failure.reason}, {story.lone_crashes} lone crashes")
+
+    def failed(self, story: Story) -> None:
+        """Attempts survive: a drained release loses none, a crash may lose those that were not settled."""
+        most = self._attempts * (1 + self._unclean[story.partition])
+        if not self._killers and not self.refusals and story.fresh_failures > most and not story.touched:
+            broken("records", f"{story} was tried {story.fresh_failures} times, {self._attempts} asked for")
+
+    def started(self, run: Run) -> None:
+        """What has killed before runs alone. Its first crash finds no trace of it, its second only a suspicion; a
+        change of owner may cost one more."""
+        if not self._killers or self._kills != "process":
+            return
+        for other in run.process.runs:
+            for story in (*run.stories, *other.stories):
+                if story.crashes >= 2 + self._changes[story.partition] and not story.touched:
+                    broken("blame", f"{run} starts while {other} runs: {story} has killed before")
+
+    def gone(self, story: Story) -> None:
+        if story.effects <= story.record_effects and not story.touched:
+            broken("records", f"the record of {story} is removed without an effect since it was made")
+
+    def crashed(self, story: Story) -> None:
+        most = self._limit + 2 + self._changes[story.partition]
+        if story.crashes > most:
+            broken("blame", f"{story} has killed {story.crashes} times, {most} allowed")
+
+
+class Ending:
+    """Once faults stop: everything completes, every log is settled to its end, nobody holds anything."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def lost(self) -> list[str]:
+        return [
+            f"{story} ({story.fate}) has no effect and no record"
+            for story in self._ledger.all()
+            if not (story.effects or story.removed or story.record)
+        ]
+
+    def stuck(self) -> list[str]:
+        """Records that should have left the aside."""
+        return [
+            f"{story} ({story.fate}) stands as {story.record.state}"
+            for story in self._ledger.all()
+            if story.record is not None and story.record.state is not State.DEAD and not self._behind_dead(story)
+        ]
+
+    def open(self, watermarks: Sequence[tuple[Partition, int, int]], processes: Sequence["Process"]) -> list[str]:
+        unsettled = [f"{p} is settled to {mark} of {end}" for p, mark, end in watermarks if mark != end]
+        busy = [process for process in processes if process.plane.open or process.plane.running]
+        return unsettled + [f"{p.name} holds {p.plane.open} open, {p.plane.running} running" for p in busy]
+
+    def _behind_dead(self, story: Story) -> bool:
+        lane = story.lane
+        return lane is not None and lane.holds and any(each.is_dead for each in lane.stories[: story.rank])

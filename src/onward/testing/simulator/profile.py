@@ -1,0 +1,98 @@
+"""What one run is like: limits, sizes, times and fates, all drawn from its seed."""
+
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from onward.brokers.base import Ordering
+from onward.flow.limits import Limits
+
+FATES = ("ok", "slow", "flaky", "timeout", "poison", "killer")
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    limits: Limits
+
+    # the load
+    partitions: int
+    members: int
+    events: int
+    keys: int
+    keyless: float  # share of the events
+    holes: float  # chance of a hole in the log before an event
+    largest: int  # bytes
+    fates: tuple[float, ...]  # weights, beside FATES
+    active_s: float  # publishing and faults end then
+
+    # the handler
+    attempts: int
+    delays_s: tuple[float, ...]
+    timeout_s: float
+    kills: Literal["process", "worker"]  # what dies with a killer
+
+    # the broker
+    atomic: bool  # one transaction per settle; otherwise records, progress and removals one after the other
+    receive_batch: int
+    page: int  # records read at once
+    lease_s: float
+    grace_s: float  # beyond the lease, before somebody else is given the partition
+    revoke_s: float
+    latency_s: float
+
+    faults: int
+    operations: int  # of operators on the aside
+
+
+def draw(rng: Random) -> Profile:
+    limits = _limits(rng)
+    whole = limits.ordering == "partition"  # one lane: what waits in place makes all others wait
+    killers = rng.choice((0.0, 0.0, 0.02))
+    return Profile(
+        limits=limits,
+        partitions=rng.choice((1, 1, 2, 3, 4)),
+        members=rng.choice((1, 2, 2, 3, 4)),
+        events=rng.choice((40, 80, 120)) if not whole else rng.choice((30, 60)),
+        keys=rng.choice((2, 4, 8, 16)),
+        keyless=rng.choice((0.0, 0.0, 0.15)),
+        holes=rng.choice((0.0, 0.1, 0.4)),
+        largest=rng.choice((40, limits.max_in_flight_bytes // 3, int(limits.max_in_flight_bytes * 1.2)))
+        if limits.max_in_flight_bytes < 10_000
+        else 60,
+        fates=(1.0, 0.08, rng.choice((0.0, 0.1, 0.3)), 0.02, rng.choice((0.0, 0.04, 0.1)), killers),
+        active_s=rng.choice((4.0, 12.0, 25.0)),
+        attempts=rng.choice((1, 2, 3, 4)),
+        delays_s=(0.0, 0.05, 0.2) if whole else rng.choice(((0.0, 0.1), (0.1, 0.5, 3.0), (2.0, 6.0))),
+        timeout_s=2.0,
+        kills=rng.choice(("process", "process", "worker")),
+        atomic=rng.random() < 0.5,
+        receive_batch=rng.choice((1, 4, 10, 30)),
+        page=rng.choice((1, 2, 5, 100)),
+        lease_s=3.0,
+        grace_s=rng.choice((0.0, 0.5, 1.5)),
+        revoke_s=rng.choice((0.3, 2.0, 8.0)),
+        latency_s=rng.choice((0.0, 0.001, 0.02)),
+        faults=rng.choice((0, 3, 8, 16)),
+        operations=rng.choice((0, 0, 4, 12, 40)),
+    )
+
+
+def _limits(rng: Random) -> Limits:
+    ordering: Ordering = rng.choice(("key", "key", "key", "key", "key", "partition", "none"))
+    batch_size = rng.choice((1, 1, 1, 2, 5))
+    return Limits(
+        group="g",
+        handler="h",
+        ordering=ordering,
+        on_dead=rng.choice(("pass", "pass", "hold")),
+        concurrency=rng.choice((1, 2, 4, 8, 16)),
+        batch_size=batch_size,
+        batch_wait_s=rng.choice((0.0, 0.1)) if batch_size > 1 else 0.0,
+        max_in_flight=rng.choice((8, 12, 16, 32, 64)),
+        max_in_flight_bytes=rng.choice((300, 1_000, 1 << 20)),
+        max_delayed=rng.choice((2, 4, 100)),
+        max_parked=rng.choice((4, 12, 1_000)),
+        park_after_s=rng.choice((0.2, 1.0)),
+        crash_limit=rng.choice((1, 2, 3)),
+        settle_interval_s=rng.choice((0.0, 0.05, 0.3)),
+    )

@@ -1,0 +1,139 @@
+"""Hears every fact of a run, writes it down and shows it to the checkers."""
+
+from typing import TYPE_CHECKING
+
+from onward.brokers.base import AsideRecord, Assigned, Progress, State
+from onward.event import Delivery, Partition
+from onward.testing.simulator.checkers import Bounds, Epochs, Lanes, Order, Records, Repeats, Settled
+from onward.testing.simulator.ledger import Run, Story
+
+if TYPE_CHECKING:
+    from onward.flow.plane import Actions, Settlement
+    from onward.testing.simulator.broker import Claim
+    from onward.testing.simulator.process import Process
+    from onward.testing.simulator.world import World
+
+
+class Witness:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._stories = world.ledger.stories
+        self.order = Order()
+        self.repeats = Repeats()
+        self.lanes = Lanes()
+        self.settled = Settled(world.ledger)
+        self.epochs = Epochs()
+        self.bounds = Bounds(world.profile)
+        self.records = Records(world.ledger, world.profile)
+
+    # -- in a process -------------------------------------------------------------------------------------------
+
+    def assigned(self, process: "Process", message: Assigned) -> None:
+        self.bounds.assigned(process, message.partition)
+
+    def ended(self, process: "Process", partition: Partition) -> None:
+        self.bounds.ended(process, partition)
+
+    def delivered(self, process: "Process", delivery: Delivery) -> None:
+        self._world.counts["delivered"] += 1
+        if process.told.get(delivery.partition) == delivery.epoch:
+            self.bounds.delivered(process, delivery, self._stories[delivery.partition][delivery.position])
+
+    def loaded(self, process: "Process", page: list[AsideRecord]) -> None:
+        self._world.counts["records loaded"] += len(page)
+        for record in page:  # they stand for what was delivered
+            self.bounds.done(process, record.partition, record.position)
+
+    def started(self, run: Run, sure_until: float) -> None:
+        self._world.counts["started"] += 1
+        self.epochs.started(run, self._world.now, sure_until)
+        self.epochs.removed(run)
+        self.epochs.early(run, run.process.at.wall)
+        self.order.started(run)
+        self.lanes.started(run)
+        self.records.started(run)
+
+    def effect(self, run: Run, story: Story) -> None:
+        self.order.effect(run, story)
+        self.repeats.effect(story, self._world.counts["taken over unclean"])
+        self._world.counts["repeats" if story.effects else "effects"] += 1
+        self._world.counts["stale effects"] += run.stale
+        story.effects += 1
+
+    def failed(self, story: Story) -> None:
+        self.records.failed(story)
+
+    def run_ended(self, run: Run) -> None:
+        self.lanes.ended(run)
+
+    def reported(self, run: Run) -> None:
+        """The plane is about to be told that a call has ended well."""
+        if run.process.told.get(run.partition) == run.epoch:
+            for delivery in run.deliveries:
+                self.bounds.done(run.process, delivery.partition, delivery.position)
+
+    def killed(self, story: Story) -> None:
+        self.records.crashed(story)
+
+    def ticked(self, process: "Process", actions: "Actions") -> None:
+        self.bounds.ticked(process, actions, self._world.now)
+
+    def resumed(self, process: "Process", partition: Partition) -> None:
+        self._world.counts["resumes"] += 1
+        self.bounds.resumed(process, partition)
+
+    def settling(self, process: "Process", settlement: "Settlement") -> None:
+        self.epochs.settling(process, settlement)
+
+    def answered(self, process: "Process", settlement: "Settlement") -> None:
+        epochs = {told.partition: told.epoch for told in settlement.progress}
+        for record in settlement.aside:
+            if process.told.get(record.partition) == epochs[record.partition]:
+                self.bounds.done(process, record.partition, record.position)
+
+    def refused(self) -> None:
+        self.records.refusals += 1
+
+    # -- at the broker ------------------------------------------------------------------------------------------
+
+    def owned(self, claim: "Claim") -> None:
+        self._world.counts["taken over unclean" if claim.unclean else "assigned"] += 1
+        self.records.assigned(claim.partition, unclean=claim.unclean, killed=claim.killed)
+
+    def progress(self, told: Progress, log_end: int) -> None:
+        self._world.counts["settled"] += 1
+        self.settled.progress(told, log_end)
+
+    def written(self, record: AsideRecord) -> None:
+        story = self._stories[record.partition][record.position]
+        self.records.written(story, record)
+        self._world.counts[f"{record.state} records"] += 1
+        tried = story.record is None or record.tries.failed > story.record.tries.failed
+        if record.state is State.WAITING and record.due is not None and tried:
+            story.due = record.due
+        if story.record is None:
+            story.record_effects = story.effects
+        story.record = record
+        story.ever_dead = story.ever_dead or record.state is State.DEAD
+
+    def gone(self, partition: Partition, position: int) -> None:
+        story = self._stories[partition][position]
+        self._world.counts["records gone"] += 1
+        self.records.gone(story)
+        story.record = None
+
+    def moved(self, record: AsideRecord, moved: AsideRecord | None) -> None:
+        """An operator moved or removed a record."""
+        story = self._stories[record.partition][record.position]
+        self._world.say("operator", f"moves {story} from {record.state} to {moved.state if moved else 'nowhere'}")
+        story.touched = True
+        story.wait = None
+        story.removed = story.removed or moved is None
+        story.record = moved
+        story.record_effects = story.effects
+        if moved is None:
+            self.bounds.removed(record.partition, record.position)
+        elif moved.state is State.DEAD:
+            story.ever_dead = True
+        elif record.state is State.DEAD:
+            story.fresh_failures = 0

@@ -1,0 +1,202 @@
+"""One run: a clock, a queue of what happens next, and everything that takes part."""
+
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import accumulate
+from random import Random
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from onward.event import Event, Partition
+from onward.testing.simulator.broker import Broker
+from onward.testing.simulator.checkers import Ending, Violation, broken
+from onward.testing.simulator.faults import Faults
+from onward.testing.simulator.handler import Handler
+from onward.testing.simulator.ledger import Ledger
+from onward.testing.simulator.process import Process
+from onward.testing.simulator.profile import Profile, draw
+from onward.testing.simulator.settling import TOPIC
+from onward.testing.simulator.witness import Witness
+
+START = 100.0
+PATIENCE_S = 1_500.0  # simulated, after the faults have stopped: ample for every retry, crash and slow event
+
+
+class Result(msgspec.Struct, frozen=True):
+    seed: int
+    checker: str | None  # what failed; None: nothing
+    message: str
+    counts: dict[str, int]
+    trace: list[str]
+
+
+def simulate(seed: int, *, trace: bool = False) -> Result:
+    """One run. Same seed, same run, to the byte."""
+    world = World(seed, trace=trace)
+    checker, message = None, ""
+    try:
+        world.run()
+    except Violation as error:
+        checker, message = error.checker, str(error)
+    except Exception as error:
+        checker, message = "exception", "".join(traceback.format_exception(error))
+    world.counts["simulated s"] = int(world.now - START)
+    if checker:
+        world.say("checker", message)
+    return Result(seed, checker, message, dict(world.counts), world.lines)
+
+
+class World:
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
+        self.rng = Random(seed)
+        self.profile: Profile = draw(self.rng)
+        self.now = START
+        self.tracing = trace
+        self.lines: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.troubles: dict[str, float] = {}
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        self._names = 0
+        self._closing = False
+        partitions = [Partition(TOPIC, index) for index in range(self.profile.partitions)]
+        self.ledger = Ledger(self.profile.limits, partitions)
+        self.handler = Handler(self.profile, self.rng)
+        self.witness = Witness(self)
+        self.broker = Broker(self, partitions)
+        self.processes: list[Process] = []
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def at(self, time: float, call: Callable[..., None], *args: Any) -> None:
+        self._order += 1
+        heappush(self._queue, (time, self._order, call, args))
+
+    def after(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        self._order += 1
+        heappush(self._queue, (self.now + delay_s, self._order, call, args))
+
+    def run_until(self, time: float) -> None:
+        queue = self._queue
+        while queue and queue[0][0] <= time:
+            self.now, _, call, args = heappop(queue)
+            call(*args)
+        self.now = time
+
+    def latency(self) -> float:
+        """Of the way to the broker, or back."""
+        return self.rng.random() * 2 * self.profile.latency_s if self.profile.latency_s else 0.0
+
+    def lag(self) -> float:
+        """Of a process's loop: seldom any."""
+        return self.rng.random() * 0.05 if self.rng.random() < 0.1 else 0.0
+
+    def trouble(self, kind: str) -> bool:
+        """Has such a trouble been caused, and does it strike this time?"""
+        return bool(self.troubles) and self.troubles.get(kind, 0.0) > self.now and self.rng.random() < 0.7
+
+    def settle_mode(self) -> str:
+        for mode in ("error", "lost answer", "late", "refuse"):
+            if self.trouble(f"settle {mode}"):
+                return mode
+        return "ok"
+
+    def say(self, who: str, what: str) -> None:
+        if self.tracing:
+            self.lines.append(f"{self.now:10.4f}  {who:8}  {what}")
+
+    # -- the run ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self.say("profile", str(self.profile))
+        self._plan_publishing()
+        for index in range(self.profile.members):
+            self.after(0.0 if index == 0 else self.rng.uniform(0.0, 5.0), self.start)
+        Faults(self).schedule()
+        self.run_until(START + self.profile.active_s)
+        self.say("world", "is calm from here on")
+        self.troubles.clear()
+        if not self._alive():
+            self.start()
+        until = self.now + PATIENCE_S
+        while self._left() and self.now < until:
+            self.run_until(self.now + 1.0)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        if left := self._left():
+            broken("liveness", "; ".join(left[:6]))
+        if lost := Ending(self.ledger).lost():
+            broken("loss", "; ".join(lost[:6]))
+        if self.rng.random() < 0.5:
+            self._leave_all()
+
+    def _leave_all(self) -> None:
+        """Everything is done: the members leave, drained."""
+        self._closing = True
+        undrained = self.counts["undrained"]
+        for process in self._alive():
+            process.stop()
+        self.run_until(self.now + 30.0)
+        if self._alive() or self.counts["undrained"] != undrained:
+            broken("liveness", f"{len(self._alive())} members do not leave, or leave undrained")
+
+    def _left(self) -> list[str]:
+        """What keeps the run from being complete."""
+        ending = Ending(self.ledger)
+        marks = [(claim.partition, claim.watermark, claim.end) for claim in self.broker.claims.values()]
+        return ending.open(marks, self._alive()) or ending.stuck()
+
+    # -- who takes part -----------------------------------------------------------------------------------------
+
+    def _alive(self) -> list[Process]:
+        return [process for process in self.processes if not process.dead]
+
+    def start(self) -> None:
+        if self._closing:
+            return
+        self._names += 1
+        name = f"m{self._names}"
+        self.say(name, "joins")
+        self.processes = [*self._alive(), Process(self, name)]
+
+    def ended(self, process: Process) -> None:
+        """A crashed process is started again by whoever watches over it."""
+        self.after(self.rng.uniform(0.1, 4.0), self.start)
+
+    # -- publishing ---------------------------------------------------------------------------------------------
+
+    def _plan_publishing(self) -> None:
+        profile, rng = self.profile, self.rng
+        weights = list(accumulate(1.0 / rank for rank in range(1, profile.keys + 1)))
+        backlog = rng.choice((0.0, 0.3, 1.0))
+        for number in range(profile.events):
+            key = None
+            if rng.random() >= profile.keyless:
+                key = f"k{rng.choices(range(profile.keys), cum_weights=weights)[0]}"
+            size = rng.randint(profile.largest // 2, profile.largest) if rng.random() < 0.05 else rng.randint(0, 40)
+            event = Event(f"e{number}", TOPIC, key, bytes(size))
+            delay_s = 0.0 if rng.random() < backlog else rng.uniform(0.0, profile.active_s * 0.9)
+            self.after(delay_s, self._publish, event)
+        for _ in range(rng.choice((0, 2, 6))):
+            self.after(rng.uniform(0.0, profile.active_s), self._mark)
+
+    def _publish(self, event: Event) -> None:
+        count, rng = len(self.broker.claims), self.rng
+        index = crc32(event.key.encode()) % count if event.key is not None else rng.randrange(count)
+        partition = Partition(TOPIC, index)
+        gap = rng.randint(1, 4) if rng.random() < self.profile.holes else 0
+        position = self.broker.publish(partition, event, gap)
+        story = self.ledger.publish(partition, position, event)
+        self.handler.destine(story)
+        self.counts["published"] += 1
+        if self.tracing:
+            self.say("publish", f"{story} {story.fate} {event.size} bytes")
+
+    def _mark(self) -> None:
+        """A transaction marker, or something else that takes a position and is never delivered."""
+        self.broker.marker(Partition(TOPIC, self.rng.randrange(len(self.broker.claims))), self.rng.randint(1, 3))

@@ -1,0 +1,410 @@
+"""The loop around the plane in miniature: a clock moved by hand, a broker of dictionaries, and what no run may break.
+
+Like the real loop it ticks only when something happened or when the plane asked for it: a plane that forgets to ask
+stalls here too. Every tick is checked against the promises, whatever the test at hand is about.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from onward.brokers.base import AsideRecord, Assigned, Failure, Moved, Progress, State, Tries, record_id
+from onward.event import Delivery, Event, Partition
+from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
+from onward.flow.limits import Limits
+from onward.flow.plane import Actions, ControlPlane, Lag, Load, Settlement
+
+P = Partition("orders", 0)
+Q = Partition("orders", 1)
+WALL = 1_700_000_000.0  # Unix time at the plane's zero: what is written on the wrong clock is off by decades
+LOG = "log-1"
+
+Run = tuple[Partition, int, int]  # partition, epoch, position
+
+
+def failure(error: str = "ValueError") -> Failure:
+    return Failure("exhausted", error, "no", "", "h", 1, 0.0, 0.0)
+
+
+def event(key: str | None, size: int = 0, partition: Partition = P, position: int = 0) -> Event:
+    return Event(f"{partition}:{position}", partition.topic, key, b"x" * size)
+
+
+def record(
+    position: int,
+    key: str | None,
+    state: State = State.HELD,
+    *,
+    due: float | None = None,
+    size: int = 0,
+    tries: Tries = Tries(),
+    partition: Partition = P,
+) -> AsideRecord:
+    """As it lies in the store; `due` is Unix time."""
+    body = event(key, size, partition, position)
+    return AsideRecord(
+        record_id("g", LOG, partition, position), "g", partition, position, state, due, body, tries, None
+    )
+
+
+def claims(progress: Progress | None, position: int) -> bool:
+    """Does this progress say that the position is done?"""
+    if progress is None:
+        return False
+    return position < progress.watermark or any(a <= position < b for a, b in progress.done_above)
+
+
+class Driver:
+    def __init__(self, **limits: Any) -> None:
+        self.limits = Limits(group="g", **({"settle_interval_s": 0.0} | limits))
+        self.plane = ControlPlane(self.limits)
+        self.now = 100.0
+        self.sure_until = 1e9
+        self.wake_at: float | None = None
+        # What the broker has.
+        self.progress: dict[Partition, Progress] = {}
+        self.records: dict[str, AsideRecord] = {}
+        self.page = 1_000
+        self.store_down = False
+        # What is under way.
+        self.epochs = 0
+        self.owned: dict[Partition, int] = {}
+        self.revoked: set[Partition] = set()
+        self.paused: set[Partition] = set()
+        self.calls: list[set[Run]] = []
+        self.runs: dict[Run, Delivery] = {}
+        self.settlement: Settlement | None = None
+        self.loads: list[Load] = []
+        self.seen: dict[Partition, dict[int, bool]] = {}  # delivered in this ownership: is it done?
+        self.read: dict[Partition, int] = {}
+        self.inherited: dict[Partition, Progress | None] = {}
+        self.fresh: dict[Partition, set[int]] = {}  # told as newly done, and answered
+        # What has been, for tests to look at.
+        self.starts: list[Delivery] = []
+        self.settlements: list[Settlement] = []
+        self.drained: list[Partition] = []
+        self.undrained: list[Partition] = []
+        self._next: dict[Partition, int] = {}
+
+    @property
+    def at(self) -> Instant:
+        return Instant(self.now, self.now + WALL)
+
+    # -- what the broker says -----------------------------------------------------------------------------------
+
+    def assign(
+        self,
+        partition: Partition = P,
+        *,
+        stored: Progress | None = None,
+        unclean: bool = False,
+        records: Iterable[AsideRecord] = (),
+        load: bool = True,
+    ) -> int:
+        """Own a partition, from what was settled last unless told otherwise; and load its records."""
+        self.epochs += 1
+        self.records |= {each.id: each for each in records}
+        stored = stored or self.progress.get(partition)
+        self._begin(partition, self.epochs, stored)
+        self.plane.assigned(Assigned(partition, self.epochs, self.epochs, LOG, stored, unclean))
+        if load:
+            self.turn()
+        return self.epochs
+
+    def _begin(self, partition: Partition, epoch: int, stored: Progress | None) -> None:
+        self._lost(partition)
+        self.owned[partition] = epoch
+        self.inherited[partition] = stored
+        self.seen[partition] = {}
+        self.fresh[partition] = set()
+        self.read[partition] = stored.watermark if stored else 0
+        self._next.setdefault(partition, self.read[partition])
+
+    def _lost(self, partition: Partition) -> None:
+        self.owned.pop(partition, None)
+        self.revoked.discard(partition)
+        self.paused.discard(partition)
+
+    def deliver(self, *keys: str | None, partition: Partition = P, size: int = 0, turn: bool = True) -> list[int]:
+        """Events of these keys at the next positions."""
+        start = self._next.get(partition, 0)
+        positions = list(range(start, start + len(keys)))
+        self.deliver_at(dict(zip(positions, keys, strict=True)), partition=partition, size=size, turn=turn)
+        return positions
+
+    def deliver_at(
+        self,
+        keys: dict[int, str | None],
+        *,
+        partition: Partition = P,
+        epoch: int | None = None,
+        size: int = 0,
+        turn: bool = True,
+    ) -> None:
+        """Events at these positions, by key."""
+        current = self.owned.get(partition)
+        epoch = epoch if epoch is not None else current or 0
+        batch = [Delivery(event(key, size, partition, p), partition, p, epoch) for p, key in keys.items()]
+        if epoch == current:
+            for position in keys:
+                if position >= self.read[partition]:
+                    self.seen[partition][position] = False
+                    self.read[partition] = position + 1
+            self._next[partition] = max(self._next.get(partition, 0), *(p + 1 for p in keys))
+        self.plane.delivered(batch, self.at)
+        if turn:
+            self.turn()
+
+    def reach(self, position: int, partition: Partition = P) -> None:
+        self.read[partition] = max(self.read[partition], position)
+        self._next[partition] = max(self._next.get(partition, 0), position)
+        self.plane.reached(partition, self.owned[partition], position, self.at)
+        self.turn()
+
+    def move(
+        self,
+        *positions: int,
+        to: State | None,
+        due: float | None = None,
+        partition: Partition = P,
+        turn: bool = True,
+    ) -> None:
+        """Somebody moves records in the store; the owner hears of it."""
+        ids = [record_id("g", LOG, partition, position) for position in positions]
+        for id_ in ids:
+            old = self.records.pop(id_)
+            if to is None and old.position in self.seen[partition]:
+                self.seen[partition][old.position] = True  # nobody wants it any more
+            if to is not None:
+                tries = Tries() if old.state is State.DEAD else old.tries
+                self.records[id_] = record(
+                    old.position, old.event.key, to, due=due, tries=tries, partition=partition, size=old.event.size
+                )
+        self.plane.moved(Moved(partition, self.owned[partition], ids, to, due), self.at)
+        if turn:
+            self.turn()
+
+    def revoke(self, *partitions: Partition, deadline_s: float = 10.0, turn: bool = True) -> None:
+        self.revoked |= set(partitions) & set(self.owned)
+        self.plane.revoked(partitions, self.at, deadline_s)
+        if turn:
+            self.turn()
+
+    def fence(self, *partitions: Partition) -> None:
+        for partition in partitions:
+            self._lost(partition)
+        self.plane.fenced(partitions)
+        self.turn()
+
+    # -- how runs end -------------------------------------------------------------------------------------------
+
+    def done(self, *positions: int, partition: Partition = P) -> None:
+        self.end({p: DONE for p in positions}, partition=partition)
+
+    def again(self, *positions: int, in_s: float = 1.0, crashed: bool = False, partition: Partition = P) -> None:
+        self.end({p: Again(self.now + in_s, crashed) for p in positions}, partition=partition)
+
+    def dead(self, *positions: int, partition: Partition = P) -> None:
+        self.end({p: Dead(failure()) for p in positions}, partition=partition)
+
+    def cancel(self, *positions: int, partition: Partition = P) -> None:
+        self.end(dict.fromkeys(positions, RELEASED), partition=partition)
+
+    def split(self, *positions: int, partition: Partition = P) -> None:
+        self.end(dict.fromkeys(positions, SPLIT), partition=partition)
+
+    def end(
+        self, outcomes: dict[int, Outcome], *, partition: Partition = P, epoch: int | None = None, turn: bool = True
+    ) -> None:
+        """End the oldest runs of these positions, or those of an epoch."""
+        results = []
+        for position, outcome in outcomes.items():
+            run = min(r for r in self.runs if r[0] == partition and r[2] == position and r[1] == (epoch or r[1]))
+            results.append((self._ended(run, outcome), outcome))
+        self.plane.completed(results, self.at)
+        if turn:
+            self.turn()
+
+    def _ended(self, run: Run, outcome: Outcome) -> Delivery:
+        partition, epoch, position = run
+        for call in self.calls:
+            call.discard(run)
+        self.calls = [call for call in self.calls if call]
+        if outcome is DONE and self.owned.get(partition) == epoch and position in self.seen[partition]:
+            self.seen[partition][position] = True
+        return self.runs.pop(run)
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Do what the plane asks for until it is quiet, at this time: ticks follow answers, never hope."""
+        for _ in range(10_000):
+            self.tick()
+            if self.loads:
+                self.answer_loads()
+            elif self.settlement is not None and self.settlement.aside and self.store_down:
+                self.refuse_settle()
+            elif self.settlement is not None:
+                self.answer_settle()
+            elif self.wake_at is None or self.wake_at > self.now + 0.001:
+                return
+            else:
+                self.now = max(self.now, self.wake_at)
+        raise AssertionError("the plane never comes to rest")
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass; the plane is ticked when it asked to be."""
+        until = self.now + seconds
+        while self.wake_at is not None and self.wake_at <= until:
+            self.now = max(self.now, self.wake_at)
+            self.turn()
+        self.now = until
+
+    def tick(self) -> Actions:
+        actions = self.plane.tick(self.at, self.sure_until)
+        self.wake_at = actions.wake_at
+        for work in actions.work:
+            self._start(work if isinstance(work, tuple) else (work,))
+        assert len(self.calls) <= self.limits.concurrency, "more calls than slots"
+        assert self.plane.running == len(self.calls), "the plane miscounts its calls"
+        assert not self.paused.intersection(actions.pause), "paused twice"
+        assert self.paused.issuperset(actions.resume), "resumed, but was not paused"
+        self.paused = (self.paused | set(actions.pause)) - set(actions.resume)
+        self.loads += actions.load
+        if actions.settle is not None:
+            self._check_settle(actions.settle)
+            assert self.settlement is None, "two settles in flight"
+            self.settlement = actions.settle
+            self.settlements.append(actions.settle)
+        self._release(actions)
+        return actions
+
+    def _start(self, work: Sequence[Delivery]) -> None:
+        """A call begins: nobody may be in its lanes, and it must be ours to run."""
+        call: set[Run] = set()
+        assert len({delivery.partition for delivery in work}) == 1
+        assert all(a.position < b.position for a, b in pairwise(work)), "a batch out of order"
+        assert len(work) <= self.limits.batch_size
+        busy = {self._lane(delivery) for delivery in self.runs.values()} - {None}
+        for delivery in work:
+            partition, epoch, position = run = (delivery.partition, delivery.epoch, delivery.position)
+            assert self.now < self.sure_until, "started when ownership was not sure"
+            assert self.owned.get(partition) == epoch, f"started {run} of an ownership that has ended"
+            assert partition not in self.revoked, f"started {run} of a revoked partition"
+            assert self._lane(delivery) not in busy, f"started {run} while its lane was busy"
+            call.add(run)
+            self.runs[run] = delivery
+            self.starts.append(delivery)
+        self.calls.append(call)
+
+    def _lane(self, delivery: Delivery) -> object:
+        if self.limits.ordering == "partition":
+            return delivery.partition
+        key = delivery.event.key
+        return (delivery.partition, key) if self.limits.ordering == "key" and key is not None else None
+
+    def _check_settle(self, settlement: Settlement) -> None:
+        letters = {(each.partition, each.position) for each in settlement.aside}
+        for told in settlement.progress:
+            partition, before = told.partition, self.progress.get(told.partition)
+            assert self.owned.get(partition) == told.epoch, "settles what is not ours"
+            if not claims(self.inherited[partition], told.watermark - 1):
+                assert told.watermark <= self.read[partition], "claims what was not read"
+            if before is not None and before.epoch == told.epoch:
+                assert told.watermark >= before.watermark, "the watermark went back"
+            bounds = [told.watermark, *(bound for span in told.done_above for bound in span)]
+            assert all(a <= b for a, b in pairwise(bounds)), f"not ascending: {bounds}"
+            stored = {each.position for each in self.records.values() if each.partition == partition}
+            for position, is_done in self.seen[partition].items():
+                known = claims(self.inherited[partition], position) or position in stored
+                if not (is_done or known or (partition, position) in letters):
+                    assert not claims(told, position), f"claims {partition}:{position}, which is open"
+
+    def _release(self, actions: Actions) -> None:
+        running = {partition for partition, epoch, _ in self.runs if self.owned.get(partition) == epoch}
+        assert not running.intersection(actions.drained), "released as drained while it runs"
+        assert running.issuperset(actions.undrained)
+        self.drained += actions.drained
+        self.undrained += actions.undrained
+        for partition in (*actions.drained, *actions.undrained):
+            assert self.all_told(partition), "released before what is done was settled"
+            self._lost(partition)
+
+    def all_told(self, partition: Partition) -> bool:
+        """Everything that was done in this ownership was settled: in the progress, and named as fresh."""
+        told, before = self.progress.get(partition), self.inherited[partition]
+        done = [p for p, is_done in self.seen[partition].items() if is_done and not claims(before, p)]
+        return all(claims(told, position) and position in self.fresh[partition] for position in done)
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def answer_settle(self, lost: Iterable[Partition] = ()) -> None:
+        """The broker stored it, but for what is not ours any more."""
+        settlement = self.take_settlement()
+        told = {each.partition: each for each in settlement.progress}
+        late = {each.partition for each in told.values() if self.owned.get(each.partition) != each.epoch}
+        lost = late.union(lost)
+        kept = [each for partition, each in told.items() if partition not in lost]
+        self.records |= {each.id: each for each in settlement.aside if each.partition not in lost}
+        for each in kept:
+            assert not self.fresh[each.partition].intersection(each.fresh), "told as fresh twice"
+            self.fresh[each.partition].update(each.fresh)
+        self.progress |= {each.partition: each for each in kept}
+        for id_ in settlement.gone:
+            if id_ in self.records and self.records[id_].partition not in lost:
+                del self.records[id_]
+        for partition in lost - late:
+            self._lost(partition)
+        self.plane.settled(sorted(lost), self.at)
+
+    def refuse_settle(self) -> None:
+        """The store of records is down."""
+        assert self.take_settlement().aside
+        self.plane.aside_refused(self.at)
+
+    def take_settlement(self) -> Settlement:
+        settlement, self.settlement = self.settlement, None
+        assert settlement is not None
+        return settlement
+
+    def answer_loads(self) -> None:
+        loads, self.loads = self.loads, []
+        for load in loads:
+            self.plane.loaded(load, self.read_page(load), self.at)
+
+    def read_page(self, load: Load) -> list[AsideRecord]:
+        after = -1 if load.after is None else load.after
+        dead = self.limits.on_dead == "hold"
+        found = [
+            each
+            for each in self.records.values()
+            if each.partition == load.partition and each.position > after and (dead or each.state is not State.DEAD)
+        ]
+        return sorted(found, key=lambda each: each.position)[: self.page]
+
+    # -- what tests look at -------------------------------------------------------------------------------------
+
+    def running(self, partition: Partition = P) -> list[int]:
+        return sorted(position for owner, _, position in self.runs if owner == partition)
+
+    def new_starts(self) -> list[int]:
+        """Positions started since this was asked last, in order."""
+        starts, self.starts = [delivery.position for delivery in self.starts], []
+        return starts
+
+    def states(self, partition: Partition = P) -> dict[int, State]:
+        """The records in the store, by position."""
+        found = [each for each in self.records.values() if each.partition == partition]
+        return {each.position: each.state for each in sorted(found, key=lambda each: each.position)}
+
+    def lag(self, partition: Partition = P) -> Lag:
+        return self.plane.lag(self.now)[partition]
+
+    def run_out(self, outcome: Callable[[Delivery], Outcome] = lambda _: DONE) -> list[int]:
+        """End every run, in turn, until nothing runs; answers the positions in the order they ended."""
+        ended = []
+        while self.runs:
+            run = min(self.runs, key=lambda each: (each[2], each[1]))
+            ended.append(run[2])
+            self.end({run[2]: outcome(self.runs[run])}, partition=run[0], epoch=run[1])
+        return ended

@@ -1,0 +1,439 @@
+"""The control plane broken on purpose, in one way per test: the simulator must notice each.
+
+The first group breaks what the architecture promises. The second brings back, one by one, bugs that the simulator
+has found in the plane. A mutant that survives means that a checker, or a fault, is missing.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from onward.brokers.base import Assigned, Failure, Progress, State, Tries
+from onward.event import Delivery, Partition
+from onward.flow import plane as plane_module
+from onward.flow.entry import Entry, Instant, Outcome, Ref, Stage
+from onward.flow.holding import ALONE, Holding
+from onward.flow.lanes import Lanes
+from onward.flow.limits import Limits
+from onward.flow.parking import Parking
+from onward.flow.plane import Actions, ControlPlane
+from onward.flow.tracker import Tracker
+from onward.testing.simulator import simulate
+
+SEEDS = 300
+
+Patch = pytest.MonkeyPatch
+
+
+def caught_by(*checkers: str, seeds: int = SEEDS) -> None:
+    """Some seed fails, and the first that does by one of these checkers."""
+    for seed in range(seeds):
+        result = simulate(seed)
+        if result.checker is not None:
+            assert result.checker in checkers, f"seed {seed}: {result.message}"
+            print("CAUGHT", seed, result.checker); return
+    pytest.fail(f"no seed below {seeds} notices")
+
+
+def wrap(patch: Patch, owner: type, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method by `around(original, self, *args)`."""
+    original = getattr(owner, name)
+    patch.setattr(owner, name, lambda *args, **keywords: around(original, *args, **keywords))
+
+
+# -- what is promised --------------------------------------------------------------------------------------------
+
+
+def test_mutant_settles_before_done(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Tracker, "watermark", property(lambda tracker: tracker.end))
+    caught_by("settled")
+
+
+def test_mutant_claims_what_is_open_above_the_watermark(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Tracker, "done_above", lambda tracker: [(tracker.watermark + 1, tracker.end + 1)])
+    caught_by("settled")
+
+
+def test_mutant_ignores_the_fence(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(ControlPlane, "fenced", lambda *_: None)
+    caught_by("epochs")
+
+
+def test_mutant_ignores_the_epoch_of_a_completion(monkeypatch: Patch) -> None:
+    def around(original: Any, plane: ControlPlane, results: Iterable[tuple[Delivery, Outcome]], at: Instant) -> None:
+        epochs = {each: plane._holdings[each].epoch for each in plane.held}
+        renewed = [(renew(delivery, epochs.get(delivery.partition)), outcome) for delivery, outcome in results]
+        original(plane, renewed, at)
+
+    wrap(monkeypatch, ControlPlane, "completed", around)
+    caught_by("liveness", "lanes", "bounds", "order", "suffix")
+
+
+def test_mutant_ignores_the_epoch_of_a_delivery(monkeypatch: Patch) -> None:
+    def around(original: Any, plane: ControlPlane, batch: list[Delivery], at: Instant) -> None:
+        epochs = {each: plane._holdings[each].epoch for each in plane.held}
+        original(plane, [renew(delivery, epochs.get(delivery.partition)) for delivery in batch], at)
+
+    wrap(monkeypatch, ControlPlane, "delivered", around)
+    caught_by("settled", "loss", "order", "epochs", "liveness")
+
+
+def renew(delivery: Delivery, epoch: int | None) -> Delivery:
+    return delivery if epoch is None else msgspec.structs.replace(delivery, epoch=epoch)
+
+
+def test_mutant_resumes_without_hysteresis(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(plane_module, "RESUME_AT", 0.95)
+    caught_by("hysteresis")
+
+
+def test_mutant_never_resumes(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(plane_module, "RESUME_AT", -1.0)
+    caught_by("liveness")
+
+
+def test_mutant_forgets_the_limit_of_bytes(monkeypatch: Patch) -> None:
+    with_limits(monkeypatch, max_in_flight_bytes=1 << 40)
+    caught_by("bounds", "hysteresis")
+
+
+def test_mutant_forgets_the_limit_of_events(monkeypatch: Patch) -> None:
+    with_limits(monkeypatch, max_in_flight=1 << 40)
+    caught_by("bounds", "hysteresis")
+
+
+def test_mutant_forgets_the_concurrency(monkeypatch: Patch) -> None:
+    with_limits(monkeypatch, concurrency=1 << 40)
+    caught_by("bounds")
+
+
+def with_limits(patch: Patch, **changed: int) -> None:
+    def around(original: Any, plane: ControlPlane, limits: Limits) -> None:
+        original(plane, msgspec.structs.replace(limits, **changed))
+
+    wrap(patch, ControlPlane, "__init__", around)
+
+
+def test_mutant_lets_a_successor_pass_a_failed_event(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
+        original(holding, entry, due, at, crashed=crashed)
+        if entry.stage is Stage.DELAYED:
+            holding.lanes.leave(entry)
+
+    wrap(monkeypatch, Holding, "failed", around)
+    caught_by("order")
+
+
+def test_mutant_lets_a_successor_pass_a_parked_event(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, entry: Entry) -> None:
+        if not holding.lanes.add(entry, 1 << 62):
+            raise AssertionError
+
+    wrap(monkeypatch, Holding, "_line_up", around)
+    caught_by("order")
+
+
+def test_mutant_lets_a_successor_pass_a_letter_that_is_not_stored(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, failure: Failure, at: Instant) -> None:
+        original(holding, entry, failure, at)
+        if entry.ref is None:
+            holding.lanes.leave(entry)
+
+    wrap(monkeypatch, Holding, "dead", around)
+    caught_by("order")
+
+
+def test_mutant_passes_a_dead_event_that_holds_its_key(monkeypatch: Patch) -> None:
+    with_limits_text(monkeypatch, on_dead="pass")
+    caught_by("order")
+
+
+def with_limits_text(patch: Patch, **changed: str) -> None:
+    def around(original: Any, plane: ControlPlane, limits: Limits) -> None:
+        original(plane, msgspec.structs.replace(limits, **changed))
+
+    wrap(patch, ControlPlane, "__init__", around)
+
+
+def test_mutant_runs_two_of_a_key(monkeypatch: Patch) -> None:
+    with_limits_text(monkeypatch, ordering="none")
+    caught_by("lanes", "order")
+
+
+def test_mutant_dispatches_before_the_aside_is_loaded(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, assigned: Assigned | None) -> None:
+        original(holding, assigned)
+        holding.loaded = assigned is not None
+
+    wrap(monkeypatch, Holding, "begin", around)
+    caught_by("loading", "order")
+
+
+def test_mutant_starts_when_ownership_is_not_sure(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, ControlPlane, "tick", lambda tick, plane, at, sure_until: tick(plane, at, sure_until + 1.0))
+    caught_by("epochs")
+
+
+def test_mutant_starts_what_was_revoked(monkeypatch: Patch) -> None:
+    def around(original: Any, plane: ControlPlane, at: Instant) -> Any:
+        dates = [(holding, holding.release_at) for holding in plane._holdings.values()]
+        for holding, _ in dates:
+            holding.release_at = None
+        work = original(plane, at)
+        for holding, date in dates:
+            holding.release_at = date
+        return work
+
+    wrap(monkeypatch, ControlPlane, "_dispatch", around)
+    caught_by("epochs")
+
+
+def test_mutant_drops_a_held_successor(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, state: State, *more: Any, **named: Any) -> None:
+        if state is State.HELD:
+            holding.tracker.done(entry.delivery.position)
+            holding.dirty = True
+        else:
+            original(holding, entry, state, *more, **named)
+
+    wrap(monkeypatch, Holding, "_set_aside", around)
+    caught_by("settled")
+
+
+def test_mutant_removes_a_record_when_it_starts(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, ref: Ref) -> None:
+        original(holding, ref)
+        holding.gone.append(ref.id)
+        holding.dirty = True
+
+    wrap(monkeypatch, Holding, "_draw", around)
+    caught_by("records")
+
+
+def test_mutant_never_removes_a_record(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, Holding, "done", lambda done, holding, *args: (done(holding, *args), holding.gone.clear()))
+    caught_by("liveness", "suffix", "repeats")
+
+
+def test_mutant_brings_records_back_in_the_wrong_order(monkeypatch: Patch) -> None:
+    def head(parking: Parking, key: str | None) -> Ref | None:
+        refs = parking._keys.get(key) if key is not None else None
+        return refs[0] if refs else None
+
+    monkeypatch.setattr(Parking, "head", head)
+    caught_by("order")
+
+
+def test_mutant_forgets_what_was_done_before_this_ownership(monkeypatch: Patch) -> None:
+    def around(original: Any, tracker: Tracker, stored: Progress | None) -> None:
+        original(tracker, msgspec.structs.replace(stored, done_above=()) if stored else None)
+
+    wrap(monkeypatch, Tracker, "__init__", around)
+    caught_by("repeats", "suffix", "records")
+
+
+def test_mutant_releases_before_the_last_settle(monkeypatch: Patch) -> None:
+    def around(original: Any, plane: ControlPlane, now: float) -> tuple[list[Partition], list[Partition]]:
+        drained = [holding.partition for holding in list(plane._revoking) if not holding.running]
+        plane.fenced(drained)
+        late, undrained = original(plane, now)
+        return drained + late, undrained
+
+    wrap(monkeypatch, ControlPlane, "_releases", around)
+    caught_by("repeats")
+
+
+def test_mutant_calls_a_release_drained_that_is_not(monkeypatch: Patch) -> None:
+    def around(original: Any, *args: Any) -> Actions:
+        actions: Actions = original(*args)
+        drained = [*actions.drained, *actions.undrained]
+        return msgspec.structs.replace(actions, drained=drained, undrained=())
+
+    wrap(monkeypatch, ControlPlane, "tick", around)
+    caught_by("repeats", "lanes", "blame")
+
+
+def test_mutant_forgets_attempts_at_a_handover(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding) -> Progress:
+        told: Progress = original(holding)
+        return msgspec.structs.replace(told, tries={p: Tries(0, t.started, t.crashes) for p, t in told.tries.items()})
+
+    wrap(monkeypatch, Holding, "progress", around)
+    caught_by("records")
+
+
+def test_mutant_gives_up_too_early(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
+        failed = entry.delivery.attempt
+        entry.delivery = msgspec.structs.replace(entry.delivery, attempt=failed + 1)
+        original(holding, entry, due, at, crashed=crashed)
+
+    wrap(monkeypatch, Holding, "failed", around)
+    caught_by("records")
+
+
+def test_mutant_blames_who_ran_beside_a_killer(monkeypatch: Patch) -> None:
+    def charged(holding: Holding, tries: Tries) -> Tries:
+        crashes = tries.crashes + (1 if holding.unclean and tries.started else 0)
+        return Tries(tries.failed, 0, crashes)
+
+    monkeypatch.setattr(Holding, "_charged", charged)
+    caught_by("blame")
+
+
+def test_mutant_never_finds_a_killer(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Holding, "_charged", lambda _, tries: Tries(tries.failed))
+    caught_by("blame", "liveness")
+
+
+def test_mutant_lets_others_run_beside_a_suspect(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, tries: Tries, cautious: bool) -> None:
+        original(holding, entry, tries, cautious)
+        if entry.suspect:
+            entry.suspect, entry.cautious = False, True
+
+    wrap(monkeypatch, Holding, "_blame", around)
+    wrap(monkeypatch, Holding, "mark", lambda original, holding, entry, started: original(holding, entry, ALONE))
+    caught_by("blame")
+
+
+def test_mutant_runs_a_key_twice_after_it_came_back(monkeypatch: Patch) -> None:
+    def abandon(lanes: Lanes) -> None:
+        lanes.ready.clear()
+        lanes._lanes.clear()
+
+    monkeypatch.setattr(Lanes, "abandon", abandon)
+    caught_by("lanes")
+
+
+def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> None:
+    def refused(holding: Holding, letters: dict[int, Any]) -> None:
+        for position in letters:
+            holding.leaving.pop(position, None)
+        holding.dirty = True
+
+    monkeypatch.setattr(Holding, "refused", refused)
+    caught_by("settled")
+
+
+def test_mutant_does_not_hear_how_far_the_log_was_read(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(ControlPlane, "reached", lambda *_: None)
+    caught_by("liveness")
+
+
+def test_mutant_does_not_hear_of_moves(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(ControlPlane, "moved", lambda *_: None)
+    caught_by("liveness", "removed", "order")
+
+
+def test_mutant_tries_again_at_once(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
+        original(holding, entry, min(due, at.now + 0.01), at, crashed=crashed)
+
+    wrap(monkeypatch, Holding, "failed", around)
+    caught_by("early")
+
+
+# -- what the simulator has found --------------------------------------------------------------------------------
+
+
+def test_mutant_takes_the_end_of_the_log_for_the_end_of_the_work(monkeypatch: Patch) -> None:
+    """The end was reached before the records were loaded: what had been delivered before was taken for done."""
+
+    def reach(holding: Holding, position: int, now: float) -> None:
+        holding.tracker.reached(position)
+        holding.dirty = True
+
+    monkeypatch.setattr(Holding, "reach", reach)
+    caught_by("settled", "loss", "order")
+
+
+def test_mutant_takes_an_old_answer_for_a_new_one(monkeypatch: Patch) -> None:
+    """A settle of an earlier ownership was answered late: lost. The partition had come back since."""
+
+    def around(original: Any, plane: ControlPlane, lost: Iterable[Partition], at: Instant) -> None:
+        original(plane, lost, at)
+        plane.fenced(lost)
+
+    wrap(monkeypatch, ControlPlane, "settled", around)
+    caught_by("liveness")
+
+
+def test_mutant_forgets_a_suspect(monkeypatch: Patch) -> None:
+    """A suspect was found when nothing else ran: nothing called for it any more."""
+
+    def around(original: Any, plane: ControlPlane, now: float) -> Any:
+        found_just_now = plane._lone is None and not plane.running and not plane._ready
+        return [] if found_just_now else original(plane, now)
+
+    wrap(monkeypatch, ControlPlane, "_dispatch_alone", around)
+    caught_by("liveness")
+
+
+def test_mutant_does_not_look_again_when_ownership_is_sure_again(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, ControlPlane, "_wake_at", lambda original, plane, now, *, sure: original(plane, now, sure=True))
+    caught_by("liveness", seeds=1_000)
+
+
+def test_mutant_says_less_than_was_stored(monkeypatch: Patch) -> None:
+    """What was done before this ownership was skipped, and left out of the next progress."""
+    monkeypatch.setattr(Tracker, "_skip", lambda *_: None)
+    caught_by("suffix", "repeats")
+
+
+def test_mutant_asks_to_be_called_at_once(monkeypatch: Patch) -> None:
+    def around(original: Any, plane: ControlPlane, now: float, *, sure: bool) -> float | None:
+        at: float | None = original(plane, now, sure=sure)
+        return min(now, at or now) if plane.running else at
+
+    wrap(monkeypatch, ControlPlane, "_wake_at", around)
+    caught_by("spin")
+
+
+def test_mutant_takes_stale_pages_for_news(monkeypatch: Patch) -> None:
+    """A page was read before its records were done: they ran again, after their successors."""
+
+    def around(original: Any, holding: Holding, record: Any, at: Instant) -> None:
+        loaded, holding.loaded = holding.loaded, False
+        original(holding, record, at)
+        holding.loaded = loaded
+
+    wrap(monkeypatch, Holding, "_know", around)
+    caught_by("suffix", "repeats", "liveness", "order")
+
+
+def test_mutant_does_not_count_letters_that_are_being_stored(monkeypatch: Patch) -> None:
+    """While the store was down every try let more events in."""
+
+    def around(original: Any, holding: Holding, now: float) -> Any:
+        letters = original(holding, now)
+        holding.storing = 0
+        return letters
+
+    wrap(monkeypatch, Holding, "letters", around)
+    caught_by("bounds", "hysteresis", seeds=1_000)
+
+
+def test_mutant_runs_what_was_removed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Entry, "removed", property(lambda _: False))
+
+    def around(original: Any, holding: Holding, position: int, to: State | None, *times: float) -> None:
+        ref = holding.parking.refs.get(position)
+        if to is not None or ref is None or not ref.drawn:
+            original(holding, position, to, *times)
+
+    wrap(monkeypatch, Holding, "move", around)
+    caught_by("removed", seeds=1_000)
+
+
+def test_mutant_starts_before_a_lone_end_is_recorded(monkeypatch: Patch) -> None:
+    """An innocent ended its lone run; before that was recorded a killer started, and the innocent was charged."""
+
+    def around(original: Any, plane: ControlPlane, at: Instant) -> Any:
+        plane._ended_alone = None
+        return original(plane, at)
+
+    wrap(monkeypatch, ControlPlane, "_dispatch", around)
+    caught_by("blame", seeds=2_000)

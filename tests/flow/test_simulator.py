@@ -1,0 +1,93 @@
+"""The simulator on a fixed set of seeds: every promise is kept, and the same seed is the same run to the byte.
+
+`make sim RUNS=10000` runs many more, `make sim SEED=7` one of them with its trace.
+"""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from onward.flow import plane
+from onward.testing.simulator import simulate
+from onward.testing.simulator.__main__ import main
+
+SEEDS = 500
+PARTS = 5
+
+# What a run of many seeds must have met: a simulator that never does it proves nothing about it.
+MET = [
+    *("assigned", "compacted", "crash", "cut", "drained", "duplicate", "fence", "freeze", "hurry", "killed", "overdue"),
+    *("pauses", "rebalance", "reconnect", "released", "remove", "repeats", "replay", "resumes", "revoked", "split"),
+    *("trimmed", "undrained"),
+    "dead records",
+    "fenced settles",
+    "give up",
+    "held records",
+    "loads failed",
+    "records gone",
+    "records loaded",
+    "settle error",
+    "settle late",
+    "settle lost answer",
+    "settle refuse",
+    "slow down",
+    "stale delivery",
+    "stale effects",
+    "taken over unclean",
+    "waiting records",
+    "worker died",
+]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_promise_is_kept(part: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(part * SEEDS // PARTS, (part + 1) * SEEDS // PARTS):
+        result = simulate(seed)
+        assert result.checker is None, f"make sim SEED={seed}: {result.message}"
+        counts.update(result.counts)
+    assert [name for name in MET if not counts[name]] == []
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    once, again = simulate(11, trace=True), simulate(11, trace=True)
+    assert once.trace == again.trace
+    assert len(once.trace) > 100
+
+
+def test_a_trace_changes_nothing() -> None:
+    for seed in range(5):
+        assert simulate(seed, trace=True).counts == simulate(seed).counts
+
+
+def test_it_is_the_same_run_in_another_process() -> None:
+    traces = {replay(7, hash_seed) for hash_seed in ("0", "1", "77")}
+    assert len(traces) == 1
+    assert traces.pop().decode().splitlines()[:-1] == simulate(7, trace=True).trace
+
+
+def replay(seed: int, hash_seed: str) -> bytes:
+    command = [sys.executable, "-m", "onward.testing.simulator", "--seed", str(seed), "--trace"]
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
+
+
+def test_many_seeds_end_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--runs", "3", "--jobs", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("0 failed")
+
+
+def test_a_failure_prints_its_seed_and_how_to_see_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plane.ControlPlane, "fenced", lambda *_: None)
+    assert main(["--runs", "40", "--jobs", "1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    told = next(line for line in lines if line.startswith("seed "))
+    seed = int(told.split()[1].strip(":"))
+    assert f"--seed {seed} --trace" in lines[lines.index(told) + 1]
+    assert main(["--seed", str(seed), "--trace"]) == 1
+    assert "checker" in capsys.readouterr().out.splitlines()[-2]
