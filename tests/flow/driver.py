@@ -199,7 +199,7 @@ class Driver:
     # -- how runs end -------------------------------------------------------------------------------------------
 
     def done(self, *positions: int, partition: Partition = P) -> None:
-        self.end({p: DONE for p in positions}, partition=partition)
+        self.end(dict.fromkeys(positions, DONE), partition=partition)
 
     def again(self, *positions: int, in_s: float = 1.0, crashed: bool = False, partition: Partition = P) -> None:
         self.end({p: Again(self.now + in_s, crashed) for p in positions}, partition=partition)

@@ -14,12 +14,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.flow.driver import P, event
 
 from onward.brokers.base import Ordering
 from onward.event import Delivery
 from onward.flow.entry import Entry, Stage
 from onward.flow.lanes import Lanes
-from tests.flow.driver import P, event
 
 KEYS = st.sampled_from(["a", "b", "c", "", None])
 NO_LIMIT = 1 << 62

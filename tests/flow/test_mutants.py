@@ -33,7 +33,8 @@ def caught_by(*checkers: str, seeds: int = SEEDS) -> None:
         result = simulate(seed)
         if result.checker is not None:
             assert result.checker in checkers, f"seed {seed}: {result.message}"
-            print("CAUGHT", seed, result.checker); return
+            print("CAUGHT", seed, result.checker)
+            return
     pytest.fail(f"no seed below {seeds} notices")
 
 

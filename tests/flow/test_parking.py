@@ -10,11 +10,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.flow.driver import event
 
 from onward.brokers.base import State, Tries
 from onward.flow.entry import Ref
 from onward.flow.parking import Parking
-from tests.flow.driver import event
 
 KEYS = st.sampled_from(["a", "b", "", None])
 CACHE_BYTES = 20

@@ -1,12 +1,12 @@
 """What the control plane promises, one sentence at a time, through its public methods."""
 
 import pytest
+from tests.flow.driver import LOG, WALL, Driver, P, Q, claims, failure, record
 
 from onward.brokers.base import AsideRecord, Moved, Ordering, Progress, State, Tries, record_id
 from onward.event import Delivery, Event, Partition
 from onward.flow.entry import DONE, Again, Dead, Outcome
 from onward.flow.plane import ASIDE_RETRY_S
-from tests.flow.driver import LOG, WALL, P, Q, Driver, claims, failure, record
 
 FAR_S = 1_000.0  # later than any park_after_s here
 

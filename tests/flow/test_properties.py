@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.flow.driver import LOG, WALL, Driver, P, Q, Run, claims, event, failure
 
 from onward.brokers.base import AsideRecord, Progress, State, record_id
 from onward.event import Delivery, Partition
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Outcome
 from onward.flow.plane import Load
-from tests.flow.driver import LOG, WALL, P, Q, Driver, Run, claims, event, failure
 
 PARTITIONS = st.sampled_from([P, Q])
 KEYS = st.sampled_from(["a", "a", "b", "c", "", None])

@@ -11,12 +11,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.flow.driver import P, claims, event
 
 from onward.brokers.base import Progress
 from onward.event import Delivery
 from onward.flow.entry import Entry
 from onward.flow.tracker import Tracker
-from tests.flow.driver import P, claims, event
 
 HORIZON = 40  # how far above the end the claims are compared
 

@@ -21,10 +21,10 @@ What broke on real servers (contract):
 """
 
 import pytest
+from tests.flow.driver import LOG, Driver, P, Q, claims, failure, record
 
 from onward.brokers.base import Assigned, Progress, State, Tries, record_id
 from onward.flow.entry import DONE, Dead
-from tests.flow.driver import LOG, P, Q, Driver, claims, failure, record
 
 FAR_S = 1_000.0
 

@@ -40,6 +40,7 @@ class Ref(msgspec.Struct, gc=False):
     cautious: bool = False  # loaded after a crash: its start is recorded before it runs
     drawn: bool = False  # in a lane right now
     removed: bool = False  # somebody else took the record away while it was drawn
+    wall_due: float | None = None  # `due` as it stands in the store
 
 
 class Unit(msgspec.Struct, gc=False):

@@ -161,8 +161,8 @@ class Holding:
 
     # -- the aside ----------------------------------------------------------------------------------------------
 
-    def load(self, records: Sequence[AsideRecord], at: Instant) -> None:
-        """A page of records, as asked for by `load_after`."""
+    def load(self, records: Sequence[AsideRecord], at: Instant) -> int:
+        """A page of records, as asked for by `load_after`. Answers how many deliveries turned out to be done."""
         self.loading = False
         after = self.load_after if self.load_after is not None else -1
         for record in records:
@@ -170,9 +170,7 @@ class Holding:
         last = records[-1].position if records else None
         if not self.loaded:
             self.load_after = last if last is not None else self.load_after
-            if last is None:
-                self._open_gate(at.now)
-            return
+            return self._open_gate(at.now) if last is None else 0
         for position in [p for p in self.wanted if p > after and (last is None or p <= last)]:
             ref = self.parking.refs.get(position)
             if ref is not None and ref.event is not None:
@@ -182,6 +180,7 @@ class Holding:
                 self.wanted.discard(position)
                 self.parking.remove(position)
                 self.advance(ref.key if ref is not None else None, at.now)
+        return 0
 
     def _know(self, record: AsideRecord, at: Instant) -> None:
         known = self.parking.refs.get(record.position)
@@ -201,6 +200,7 @@ class Holding:
             True,
             first,
             self.unclean,
+            wall_due=record.due,
         )
         if known is not None:
             self.parking.refill(known, event, must=record.position in self.wanted)
@@ -218,19 +218,19 @@ class Holding:
                     self._set_aside(entry, State.HELD)
         self._turn(ref, now)
 
-    def _open_gate(self, now: float) -> None:
+    def _open_gate(self, now: float) -> int:
         """All records are known: take what was delivered meanwhile, and let the records have their turns."""
         self.loaded = True
         self.load_after = None
         backlog, self.backlog, self.bytes = self.backlog, [], 0
-        for delivery in backlog:
-            self.take(delivery)
+        done = sum(not self.take(delivery) for delivery in backlog)
         self.reach(self.reached, now)
         for position, to, due in self.moved:
             self.move(position, to, due, now)
         for ref in list(self.parking):
             if ref.key is None or self.parking.head(ref.key) is ref:
                 self._turn(ref, now)
+        return done
 
     def next_load(self) -> int | None:
         """After which position to read records, -1 for the first; None: nothing to read."""
@@ -260,7 +260,7 @@ class Holding:
             heappush(self.timers, (ref.due, ref.position))
         elif ref.position >= max(self.floor, self.tracker.end):
             heappush(self.unread, ref.position)
-        elif len(self.drawn) >= self.limits.max_in_flight:
+        elif not self._has_room():
             self.postponed.append(ref.position)
         elif ref.event is None:
             self.wanted.add(ref.position)
@@ -285,7 +285,16 @@ class Holding:
         del self.drawn[entry.ref.position]
         self.bytes -= entry.size
         self.lanes.leave(entry)
-        while self.postponed and len(self.drawn) < self.limits.max_in_flight:
+        self._draw_postponed(now)
+
+    def _has_room(self) -> bool:
+        """For one more drawn event: what is in memory has a limit, but one at a time always comes through."""
+        limits = self.limits
+        within = len(self.drawn) < limits.max_in_flight and self.bytes < limits.max_in_flight_bytes
+        return within or not self.drawn
+
+    def _draw_postponed(self, now: float) -> None:
+        while self.postponed and self._has_room():
             ref = self.parking.refs.get(self.postponed.popleft())
             if ref is not None:
                 self._turn(ref, now)
@@ -348,6 +357,8 @@ class Holding:
             self.tries.pop(entry.delivery.position, None)
         if self.lanes.leave(entry) and self.parking.refs:
             self.advance(entry.delivery.event.key, now)
+        if self.postponed:
+            self._draw_postponed(now)
 
     def failed(self, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
         """To be tried again at `due`: in place when that is soon, out of the flow when it is not."""
@@ -462,7 +473,7 @@ class Holding:
             self.tries[entry.delivery.position] = entry.tries
         else:
             entry.ref.tries = entry.tries
-            self._send(Leaving(self._record(entry, entry.ref.state, entry.ref.due, None), None, None))
+            self._send(Leaving(self._record(entry, entry.ref.state, entry.ref.wall_due, None), None, None))
 
     def _not_running(self, entry: Entry) -> None:
         """Its start may be recorded: the next progress takes that back, even if its record cannot be stored."""
@@ -479,6 +490,7 @@ class Holding:
         record = self._record(entry, state, wall, failure)
         first, cautious = entry.first_failed, entry.cautious
         ref = Ref(record.id, record.position, key, state, due, event, entry.size, entry.tries, False, first, cautious)
+        ref.wall_due = wall
         self.parking.add(ref)
         self._send(Leaving(record, entry, ref))
 
@@ -488,7 +500,7 @@ class Holding:
         assert ref is not None
         ref.state, ref.due, ref.tries, ref.stored = state, due, entry.tries, False
         ref.first_failed = entry.first_failed
-        wall = at.wall + (due - at.now) if state is State.WAITING else None
+        wall = ref.wall_due = at.wall + (due - at.now) if state is State.WAITING else None
         entry.stage = Stage.LEAVING
         self._send(Leaving(self._record(entry, state, wall, failure), None, ref))
 

@@ -133,7 +133,9 @@ class ControlPlane:
         """A page of records was read; an empty one says that there are no more."""
         holding = self._current(load.partition, load.epoch)
         if holding is not None:
-            holding.load(records, at)
+            done = holding.load(records, at)
+            self.counts.delivered -= done
+            self.counts.skipped += done
 
     def moved(self, message: Moved, at: Instant) -> None:
         """Somebody else moved or removed records of ours."""
@@ -174,7 +176,8 @@ class ControlPlane:
         for partition in partitions:
             holding = self._holdings.get(partition)
             if holding is not None and holding.epoch is not None:
-                holding.release_at = at.now + deadline_s
+                deadline = at.now + deadline_s
+                holding.release_at = min(deadline, holding.release_at or deadline)
                 self._revoking[holding] = None
                 self._touched[holding] = None
                 lone = self._lone
@@ -260,7 +263,7 @@ class ControlPlane:
         for holding in [holding for holding in self._refused if holding.aside_at <= now]:
             del self._refused[holding]
             self._dirty[holding] = None
-        pause, resume, load = self._look()
+        pause, resume, load = self._look(now)
         sure = now < sure_until
         work = self._dispatch(at) if sure else []
         settle = self._settlement(now)
@@ -355,7 +358,7 @@ class ControlPlane:
         if not holding.stale:
             del self._holdings[holding.partition]
 
-    def _look(self) -> tuple[list[Partition], list[Partition], list[Load]]:
+    def _look(self, now: float) -> tuple[list[Partition], list[Partition], list[Load]]:
         """What the touched partitions need: pressure, records to read, and which of them have work."""
         pause, resume, load = [], [], []
         limits = self.limits
@@ -368,6 +371,9 @@ class ControlPlane:
                 self._timed[holding] = None
             else:
                 self._timed.pop(holding, None)
+            mark = holding.tracker.watermark
+            if holding.blocked is None or (holding.blocked[0] != mark and not holding.leaving):
+                holding.blocked = (mark, now)
             count = len(holding.tracker) + len(holding.backlog) + holding.storing
             weight = max(count / limits.max_in_flight, holding.bytes / limits.max_in_flight_bytes)
             if not holding.paused and weight >= 1.0:
@@ -395,26 +401,35 @@ class ControlPlane:
         free = self.limits.concurrency - self.running - self._marking()
         turns = [holding for holding in self._ready if holding.lanes.ready and holding.release_at is None]
         self._ready = dict.fromkeys(turns)
-        filling: list[Holding] = []
-        if self.limits.batch_wait_s:
-            filling = [holding for holding in turns if self._waits_to_fill(holding, at.now)]
-            turns = [holding for holding in turns if holding not in filling]
-        while free > 0 and turns and not self._suspects:
-            share = max(1, free // len(turns))
-            for holding in turns:
-                free -= self._take(holding, min(share, free), work, at)
-            turns = [holding for holding in turns if holding.lanes.ready]
-        # Whoever came last in this round comes first in the next.
-        self._ready = dict.fromkeys(turns[-1:] + turns[:-1] + filling)
+        served: dict[Holding, None] = {}
+        due = self._due(turns, at.now)
+        while free > 0 and due and not self._suspects:
+            share = max(1, free // len(due))
+            for holding in due:
+                taken = self._take(holding, min(share, free), work, at)
+                free -= taken
+                if taken:
+                    served[holding] = None
+            due = self._due(due, at.now)
+        # Whoever was served comes after those who were not.
+        waiting = [holding for holding in turns if holding.lanes.ready]
+        self._ready = dict.fromkeys([*(h for h in waiting if h not in served), *(h for h in waiting if h in served)])
         if self._suspects:
             self._dispatch_alone(at.now)  # when nothing runs, nothing else would call for it
         return work
+
+    def _due(self, turns: list[Holding], now: float) -> list[Holding]:
+        """Those that have something to start; of a batch handler, those whose batch is full or has waited enough."""
+        ready = [holding for holding in turns if holding.lanes.ready]
+        return [each for each in ready if not self._waits_to_fill(each, now)] if self.limits.batch_wait_s else ready
 
     def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
         """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""
         lanes, limits, entries = holding.lanes, self.limits, holding.tracker.open
         used = marks = 0
         while used < slots and lanes.ready:
+            if used and limits.batch_wait_s and self._waits_to_fill(holding, at.now):
+                break
             position = heappop(lanes.ready)
             entry = entries.get(position) or holding.drawn[position]
             if entry.ref is not None and entry.ref.removed:
@@ -551,8 +566,6 @@ class ControlPlane:
             gone.extend(holding.gone)
             told = holding.progress()
             progress.append(told)
-            if holding.blocked is None or holding.blocked[0] != told.watermark:
-                holding.blocked = (told.watermark, now)
             marks = [p for p in holding.marking if p in letters or p in holding.tracker.open]
             fresh, gone_count = len(holding.tracker.fresh), len(holding.gone)
             self._pending.append(_Part(holding, holding.epoch or 0, fresh, gone_count, letters, marks))

@@ -49,7 +49,7 @@ class Tracker:
         self.end = position + 1
         ahead = self._ahead
         while ahead and ahead[0][1] <= position:
-            ahead.popleft()
+            self._skip(ahead.popleft()[1] - 1)  # it may never be delivered again, and is done all the same
         if ahead and ahead[0][0] <= position:
             self._skip(position)
             return False
