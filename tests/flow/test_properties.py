@@ -81,8 +81,12 @@ class World(Driver):
         return dead and (self.limits.on_dead == "pass" or self.limits.ordering != "key")
 
     def _ended(self, run: Run, outcome: Outcome) -> Delivery:
-        if outcome is DONE and self.owned.get(run[0]) == run[1]:
-            self.done_now[run[0]].add(run[2])
+        partition, epoch, position = run
+        if outcome is DONE and self.owned.get(partition) == epoch:
+            self.done_now[partition].add(position)
+            letter = self.records.get(record_id("g", LOG, partition, position))
+            if letter is not None and letter.state is State.DEAD:
+                del self.records[letter.id]  # stored without its progress, so it ran again: nobody wants it replayed
         return super()._ended(run, outcome)
 
     def undelivered(self, partition: Partition) -> list[int]:
