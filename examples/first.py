@@ -19,9 +19,10 @@ async def bill(order: OrderPlaced, event: Event) -> None:
 
 async def main() -> None:
     async with app:
-        for n in range(6):
-            await app.publish("orders", OrderPlaced(n, 9.5 * n), key=f"customer-{n % 2}")
+        for n in range(30):
+            await app.publish("orders", OrderPlaced(n, 9.5 * n), key=f"customer-{n % 10}")
         await app.run()  # until Ctrl-C: every customer's orders in their order, customers side by side
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

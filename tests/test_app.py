@@ -552,7 +552,6 @@ def test_headers_count_against_the_limits(app: Onward) -> None:
         app.event("orders", b"", headers={"a": "b" * 2_000_000})
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_publish_sync_works_in_a_forked_child(tmp_path: Path) -> None:
     script = f"""
 import os
@@ -564,7 +563,7 @@ app.publish_sync("orders", b"2", key="k")
 if child:
     assert os.waitpid(child, 0)[1] == 0
 """
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    out = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=30)
     assert (out.returncode, out.stderr) == (0, "")
 
 

@@ -24,6 +24,10 @@ class Modelled(pydantic.BaseModel):
     note: str = ""
 
 
+class Aliased(pydantic.BaseModel):
+    order_id: int = pydantic.Field(alias="orderId")
+
+
 @dataclass
 class Classy:
     id: int
@@ -55,6 +59,8 @@ def call(function: Callable[..., Any], value: bytes | None) -> Any:
         (Packed | None, None, None),
         (bytes | None, None, None),
         (Modelled | None, Modelled(id=1), Modelled(id=1)),
+        (list[Modelled], [Modelled(id=1)], [Modelled(id=1)]),
+        (Aliased, Aliased(orderId=3), Aliased(orderId=3)),
     ],
 )
 def test_a_value_arrives_as_annotated(annotation: Any, sent: Any, got: Any) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ def test_the_readmes_example_runs(tmp_path: Path) -> None:
         program = subprocess.Popen([sys.executable, "-u", str(ROOT / "examples/first.py")], cwd=tmp_path, stdout=out)
     try:
         deadline = time.monotonic() + 20
-        while log.read_text().count("\n") < 6 and time.monotonic() < deadline:
+        while log.read_text().count("\n") < 30 and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(program.pid, signal.SIGINT)
         assert program.wait(15) == 0
@@ -30,9 +31,35 @@ def test_the_readmes_example_runs(tmp_path: Path) -> None:
         program.kill()
         program.wait()
     lines = log.read_text().splitlines()
-    for customer in ("customer-0", "customer-1"):
-        orders = [int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(customer)]
-        assert orders == ([0, 2, 4] if customer == "customer-0" else [1, 3, 5])
+    for n in range(10):
+        orders = [int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"customer-{n} ")]
+        assert orders == [n, n + 10, n + 20]
+
+
+def test_the_readmes_example_runs_under_the_command_line(tmp_path: Path) -> None:
+    """Importing it must not run it."""
+    shutil.copy(ROOT / "examples/first.py", tmp_path)
+    publish = [
+        sys.executable,
+        "-m",
+        "onward",
+        "publish",
+        "orders",
+        "--key",
+        "c",
+        '{"id": 1, "total": 2}',
+        "--app",
+        "first:app",
+    ]
+    subprocess.run(publish, cwd=tmp_path, check=True, timeout=30, capture_output=True)
+    program = subprocess.Popen(
+        [sys.executable, "-u", "-m", "onward", "run", "first:app"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    with program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "c pays 2.0 for order 1\n"
+        program.terminate()
+        assert program.wait(15) == 0
 
 
 def test_every_command_of_the_readme_is_a_target() -> None:

@@ -42,6 +42,7 @@ class Onward:
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._door: _SyncDoor | None = None
+        self._opening = threading.Lock()
         self._consumers: list[Consumer] = []
         self._stopping = False
 
@@ -68,12 +69,16 @@ class Onward:
         `on_dead="hold"`: a key stands still behind a dead event until that is replayed or dropped.
         """
 
+        if not isinstance(topic, str):
+            raise BadHandler("write @app.handler('topic'): the topic comes first")
+
         def declare(function: AnyFunction) -> AnyFunction:
+            call = bind(function, batch=batch_size > 1)
             handler = Handler(
                 topic=settings_.check_name("topic", topic),
                 group=settings_.check_name("group", function.__name__ if group is None else group),
                 name=f"{function.__module__}.{function.__qualname__}",
-                call=bind(function, batch=batch_size > 1),
+                call=call,
                 ordering=ordering,
                 concurrency=concurrency,
                 engine=engine,
@@ -135,10 +140,14 @@ class Onward:
             _refuse_loop_thread()
             asyncio.run_coroutine_threadsafe(self.broker.publish([event]), self._loop).result()
         else:
+            self._sync_door().publish([event])
+        return event
+
+    def _sync_door(self) -> "_SyncDoor":
+        with self._opening:  # several threads may come first
             if self._door is None or self._door.pid != os.getpid():  # a forked child has none of its parent's threads
                 self._door = _SyncDoor(self.settings)
-            self._door.publish([event])
-        return event
+            return self._door
 
     def event(
         self, topic: str, value: Any, *, key: str | None = None, headers: Mapping[str, str] | None = None
@@ -237,8 +246,10 @@ def _check_choices(handler: Handler) -> None:
         raise BadHandler(f"{handler.name}: ordering={handler.ordering!r}; choose 'key', 'partition' or 'none'")
     if handler.engine != "tasks":
         raise BadHandler(f"{handler.name}: engine={handler.engine!r}; this version has 'tasks'")
-    if handler.concurrency < 1:
-        raise BadHandler(f"{handler.name}: concurrency={handler.concurrency}; at least 1")
+    if not isinstance(handler.retry, Retry):
+        raise BadHandler(f"{handler.name}: retry={handler.retry!r}; use Retry(attempts=...)")
+    if not isinstance(handler.concurrency, int) or handler.concurrency < 1:
+        raise BadHandler(f"{handler.name}: concurrency={handler.concurrency!r}; a number, at least 1")
     if handler.timeout_s is not None and handler.timeout_s <= 0:
         raise BadHandler(f"{handler.name}: timeout_s={handler.timeout_s}; more than 0, or None for no limit")
     if handler.batch_size < 1 or handler.batch_wait_s < 0:

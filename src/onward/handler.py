@@ -39,7 +39,7 @@ def bind(function: Function, *, batch: bool = False) -> Call:
     A parameter annotated `Event` gets the event; the other one gets the value, decoded by its annotation. A batch
     handler takes lists: `list[Event]`, and a list of values.
     """
-    where = f"handler {function.__qualname__}"
+    where = f"handler {getattr(function, '__qualname__', function)}"
     if not inspect.iscoroutinefunction(function):
         raise BadHandler(f"{where} is not `async def`; engine 'tasks' runs coroutines only")
     hints = _hints(function, where)

@@ -58,7 +58,7 @@ def _from_bytes(annotation: Any) -> Callable[[bytes], Any]:
         return lambda value: value
     if options == [str]:
         return lambda value: value.decode()
-    if any(_is_pydantic(option) for option in options):
+    if _has_pydantic(annotation):
         from pydantic import TypeAdapter
 
         return TypeAdapter(annotation).validate_json
@@ -75,6 +75,11 @@ def _options(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
+def _has_pydantic(annotation: Any) -> bool:
+    """Is a model anywhere in it, as in list[Order]?"""
+    return _is_pydantic(annotation) or any(_has_pydantic(inner) for inner in get_args(annotation))
+
+
 def _is_pydantic(annotation: Any) -> bool:
     # A model can only be annotated with when pydantic is imported, so this never imports it.
     pydantic = sys.modules.get("pydantic")
@@ -87,7 +92,7 @@ def _name(annotation: Any) -> str:
 
 def _dump_model(value: Any) -> Any:
     if _is_pydantic(type(value)):
-        return value.model_dump(mode="json")
+        return value.model_dump(mode="json", by_alias=True)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 

@@ -35,6 +35,8 @@ def seen(*numbers: int, expected: int = 4) -> Verdict:
 def test_the_witness_tells_loss_inversion_and_repetition(
     numbers: tuple[int, ...], lost: int, inverted: int, duplicates: int
 ) -> None:
+
+pytestmark = pytest.mark.slow
     verdict = seen(*numbers)
     assert (verdict.lost, verdict.inverted, verdict.duplicates) == (lost, inverted, duplicates)
 

@@ -4,7 +4,7 @@ Like the real loop it ticks only when something happened or when the plane asked
 stalls here too. Every tick is checked against the promises, whatever the test at hand is about.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -37,7 +37,7 @@ def record(
     *,
     due: float | None = None,
     size: int = 0,
-    tries: Tries = Tries(),
+    tries: Tries = Tries(),  # noqa: B008 - frozen
     partition: Partition = P,
 ) -> AsideRecord:
     """As it lies in the store; `due` is Unix time."""
@@ -134,7 +134,7 @@ class Driver:
 
     def deliver_at(
         self,
-        keys: dict[int, str | None],
+        keys: Mapping[int, str | None],
         *,
         partition: Partition = P,
         epoch: int | None = None,
@@ -287,7 +287,7 @@ class Driver:
         assert len(work) <= self.limits.batch_size
         busy = {self._lane(delivery) for delivery in self.runs.values()} - {None}
         for delivery in work:
-            partition, epoch, position = run = (delivery.partition, delivery.epoch, delivery.position)
+            partition, epoch, _ = run = (delivery.partition, delivery.epoch, delivery.position)
             assert self.now < self.sure_until, "started when ownership was not sure"
             assert self.owned.get(partition) == epoch, f"started {run} of an ownership that has ended"
             assert partition not in self.revoked, f"started {run} of a revoked partition"

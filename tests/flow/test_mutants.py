@@ -22,6 +22,8 @@ from onward.flow.plane import Actions, ControlPlane
 from onward.flow.tracker import Tracker
 from onward.testing.simulator import simulate
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 300
 
 Patch = pytest.MonkeyPatch
@@ -33,7 +35,6 @@ def caught_by(*checkers: str, seeds: int = SEEDS) -> None:
         result = simulate(seed)
         if result.checker is not None:
             assert result.checker in checkers, f"seed {seed}: {result.message}"
-            print("CAUGHT", seed, result.checker)
             return
     pytest.fail(f"no seed below {seeds} notices")
 
@@ -206,7 +207,8 @@ def test_mutant_drops_a_held_successor(monkeypatch: Patch) -> None:
 def test_mutant_removes_a_record_when_it_starts(monkeypatch: Patch) -> None:
     def around(original: Any, holding: Holding, ref: Ref) -> None:
         original(holding, ref)
-        holding.gone.append(ref.id)
+        holding.gone.append(msgspec.structs.replace(ref, key=None))
+        holding.going[None] += 1
         holding.dirty = True
 
     wrap(monkeypatch, Holding, "_draw", around)
@@ -335,6 +337,17 @@ def test_mutant_tries_again_at_once(monkeypatch: Patch) -> None:
 
     wrap(monkeypatch, Holding, "failed", around)
     caught_by("early")
+
+
+def test_mutant_lets_events_pass_records_that_are_not_removed_yet(monkeypatch: Patch) -> None:
+    """A record's event was done, its successor of the log too; the process died before the record was removed."""
+    wrap(monkeypatch, Holding, "_forget_record", lambda _, holding, ref: holding.gone.append(forgotten(holding, ref)))
+    caught_by("suffix", seeds=3_000)
+
+
+def forgotten(holding: Holding, ref: Ref) -> Ref:
+    holding.going[None] += 1
+    return msgspec.structs.replace(ref, key=None)
 
 
 # -- what the simulator has found --------------------------------------------------------------------------------

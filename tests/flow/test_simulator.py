@@ -14,6 +14,8 @@ from onward.flow import plane
 from onward.testing.simulator import simulate
 from onward.testing.simulator.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 500
 PARTS = 5
 

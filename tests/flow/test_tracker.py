@@ -18,6 +18,8 @@ from onward.event import Delivery
 from onward.flow.entry import Entry
 from onward.flow.tracker import Tracker
 
+pytestmark = pytest.mark.slow
+
 HORIZON = 40  # how far above the end the claims are compared
 
 

@@ -398,7 +398,7 @@ def test_contract_19_a_killer_is_told_from_its_neighbours() -> None:
     keys = {number: f"k{number}" for number in range(6)}
     killer, crashes = 3, 0
     progress: Progress | None = None
-    records = {}
+    records: dict[int, str | None] = {}
     for _ in range(20):
         d = Driver(crash_limit=3)
         d.records = records

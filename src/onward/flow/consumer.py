@@ -34,6 +34,7 @@ log = logging.getLogger("onward")
 
 _RECEIVE_WAIT_S = 1.0
 _PAGE = 1_000  # records read from the aside at once
+_MAX_TEXT = 20_000  # characters of an error's message, and of its traceback
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
 
@@ -326,7 +327,9 @@ def _text(error: BaseException) -> str:
 
 
 def _storable(text: str) -> str:
-    """Text that every store takes: half a surrogate pair, as bad JSON brings, has no bytes."""
+    """Text that every store takes: half a surrogate pair, as bad JSON brings, has no bytes; and no more than fits."""
+    if len(text) > _MAX_TEXT:
+        text = f"{text[: _MAX_TEXT // 2]} … {text[-_MAX_TEXT // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,6 +1,6 @@
 """One partition as this process knows it: what is open, what runs, what stands aside. Pure."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import chain
@@ -70,7 +70,8 @@ class Holding:
         self.postponed: deque[int] = deque()  # records that could be drawn if there were room
         self.leaving: dict[int, Leaving] = {}
         self.storing = 0  # events of the log whose records are on their way: not open, but still here
-        self.gone: list[str] = []  # records whose events are done
+        self.gone: list[Ref] = []  # records whose events are done, until the store has removed them
+        self.going: Counter[str | None] = Counter()  # their keys
         self.marking: dict[int, Entry] = {}
         self.timers: list[tuple[float, int]] = []  # a heap: time and position
         self.running = 0
@@ -106,16 +107,23 @@ class Holding:
             self._blame(entry, self.tries.get(position, Tries()), self._watched(position))
         tracker.add(position, entry)
         self.bytes += size
-        if self.parking.refs:
+        if self.parking.refs or self.gone:
             self._line_up(entry)
         elif not self.lanes.add(entry, self._share):
             self._set_aside(entry, State.HELD)
         return True
 
     def _line_up(self, entry: Entry) -> None:
-        """Into its lane, or into the aside behind the records of its key."""
-        head = self.parking.head(self._key(entry))
-        behind = head is not None and head.position < entry.delivery.position
+        """Into its lane, or into the aside behind the records of its key.
+
+        A key is parked until the store has removed its last record: an event that was settled before that would be
+        overtaken by it if we died in between.
+        """
+        key = self._key(entry)
+        head = self.parking.head(key)
+        behind = (head is not None and head.position < entry.delivery.position) or (
+            key is not None and key in self.going
+        )
         share = self._share if len(self.parking) < self.limits.max_parked else 1 << 62
         if behind or not self.lanes.add(entry, share):
             self._set_aside(entry, State.HELD)
@@ -327,7 +335,7 @@ class Holding:
     def _remove(self, ref: Ref) -> None:
         """Somebody took the record away. A write of ours may have been on its way: it must not bring it back."""
         self.leaving.pop(ref.position, None)
-        self.gone.append(ref.id)
+        self._forget_record(ref)
         self.dirty = True
         self.wanted.discard(ref.position)
         self.parking.remove(ref.position)
@@ -341,7 +349,7 @@ class Holding:
         self.dirty = True
         position = entry.delivery.position
         if entry.ref is not None:
-            self.gone.append(entry.ref.id)
+            self._forget_record(entry.ref)
             self.leaving.pop(position, None)
             self.parking.remove(position)
             self._undraw(entry, now)
@@ -569,6 +577,18 @@ class Holding:
         self.storing = 0
         self.tracker.reopen(leaving.entry for leaving in letters.values() if leaving.entry is not None)
         self.dirty = True
+
+    def _forget_record(self, ref: Ref) -> None:
+        self.gone.append(ref)
+        self.going[ref.key] += 1
+
+    def erased(self, count: int) -> None:
+        """The first so many records are not in the store any more."""
+        for ref in self.gone[:count]:
+            self.going[ref.key] -= 1
+            if not self.going[ref.key]:
+                del self.going[ref.key]
+        del self.gone[:count]
 
     def marked(self, positions: Iterable[int]) -> list[Entry]:
         """The starts of these are recorded."""

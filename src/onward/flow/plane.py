@@ -232,7 +232,7 @@ class ControlPlane:
                 self._forget(holding)
                 continue
             holding.tracker.forget(part.fresh)
-            del holding.gone[: part.gone]
+            holding.erased(part.gone)
             holding.stored(part.letters, at.now)
             for entry in holding.marked(part.marks):
                 if entry is not self._lone:
@@ -563,7 +563,7 @@ class ControlPlane:
         for holding in self._dirty:
             letters = holding.letters(now)
             aside.extend(leaving.record for leaving in letters.values())
-            gone.extend(holding.gone)
+            gone.extend(ref.id for ref in holding.gone)
             told = holding.progress()
             progress.append(told)
             marks = [p for p in holding.marking if p in letters or p in holding.tracker.open]

@@ -13,7 +13,7 @@ WHERE p.topic = ? GROUP BY p.id
 # The bytes before the row that holds the position, or before the first row after it.
 _BEFORE = """
 SELECT before FROM onward_log
-WHERE at >= coalesce((SELECT max(at) FROM onward_log WHERE at BETWEEN ?1 AND ?2), ?2) AND at < ?3 ORDER BY at LIMIT 1
+WHERE at >= coalesce((SELECT max(at) FROM onward_log WHERE at BETWEEN ? AND ?), ?) AND at < ? ORDER BY at LIMIT 1
 """
 
 
@@ -29,8 +29,7 @@ class Extent(NamedTuple):
         """The running total of bytes at a position."""
         if position >= self.next:
             return self.bytes
-        place = (log.address(self.part), log.address(self.part, position), log.address(self.part + 1))
-        row = db.execute(_BEFORE, place).fetchone()
+        row = db.execute(_BEFORE, log.span(self.part, position)).fetchone()
         return self.bytes if row is None else int(row[0])
 
 

@@ -10,7 +10,7 @@ from onward.event import Partition
 
 _TIME = """
 SELECT time FROM onward_log
-WHERE at >= coalesce((SELECT max(at) FROM onward_log WHERE at BETWEEN ?1 AND ?2), ?2) AND at < ?3 ORDER BY at LIMIT 1
+WHERE at >= coalesce((SELECT max(at) FROM onward_log WHERE at BETWEEN ? AND ?), ?) AND at < ? ORDER BY at LIMIT 1
 """
 _WATERMARKS = """
 SELECT g.grp, p.idx, g.watermark FROM onward_partition p JOIN onward_group g ON g.part = p.id
@@ -43,7 +43,7 @@ def _lag(db: sqlite3.Connection, part: int, position: int) -> BrokerLag:
     (tail,) = db.execute("SELECT next FROM onward_partition WHERE id = ?", (part,)).fetchone()
     if tail <= position:
         return BrokerLag(0, None)
-    row = db.execute(_TIME, (log.address(part), log.address(part, position), log.address(part + 1))).fetchone()
+    row = db.execute(_TIME, log.span(part, position)).fetchone()
     if row is None:
         return BrokerLag(0, None)  # the rest was trimmed
     return BrokerLag(tail - position, max(0.0, time.time() - row[0]))

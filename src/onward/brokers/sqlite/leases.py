@@ -13,8 +13,8 @@ SELECT p.id, p.idx, g.owner, g.fence, g.clean, g.until, g.ttl, g.boot
 FROM onward_partition p JOIN onward_group g ON g.part = p.id AND g.grp = ? WHERE p.topic = ? ORDER BY p.idx
 """
 _NEW_ROWS = """
-INSERT INTO onward_group (part, grp, watermark) SELECT p.id, ?1, 0 FROM onward_partition p
-WHERE p.topic = ?2 AND NOT EXISTS (SELECT 1 FROM onward_group g WHERE g.part = p.id AND g.grp = ?1)
+INSERT INTO onward_group (part, grp, watermark) SELECT p.id, ?, 0 FROM onward_partition p
+WHERE p.topic = ? AND NOT EXISTS (SELECT 1 FROM onward_group g WHERE g.part = p.id AND g.grp = ?)
 """
 _KNOWN = "SELECT 1 FROM onward_partition p JOIN onward_group g ON g.part = p.id WHERE p.topic = ? AND g.grp = ? LIMIT 1"
 _CLAIM = """
@@ -43,7 +43,7 @@ def enter(db: sqlite3.Connection, group: str, topic: int, start: Start) -> None:
         rows = db.execute("SELECT id, next FROM onward_partition WHERE topic = ?", (topic,)).fetchall()
         places = [(part, group, _start_position(db, part, following, start)) for part, following in rows]
         db.executemany("INSERT INTO onward_group (part, grp, watermark) VALUES (?, ?, ?)", places)
-    db.execute(_NEW_ROWS, (group, topic))
+    db.execute(_NEW_ROWS, (group, topic, group))
 
 
 def _start_position(db: sqlite3.Connection, part: int, following: int, start: Start) -> int:
@@ -58,7 +58,7 @@ def _start_position(db: sqlite3.Connection, part: int, following: int, start: St
 
 def seats(db: sqlite3.Connection, group: str, topic: int, now: float, boot: str) -> tuple[list[Seat], dict[int, Lease]]:
     """The partitions of a topic, and the leases on those that are owned."""
-    db.execute(_NEW_ROWS, (group, topic))
+    db.execute(_NEW_ROWS, (group, topic, group))
     found: list[Seat] = []
     leases: dict[int, Lease] = {}
     for part, index, owner, fence, clean, *rest in db.execute(_SEATS, (group, topic)):

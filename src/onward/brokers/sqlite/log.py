@@ -21,7 +21,7 @@ _INSERT = "INSERT INTO onward_log (at, count, time, before, data) VALUES (?, ?, 
 # From the row that holds the position, or the first one after it.
 _ROWS = """
 SELECT at, count, data FROM onward_log
-WHERE at >= coalesce((SELECT max(at) FROM onward_log WHERE at BETWEEN ?1 AND ?2), ?2) AND at < ?3 ORDER BY at
+WHERE at >= coalesce((SELECT max(at) FROM onward_log WHERE at BETWEEN ? AND ?), ?) AND at < ? ORDER BY at
 """
 
 
@@ -42,6 +42,12 @@ class Rows(NamedTuple):
 
 def address(part: int, position: int = 0) -> int:
     return part << _SHIFT | position
+
+
+def span(part: int, position: int) -> tuple[int, int, int, int]:
+    """From the row that may hold the position to the partition's end, for the queries that look for it."""
+    at = address(part, position)
+    return address(part), at, at, address(part + 1)
 
 
 def position_of(at: int) -> int:
@@ -92,7 +98,7 @@ def append(db: sqlite3.Connection, packs: Mapping[int, Sequence[Pack]], tails: d
 
 def read(db: sqlite3.Connection, part: int, position: int) -> Iterator[Rows]:
     """Record batches from a position on, each without what lies below the position."""
-    for at, count, data in db.execute(_ROWS, (address(part), address(part, position), address(part + 1))):
+    for at, count, data in db.execute(_ROWS, span(part, position)):
         start = position_of(at)
         if start + count <= position:
             continue

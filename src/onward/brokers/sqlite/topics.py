@@ -67,7 +67,9 @@ class Catalogue:
     def _first_use(self, db: sqlite3.Connection, name: str) -> Topic:
         check_name("topic", name)
         if not self._settings.auto_declare:
-            raise BrokerError(f"topic {name} does not exist and auto_declare is off; create it: onward topology apply")
+            raise BrokerError(
+                f"topic {name} does not exist and auto_declare is off; declare it first, or turn auto_declare on"
+            )
         _create(db, name, self._insisted(name) or DEFAULT_PARTITIONS)
         return self.resolve(db, name)[0]
 

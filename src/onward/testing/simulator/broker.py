@@ -297,12 +297,19 @@ class Broker:
         for told in progress:
             claim = self.claims[told.partition]
             if session.owns(told.partition, told.epoch):
-                claim.stored = told
-                self.world.witness.progress(told, claim.end)
+                claim.stored = self._fitted(told)
+                self.world.witness.progress(claim.stored, claim.end)
             else:
                 self.world.counts["fenced settles"] += 1
                 lost.append(told.partition)
         return lost
+
+    def _fitted(self, told: Progress) -> Progress:
+        spans = self.world.profile.spans
+        if len(told.done_above) <= spans:
+            return told
+        self.world.counts["truncated"] += 1
+        return msgspec.structs.replace(told, done_above=told.done_above[:spans])
 
     def erase(self, session: Session, epochs: dict[Partition, int], ids: Sequence[tuple[Partition, int]]) -> None:
         for partition, position in ids:

@@ -61,8 +61,8 @@ class Order:
 class Repeats:
     """At least once, but not for nothing: while every ownership ends drained, no event has its effect twice."""
 
-    def effect(self, story: Story, unclean: int) -> None:
-        if story.effects and not unclean and not story.own_way and not story.halved:
+    def effect(self, story: Story, excused: int) -> None:
+        if story.effects and not excused and not story.own_way and not story.halved:
             broken("repeats", f"{story} has its effect again, and every ownership has ended drained")
 
 

@@ -33,6 +33,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     # the broker
     atomic: bool  # one transaction per settle; otherwise records, progress and removals one after the other
+    spans: int  # how many intervals above the watermark it can store; what is cut off at the top runs again
     receive_batch: int
     page: int  # records read at once
     lease_s: float
@@ -66,6 +67,7 @@ def draw(rng: Random) -> Profile:
         timeout_s=2.0,
         kills=rng.choice(("process", "process", "worker")),
         atomic=rng.random() < 0.5,
+        spans=rng.choice((10_000, 10_000, 10_000, 2)),
         receive_batch=rng.choice((1, 4, 10, 30)),
         page=rng.choice((1, 2, 5, 100)),
         lease_s=3.0,

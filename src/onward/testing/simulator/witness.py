@@ -47,7 +47,8 @@ class Witness:
     def started(self, run: Run, sure_until: float) -> None:
         self._world.counts["started"] += 1
         self.epochs.started(run, self._world.now, sure_until)
-        self.epochs.removed(run)
+        if not self._truncated:
+            self.epochs.removed(run)
         self.epochs.early(run, run.process.at.wall)
         self.order.started(run)
         self.lanes.started(run)
@@ -55,13 +56,19 @@ class Witness:
 
     def effect(self, run: Run, story: Story) -> None:
         self.order.effect(run, story)
-        self.repeats.effect(story, self._world.counts["taken over unclean"])
+        self.repeats.effect(story, excused=self._world.counts["taken over unclean"] + self._truncated)
         self._world.counts["repeats" if story.effects else "effects"] += 1
         self._world.counts["stale effects"] += run.stale
         story.effects += 1
 
     def failed(self, story: Story) -> None:
-        self.records.failed(story)
+        if not self._truncated:
+            self.records.failed(story)
+
+    @property
+    def _truncated(self) -> int:
+        """What the broker had no room to store runs again, dead letters and removed records included."""
+        return self._world.counts["truncated"]
 
     def run_ended(self, run: Run) -> None:
         self.lanes.ended(run)
