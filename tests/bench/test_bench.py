@@ -35,8 +35,6 @@ def seen(*numbers: int, expected: int = 4) -> Verdict:
 def test_the_witness_tells_loss_inversion_and_repetition(
     numbers: tuple[int, ...], lost: int, inverted: int, duplicates: int
 ) -> None:
-
-pytestmark = pytest.mark.slow
     verdict = seen(*numbers)
     assert (verdict.lost, verdict.inverted, verdict.duplicates) == (lost, inverted, duplicates)
 
@@ -89,6 +87,7 @@ def test_a_benchmark_that_breaks_ends_the_run_with_1(monkeypatch: pytest.MonkeyP
     assert main(["micro", "--json", str(tmp_path / "out.json")]) == 1
 
 
+@pytest.mark.slow
 def test_quick_mode_measures_and_writes_what_it_found(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert main(["micro", "wakeup", "--quick", "--json", str(path)]) == 0

@@ -23,7 +23,7 @@ What broke on real servers (contract):
 import pytest
 from tests.flow.driver import LOG, Driver, P, Q, claims, failure, record
 
-from onward.brokers.base import Assigned, Progress, State, Tries, record_id
+from onward.brokers.base import AsideRecord, Assigned, Progress, State, Tries, record_id
 from onward.flow.entry import DONE, Dead
 
 FAR_S = 1_000.0
@@ -398,7 +398,7 @@ def test_contract_19_a_killer_is_told_from_its_neighbours() -> None:
     keys = {number: f"k{number}" for number in range(6)}
     killer, crashes = 3, 0
     progress: Progress | None = None
-    records: dict[int, str | None] = {}
+    records: dict[str, AsideRecord] = {}
     for _ in range(20):
         d = Driver(crash_limit=3)
         d.records = records
