@@ -222,6 +222,7 @@ class Records:
         self._limit = profile.limits.crash_limit
         self._kills = profile.kills
         self._killers = profile.fates[-1] > 0
+        self._cuts = profile.spans < 10_000  # what the broker cannot store runs again, dead letters too
         self.refusals = 0  # records that could not be stored: their last attempt is not known to the next owner
         self._unclean: Counter[Partition] = Counter()  # ends of ownerships that no killer caused
         self._changes: Counter[Partition] = Counter()  # all other changes of owner
@@ -234,7 +235,8 @@ class Records:
 
     def written(self, story: Story, record: AsideRecord) -> None:
         """The owner set an event aside, or rewrote its record."""
-        if story.is_dead and story.covered and not story.touched and record.state is not State.DEAD:
+        kept = story.is_dead and story.covered and not story.touched and not self._cuts
+        if kept and record.state is not State.DEAD:
             broken("records", f"the dead letter of {story} is overwritten as {record.state}")
         if record.state is not State.DEAD:
             return

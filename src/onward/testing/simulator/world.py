@@ -34,9 +34,12 @@ class Result(msgspec.Struct, frozen=True):
     trace: list[str]
 
 
-def simulate(seed: int, *, trace: bool = False) -> Result:
-    """One run. Same seed, same run, to the byte."""
-    world = World(seed, trace=trace)
+Shape = Callable[[Profile], Profile]
+
+
+def simulate(seed: int, *, trace: bool = False, shape: Shape | None = None) -> Result:
+    """One run. Same seed, same run, to the byte. `shape` bends the profile that was drawn, to look for something."""
+    world = World(seed, trace=trace, shape=shape)
     checker, message = None, ""
     try:
         world.run()
@@ -51,9 +54,10 @@ def simulate(seed: int, *, trace: bool = False) -> Result:
 
 
 class World:
-    def __init__(self, seed: int, *, trace: bool = False) -> None:
+    def __init__(self, seed: int, *, trace: bool = False, shape: Shape | None = None) -> None:
         self.rng = Random(seed)
-        self.profile: Profile = draw(self.rng)
+        drawn = draw(self.rng)
+        self.profile: Profile = shape(drawn) if shape else drawn
         self.now = START
         self.tracing = trace
         self.lines: list[str] = []
