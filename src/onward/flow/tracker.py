@@ -36,7 +36,14 @@ class Tracker:
     def watermark(self) -> int:
         """The next position not known done."""
         first = self._first()
-        return self.end if first < 0 else self._positions[first]
+        if first >= 0:
+            return self._positions[first]
+        mark = self.end
+        for start, stop in self._ahead:  # what was done before this ownership may follow at once
+            if start > mark:
+                break
+            mark = max(mark, stop)
+        return mark
 
     def blocking(self) -> Entry | None:
         """What keeps the watermark where it is."""
@@ -110,7 +117,8 @@ class Tracker:
             spans.append((positions[is_done - 1] + 1, positions[is_open] if is_open >= 0 else self.end))
         if is_open >= 0 and self.end > positions[-1] + 1:
             spans.append((positions[-1] + 1, self.end))
-        spans.extend((max(start, self.end), stop) for start, stop in self._ahead if stop > self.end)
+        above = self.end if self.open else self.watermark
+        spans.extend((max(start, above), stop) for start, stop in self._ahead if stop > above)
         return spans
 
     def _skip(self, position: int) -> None:
