@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE_S = 20.0  # how long a test waits for what must come; what is seen sooner costs no more
+PATIENCE_S = 60.0  # how long a test waits for what must come; what is seen sooner costs no more
 
 
 def until(seen: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:

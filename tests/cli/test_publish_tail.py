@@ -70,7 +70,7 @@ def test_a_reader_that_goes_ends_tail_quietly(shell: Shell) -> None:
         env=shell.environment,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
