@@ -1,6 +1,7 @@
 """The real servers as fixtures: each starts when the first test asks for it, and ends with the run."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,10 @@ SERVER_FIXTURES = {
     "chromium_server",
 }
 started: list[Server] = []
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background by a shell: what the tests start would ignore Ctrl-C too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def shared(kind: type[Server]) -> object:
