@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from onward import clock
-from onward.brokers.base import Moved, State
+from onward.brokers.base import Fenced, Moved, State
 from onward.brokers.sqlite import leases, progress, roster
 from onward.brokers.sqlite.holdings import Hold, Holdings
 from onward.brokers.sqlite.membership import Lease, Seat, wish
@@ -89,7 +89,8 @@ class Tenure:
 
     def sure_until(self) -> float:
         with self._holdings.lock:
-            if self._holdings.closed:
+            untold = any(isinstance(message, Fenced) for message in self._holdings.mail)
+            if self._holdings.closed or untold:  # whoever has not heard of a loss is sure of nothing
                 return clock.now()
             return self._sure if self._holdings.held else clock.now() + self._settings.lease_s
 
