@@ -683,15 +683,14 @@ from pathlib import Path
 gate = Gate(lock_path(Path({str(tmp_path / "events.db")!r})))
 with gate.held():
     if os.fork() == 0:
-        time.sleep(30)
-    print("held", flush=True)
+        print("forked", flush=True)  # said by the child: it has come so far as to let the lock go
     time.sleep(30)
 """
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as program:
         assert program.stdout is not None
-        assert program.stdout.readline() == "held\n"
+        assert program.stdout.readline() == "forked\n"
         database = tmp_path / "events.db"
         assert lock_holder(database) is not None
         program.kill()
