@@ -19,14 +19,23 @@ Seconds = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
+class ClientSettings(dict[str, Any]):
+    """Settings of the broker's own client library, by its names. They may be secret, so they are never printed."""
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{name!r}: ***' for name in self)}}}"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     url: str = "sqlite:///onward.db"
     app: str | None = None  # MODULE:APP, for the commands that need the application
+    client: "ClientSettings" = msgspec.field(default_factory=lambda: ClientSettings())  # Kafka: names with a dot
 
     # topics
     partitions: Annotated[int, Meta(ge=1, le=4096)] | None = None  # of a new topic, 8; one that differs is refused
     auto_declare: bool = True
     on_partition_growth: Literal["stop", "accept"] = "stop"
+    replication: Annotated[int, Meta(ge=1, le=32767)] | None = None  # copies of a new topic; the cluster's default
     durability: Literal["fsync", "window"] = "fsync"  # window: a power cut may take the last moments
 
     # limits
@@ -65,8 +74,10 @@ def load(url: str | None = None, **keywords: Any) -> Settings:
         _checked("onward.toml", _toml()) | _checked("the environment", _environment()) | _checked("a keyword", given)
     )
     base, query = _split(values.get("url", Settings().url))
-    values = values | _checked("the URL", query) | {name: values[name] for name in given if name != "url"}
-    return Settings(**(values | {"url": base}))
+    from_url = _checked("the URL", query)
+    client = values.get("client", {}) | from_url.get("client", {}) | _checked("a keyword", given).get("client", {})
+    values = values | from_url | {name: values[name] for name in given if name in values and name != "url"}
+    return Settings(**(values | {"url": base, "client": ClientSettings(client)}))
 
 
 def redacted(url: str) -> str:
@@ -106,7 +117,10 @@ def _split(url: str) -> tuple[str, dict[str, str]]:
 
 
 def _checked(source: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _check(source, name, value) for name, value in values.items()}
+    """Each value as its type. Names with a dot are the client library's, and are checked by it."""
+    client = {name: value for name, value in values.items() if "." in name}
+    checked = {name: _check(source, name, value) for name, value in values.items() if name not in client}
+    return checked | {"client": ClientSettings(checked.get("client", {}) | client)} if client else checked
 
 
 def _check(source: str, name: str, value: Any) -> Any:
@@ -115,6 +129,10 @@ def _check(source: str, name: str, value: Any) -> Any:
 
         near = difflib.get_close_matches(name, _TYPES, 1)
         raise BadSetting(f"{source} sets {name!r}, which is no setting{f'; did you mean {near[0]!r}?' if near else ''}")
+    if name == "client":
+        if not isinstance(value, Mapping):
+            raise BadSetting(f"client from {source}: a mapping of the client library's own names to values")
+        return ClientSettings(value)
     try:
         return msgspec.convert(value, _TYPES[name], strict=False)
     except msgspec.ValidationError as error:

@@ -23,6 +23,8 @@ log.dirs={folder}/data
 broker.session.timeout.ms=2000
 broker.heartbeat.interval.ms=250
 group.initial.rebalance.delay.ms=0
+# Leases of a second, as the suites have them.
+group.min.session.timeout.ms=500
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=5
 transaction.state.log.replication.factor=1

@@ -18,7 +18,10 @@ class Scheme(msgspec.Struct, frozen=True):
     extra: str | None = None  # the extra of ours that installs it
 
 
-SCHEMES: Mapping[str, Scheme] = {"sqlite": Scheme("onward.brokers.sqlite")}
+SCHEMES: Mapping[str, Scheme] = {
+    "sqlite": Scheme("onward.brokers.sqlite"),
+    "kafka": Scheme("onward.brokers.kafka", "confluent_kafka", "kafka"),
+}
 
 
 async def open_broker(settings: Settings, schemes: Mapping[str, Scheme] = SCHEMES) -> Broker:

@@ -1,0 +1,111 @@
+"""What librdkafka is told: the user's own settings by their names, under those that our promises rest on."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from onward.errors import BadSetting, BrokerError
+from onward.settings import Settings
+
+log = logging.getLogger("onward.kafka")
+
+REQUEST_S = 10.0  # for one question to the cluster
+_PORT = 9092
+_OURS = frozenset(
+    {
+        "bootstrap.servers",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.gapless.guarantee",
+        "enable.idempotence",
+        "enable.partition.eof",
+        "group.id",
+        "message.timeout.ms",
+        "delivery.timeout.ms",
+        "transactional.id",
+    }
+)
+_CONSUMING = ("session.", "heartbeat.", "max.poll.", "partition.assignment.", "group.", "fetch.", "queued.")
+_CONSUMING_TOO = frozenset({"auto.offset.reset", "isolation.level", "check.crcs", "max.partition.fetch.bytes"})
+_PRODUCING = ("linger.", "batch.", "compression.", "queue.buffering.", "sticky.", "retries", "acks", "request.required")
+
+
+class Client:
+    """Makes clients of one cluster. Its text holds no secret."""
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        for name in settings.client:
+            if name in _OURS:
+                raise BadSetting(f"{name} cannot be set: what Onward promises rests on its own value")
+        parts = urlsplit(url)
+        hosts = parts.netloc.rpartition("@")[2]
+        if not hosts:
+            raise BadSetting("a Kafka URL names its brokers: kafka://host:9092, or kafka://one:9092,two:9092")
+        self.servers = ",".join(each if ":" in each else f"{each}:{_PORT}" for each in hosts.split(","))
+        self._settings = settings
+        self._common: dict[str, Any] = {"bootstrap.servers": self.servers, "log.connection.close": False}
+        self._common |= _credentials(parts.netloc.rpartition("@")[0])
+
+    def __repr__(self) -> str:
+        return f"Client({self.servers})"
+
+    def producer(self, **more: Any) -> Producer:
+        conf = {
+            "enable.idempotence": True,
+            "enable.gapless.guarantee": True,  # after a refusal nothing later of that partition is accepted
+            "message.timeout.ms": 0,  # the publisher has a deadline of its own, and purges
+            "linger.ms": 1,
+            "message.max.bytes": max(1_000_000, self._settings.max_event_bytes + 65_536),
+            "queue.buffering.max.messages": 100_000,
+            "queue.buffering.max.kbytes": 262_144,
+        }
+        return self._made(Producer, self._picked(_PRODUCING), conf, more)
+
+    def consumer(self, **more: Any) -> Consumer:
+        conf = {
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",  # where to go on is never guessed
+            "topic.metadata.refresh.interval.ms": 30_000,
+            "fetch.error.backoff.ms": 100,
+        }
+        return self._made(Consumer, self._picked(_CONSUMING, _CONSUMING_TOO), conf, more)
+
+    def admin(self) -> AdminClient:
+        return self._made(AdminClient, self._picked(()), {}, {})
+
+    def _picked(self, prefixes: tuple[str, ...], names: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """The user's settings but for those of another kind of client, about which librdkafka would complain."""
+        return {
+            name: value
+            for name, value in self._settings.client.items()
+            if name.startswith(prefixes or ("\0",))
+            or name in names
+            or not (name.startswith(_CONSUMING + _PRODUCING) or name in _CONSUMING_TOO)
+        }
+
+    def _made(self, kind: Any, picked: Mapping[str, Any], conf: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
+        try:
+            return kind(self._common | dict(conf) | dict(picked) | dict(more), logger=log)
+        except KafkaException as error:
+            raise BadSetting(f"Kafka at {self.servers}: {error.args[0].str()}") from error
+        except (TypeError, ValueError) as error:
+            raise BadSetting(f"Kafka at {self.servers}: {error}") from error
+
+
+def _credentials(userinfo: str) -> dict[str, str]:
+    if not userinfo:
+        return {}
+    user, _, password = userinfo.partition(":")
+    return {"sasl.username": unquote(user), "sasl.password": unquote(password)}
+
+
+def explained(error: KafkaError | KafkaException, doing: str) -> BrokerError:
+    """The error with what was being done."""
+    cause = error.args[0] if isinstance(error, KafkaException) else error
+    text = cause.str() if isinstance(cause, KafkaError) else str(cause)
+    return BrokerError(f"Kafka: {doing}: {text}")

@@ -1,0 +1,293 @@
+"""The membership: a thread with the consumer that is in the group. It owns, commits and hands over; it reads nothing.
+
+All calls of its consumer are made in this thread: between polls, or, while partitions are asked back, within the
+callback that asks. The callback waits for the release, so that the group waits too; the reader reads on meanwhile.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from onward import clock
+from onward.brokers.base import Progress, Start
+from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.commits import Commit, Commits
+from onward.brokers.kafka.holdings import Hold, Holdings
+from onward.brokers.kafka.origins import Origins
+from onward.brokers.kafka.topics import Catalogue
+from onward.event import Partition
+from onward.settings import Settings
+
+log = logging.getLogger("onward")
+
+_POLL_S = 0.02
+_MEMBER_LOOK_S = 0.1
+_RETRY_S = 0.2
+_BEATS = 5  # heartbeats in a session
+
+Command = Callable[[], None]
+
+
+class Membership:
+    def __init__(
+        self,
+        client: Client,
+        catalogue: Catalogue,
+        settings: Settings,
+        holdings: Holdings,
+        *,
+        group: str,
+        member: str,
+        topics: Sequence[str],
+        start: Start,
+        epochs: Iterator[int],
+    ) -> None:
+        self._settings = settings
+        self._holdings = holdings
+        self._topics = list(topics)
+        self._epochs = epochs
+        self._modern = settings.client.get("group.protocol") == "consumer"
+        self._cooperative = self._modern or "cooperative" in str(
+            settings.client.get("partition.assignment.strategy", "cooperative-sticky")
+        )
+        self._consumer: Consumer = client.consumer(**self._conf(group, member))
+        self._origins = Origins(self._consumer, catalogue, start)
+        self._commits = Commits(self._consumer, holdings, settings.publish_timeout_s)
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._arrivals: dict[Partition, None] = {}  # given to us by the group, not yet fenced
+        self._retry_at = 0.0
+        self._subscribed = False
+        self._retiring = False  # it released unasked: it keeps what it has and takes no more
+        self._closing = False
+        self._calling = False  # within a callback, where consumers answer nothing that was begun before
+        self._contact = self._polled = clock.now()
+        self._thread = threading.Thread(target=self._run, name=f"onward-kafka-member-{group}", daemon=True)
+        self._thread.start()
+
+    def _conf(self, group: str, member: str) -> dict[str, Any]:
+        settings = self._settings
+        session_ms = int(settings.client.get("session.timeout.ms", settings.lease_s * 1000))
+        self._sure_s = session_ms / 1000 * (1 - 1 / _BEATS)
+        longest_s = max(settings.max_poll_gap_s, settings.revoke_grace_s + 10, session_ms / 1000)
+        conf: dict[str, Any] = {
+            "group.id": group,
+            "client.id": member,
+            "max.poll.interval.ms": int(longest_s * 1000),
+            "on_commit": lambda error, places: self._commits.answered(error, places),
+        }
+        if not self._modern:
+            conf |= {
+                "session.timeout.ms": session_ms,
+                "heartbeat.interval.ms": max(1, session_ms // _BEATS),
+                "partition.assignment.strategy": "cooperative-sticky",
+            }
+        return conf | {name: value for name, value in settings.client.items() if name in conf}
+
+    # Called by the subscription
+
+    def polled(self) -> None:
+        """Receive is being called, so the membership is worth keeping."""
+        self._polled = clock.now()
+
+    def sure_until(self) -> float:
+        now = clock.now()
+        if self._holdings.closed or self._holdings.has_untold_loss:
+            return now  # whoever has not heard of a loss is sure of nothing
+        if now - self._polled > self._settings.max_poll_gap_s:
+            return min(now, self._polled + self._settings.max_poll_gap_s)
+        return self._contact + self._sure_s if self._holdings.held else now + self._sure_s
+
+    def commit(self, progress: Sequence[Progress]) -> "Future[list[Partition]]":
+        """Commit these; answers the partitions that are not ours any more."""
+        return self._ask(lambda future: self._commits.enter(Commit(progress, future, clock.now())))
+
+    def release(self, holds: Sequence[Hold], *, drained: bool) -> "Future[None]":
+        return self._ask(lambda future: self._release(holds, drained, future))
+
+    def displaced(self, hold: Hold) -> None:
+        """The log does not have what the hold would read next: it begins anew, under another epoch."""
+        self._commands.put(lambda: self._begin_anew(hold))
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join()
+
+    def _ask(self, work: Callable[["Future[Any]"], None]) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._commands.put(lambda: work(future))
+        return future
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                try:
+                    self._turn()
+                except KafkaException as error:
+                    log.warning("Kafka: group member: %s", error.args[0].str())
+        except Exception:
+            log.exception("Kafka: the membership ended")
+        finally:
+            self._leave()
+
+    def _turn(self) -> None:
+        self._keep_subscription()
+        message = self._consumer.poll(_POLL_S)
+        if message is not None and message.error() is not None:
+            log.warning("Kafka: group member: %s", message.error().str())
+        self._contact = clock.now()
+        self._serve()
+        self._welcome()
+        self._commits.work()
+
+    def _serve(self) -> None:
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _keep_subscription(self) -> None:
+        """Be in the group while somebody receives, and while we have not left."""
+        idle = clock.now() - self._polled > self._settings.max_poll_gap_s
+        wanted = not idle and not self._retiring
+        if wanted and not self._subscribed:
+            self._consumer.subscribe(
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+            self._subscribed = True
+        elif self._subscribed and idle:
+            log.warning("Kafka: nothing was received for %g s: leaving the group", self._settings.max_poll_gap_s)
+            self._drop_out()
+        elif self._subscribed and self._retiring and not self._holdings.held:
+            self._drop_out()
+
+    def _drop_out(self) -> None:
+        self._holdings.drop(self._holdings.all(), fenced=True)
+        self._arrivals.clear()
+        self._subscribed = False
+        self._consumer.unsubscribe()
+
+    def _leave(self) -> None:
+        """Go, without a word on what was not released: its next owner is told that it was left so."""
+        holds = self._holdings.all()
+        self._calling = True
+        untold = [hold for hold in holds if not hold.announced]
+        try:
+            if untold:
+                self._commits.put_back(untold)
+            self._serve()
+            self._consumer.close()
+        except (KafkaException, RuntimeError) as error:
+            log.warning("Kafka: leaving the group: %s", error)
+        finally:
+            self._commits.fail_all()
+            self._holdings.drop(self._holdings.all(), fenced=False)
+
+    # Ownership
+
+    def _on_assign(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        at_rest = [TopicPartition(place.topic, place.partition, 0) for place in places]
+        if self._cooperative:
+            consumer.incremental_assign(at_rest)
+        else:
+            consumer.assign(at_rest)
+        if at_rest:
+            consumer.pause(at_rest)
+        if not self._retiring and self._subscribed:
+            self._arrivals.update(dict.fromkeys(Partition(place.topic, place.partition) for place in places))
+            self._retry_at = 0.0
+
+    def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._holdings.drop(self._named(places), fenced=True)
+
+    def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        """Ask for these back and wait for their release: the group goes on when this returns."""
+        holds = self._named(places)
+        untold = [hold for hold in holds if not hold.announced]
+        told = [hold for hold in holds if hold.announced]
+        self._calling = True
+        try:
+            if untold:
+                self._holdings.drop(untold, fenced=False)
+                self._commits.put_back(untold)
+            if told and not self._closing:
+                self._hand_over(told)
+        finally:
+            self._calling = False
+            self._holdings.drop(self._named(places), fenced=True)
+
+    def _named(self, places: list[TopicPartition]) -> list[Hold]:
+        partitions = {Partition(place.topic, place.partition) for place in places}
+        for partition in partitions:
+            self._arrivals.pop(partition, None)
+        return [hold for hold in self._holdings.all() if hold.partition in partitions]
+
+    def _hand_over(self, holds: Sequence[Hold]) -> None:
+        deadline = clock.now() + self._settings.revoke_grace_s
+        member, looked = self._consumer.memberid(), clock.now()
+        self._holdings.revoke(holds, deadline)
+        while clock.now() < deadline and not self._closing:
+            now = clock.now()
+            if now > looked + _MEMBER_LOOK_S:
+                looked = now
+                if self._consumer.memberid() != member:
+                    return  # the group has not waited for us
+                if not self._modern:  # there the id outlives the membership
+                    self._contact = now
+            try:
+                self._commands.get(timeout=_POLL_S)()
+            except queue.Empty:
+                pass
+            self._commits.work_at_once(deadline)
+            if not any(self._holdings.held.get(hold.partition) is hold for hold in holds):
+                return
+
+    def _welcome(self) -> None:
+        """Make arrivals ours: see where they stand, store a new fence, and only then tell of them."""
+        if not self._arrivals or clock.now() < self._retry_at:
+            return
+        try:
+            found = self._origins.find(list(self._arrivals))
+        except Exception as error:
+            log.warning("Kafka: %s: progress cannot be read, trying again: %s", ", ".join(self._topics), error)
+            self._retry_at = clock.now() + _RETRY_S
+            return
+        for partition, (source, log_id, suffix) in found.items():
+            if source.note:
+                log.warning("Kafka: %s", source.note)
+            self._arrivals.pop(partition, None)
+            hold = Hold(partition, source, log_id=log_id, suffix=suffix, epoch=next(self._epochs))
+            self._commits.fence(hold, self._fenced)
+
+    def _fenced(self, hold: Hold, error: KafkaError | None) -> None:
+        """The fence of an arrival is stored, or could not be."""
+        mine = any(
+            (place.topic, place.partition) == tuple(hold.partition) for place in self._consumer.assignment()
+        )
+        if not mine or self._retiring or not self._subscribed:
+            return
+        if error is not None:
+            self._arrivals[hold.partition] = None
+            self._retry_at = clock.now() + _RETRY_S
+            return
+        hold.ready_at = clock.now() + (self._settings.takeover_grace_s if hold.source.unclean else 0.0)
+        self._holdings.add(hold)
+
+    def _begin_anew(self, hold: Hold) -> None:
+        if self._holdings.held.get(hold.partition) is hold:
+            self._holdings.drop([hold], fenced=True)
+            self._arrivals[hold.partition] = None
+
+    def _release(self, holds: Sequence[Hold], drained: bool, future: "Future[None]") -> None:
+        ours = [hold for hold in holds if self._holdings.held.get(hold.partition) is hold]
+        self._retiring |= any(not hold.revoking for hold in ours)
+        self._commits.release(ours, drained=drained, then=lambda: self._let_go(ours, future))
+
+    def _let_go(self, holds: Sequence[Hold], future: "Future[None]") -> None:
+        self._holdings.drop(holds, fenced=False)
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,73 @@
+"""Where the partitions that come to us begin: asked of the group's commits and of the logs themselves."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from onward.brokers.base import Start
+from onward.brokers.kafka import marks
+from onward.brokers.kafka.marks import Committed, Log, Origin
+from onward.brokers.kafka.topics import Catalogue, Topic
+from onward.errors import BrokerError
+from onward.event import Partition
+
+_ASK_S = 2.0  # not much of a session: the member's thread waits for it
+
+Found = tuple[Origin, str, str]  # with the log's id and the suffix of its marks
+
+
+class Origins:
+    def __init__(self, consumer: Consumer, catalogue: Catalogue, start: Start) -> None:
+        self._consumer = consumer
+        self._catalogue = catalogue
+        self._start = start
+
+    def find(self, partitions: Sequence[Partition]) -> dict[Partition, Found]:
+        """KafkaException or BrokerError: somebody did not answer; ask again."""
+        found: dict[Partition, Found] = {}
+        for name in dict.fromkeys(partition.topic for partition in partitions):
+            topic = self._catalogue.described(name)
+            if topic is None:
+                continue  # deleted meanwhile: the group will take it back
+            found |= self._of_topic(topic, [each for each in partitions if each.topic == name])
+        return found
+
+    def _of_topic(self, topic: Topic, partitions: Sequence[Partition]) -> dict[Partition, Found]:
+        committed = self._committed(topic)
+        begun = marks.began_with(committed, topic.partitions)
+        suffix = marks.suffixed(topic.log_id, begun or topic.partitions)
+        logs = self._logs(topic, partitions)
+        return {
+            each: (marks.origin(each, committed[each.index], logs[each], begun=begun), topic.log_id, suffix)
+            for each in partitions
+        }
+
+    def _committed(self, topic: Topic) -> dict[int, Committed]:
+        places = [TopicPartition(topic.name, index) for index in range(topic.partitions)]
+        found = self._consumer.committed(places, _ASK_S)
+        for place in found:
+            if place.error is not None:
+                raise BrokerError(f"commits of {topic.name}: {place.error.str()}")
+        return {
+            place.partition: Committed(place.offset if place.offset >= 0 else None, place.metadata or "")
+            for place in found
+        }
+
+    def _logs(self, topic: Topic, partitions: Sequence[Partition]) -> dict[Partition, Log]:
+        low = offsets(self._catalogue.admin, partitions, OffsetSpec.earliest())
+        high = offsets(self._catalogue.admin, partitions, OffsetSpec.latest())
+        start = {"earliest": low, "latest": high}.get(str(self._start)) or self._at_time(partitions, high)
+        return {each: Log(topic.log_id, low[each], high[each], start[each]) for each in partitions}
+
+    def _at_time(self, partitions: Sequence[Partition], high: Mapping[Partition, int]) -> dict[Partition, int]:
+        spec = OffsetSpec.for_timestamp(int(float(self._start) * 1000))
+        found = offsets(self._catalogue.admin, partitions, spec)
+        return {each: offset if offset >= 0 else high[each] for each, offset in found.items()}
+
+
+def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Partition, int]:
+    asked = {TopicPartition(*each): spec for each in partitions}
+    futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
+    return {Partition(place.topic, place.partition): future.result(_ASK_S).offset for place, future in futures.items()}

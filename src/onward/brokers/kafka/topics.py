@@ -1,0 +1,145 @@
+"""Topics: their partition counts and log ids, as the cluster has them. What is asked is asked in a thread."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from onward import clock
+from onward.brokers.base import Change, TopicSpec
+from onward.brokers.kafka.client import REQUEST_S, Client, explained
+from onward.errors import BrokerError, PartitionsDiffer
+from onward.settings import Settings, check_name
+
+log = logging.getLogger("onward")
+
+DEFAULT_PARTITIONS = 8
+_FRESH_S = 30.0  # how long a remembered topic is not asked for again
+_OVERHEAD_BYTES = 65_536  # of headers and framing, beside what max_event_bytes counts
+_APPEAR_S = 0.05
+
+
+class Topic(NamedTuple):
+    name: str
+    log_id: str
+    partitions: int
+
+
+class Catalogue:
+    def __init__(self, client: Client, settings: Settings) -> None:
+        self._admin = client.admin()
+        self._settings = settings
+        self._declared: dict[str, int] = {}  # counts that this process declared itself
+        self._known: dict[str, tuple[Topic, float]] = {}
+
+    @property
+    def admin(self) -> AdminClient:
+        return self._admin
+
+    def remembered(self, name: str) -> Topic | None:
+        known = self._known.get(name)
+        return known[0] if known is not None and clock.now() - known[1] < _FRESH_S else None
+
+    async def resolve(self, name: str) -> Topic:
+        """The topic, created where that is allowed. PartitionsDiffer: not as this process must have it."""
+        return self.remembered(name) or await asyncio.to_thread(self.ask, name)
+
+    def ask(self, name: str) -> Topic:
+        topic = self.described(name)
+        if topic is None:
+            topic = self._first_use(name)
+        known = self._known.get(name)
+        self._check_count(topic, known[0] if known else None)
+        self._known[name] = (topic, clock.now())
+        return topic
+
+    def forget(self, name: str) -> None:
+        """Ask anew at the next use; the count it had is still remembered."""
+        if name in self._known:
+            self._known[name] = (self._known[name][0], 0.0)
+
+    def described(self, name: str) -> Topic | None:
+        """The topic as the cluster has it now, None where there is none."""
+        try:
+            futures = self._admin.describe_topics(TopicCollection([name]), request_timeout=REQUEST_S)
+            found = futures[name].result(REQUEST_S)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise explained(error, f"asking for topic {name}") from error
+        except TimeoutError as error:
+            raise BrokerError(f"Kafka: asking for topic {name}: no answer in {REQUEST_S:g} s") from error
+        return Topic(name, str(found.topic_id), len(found.partitions))
+
+    def declare(self, specs: Sequence[TopicSpec], *, apply: bool) -> list[Change]:
+        changes = []
+        for spec in specs:
+            check_name("topic", spec.name)
+            topic = self.described(spec.name)
+            if topic is None:
+                changes.append(Change(spec.name, "create", f"create {spec.name} with {spec.partitions} partitions"))
+                if apply:
+                    self.create(spec.name, spec.partitions)
+            elif topic.partitions != spec.partitions:
+                changes.append(Change(spec.name, "refuse", _differ(topic, spec.partitions)))
+                continue
+            if apply or topic is not None:
+                self._declared[spec.name] = spec.partitions
+        return changes
+
+    def create(self, name: str, partitions: int, config: dict[str, str] | None = None) -> Topic:
+        """Create the topic; one that somebody else created meanwhile will do."""
+        settings = self._settings
+        if config is None:
+            config = {
+                "retention.ms": str(int(settings.retention_s * 1000)),
+                "max.message.bytes": str(max(1_048_588, settings.max_event_bytes + _OVERHEAD_BYTES)),
+            }
+        new = NewTopic(name, partitions, settings.replication or -1, config=config)
+        try:
+            self._admin.create_topics([new], request_timeout=REQUEST_S)[name].result(REQUEST_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise explained(error, f"creating topic {name}") from error
+        except TimeoutError as error:
+            raise BrokerError(f"Kafka: creating topic {name}: no answer in {REQUEST_S:g} s") from error
+        return self._appeared(name)
+
+    def _appeared(self, name: str) -> Topic:
+        """The controller has made it; the broker that we ask hears of that a moment later."""
+        end = clock.now() + REQUEST_S
+        while (topic := self.described(name)) is None:
+            if clock.now() > end:
+                raise BrokerError(f"Kafka: topic {name} was created but is not to be seen")
+            time.sleep(_APPEAR_S)
+        return topic
+
+    def _first_use(self, name: str) -> Topic:
+        check_name("topic", name)
+        if not self._settings.auto_declare:
+            raise BrokerError(
+                f"topic {name} does not exist and auto_declare is off; declare it first, or turn auto_declare on"
+            )
+        return self.create(name, self._insisted(name) or DEFAULT_PARTITIONS)
+
+    def _insisted(self, name: str) -> int | None:
+        """The count that this process was told; None: whatever the cluster has will do."""
+        return self._declared.get(name, self._settings.partitions)
+
+    def _check_count(self, topic: Topic, known: Topic | None) -> None:
+        same_log = known is not None and known.log_id == topic.log_id
+        wanted = self._insisted(topic.name) or (known.partitions if known and same_log else topic.partitions)
+        grown = topic.partitions > wanted and self._settings.on_partition_growth == "accept"
+        if topic.partitions != wanted and not grown:
+            raise PartitionsDiffer(_differ(topic, wanted))
+
+
+def _differ(topic: Topic, wanted: int) -> str:
+    return (
+        f"topic {topic.name} has {topic.partitions} partitions, this process says {wanted}; a key would change its "
+        f"partition and lose its order. Set partitions={topic.partitions} here, or use a new topic"
+    )
