@@ -13,10 +13,10 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
+from tests.servers.kafka import KafkaServer
 
 from onward.event import Event
 from onward.testing import BrokerSuite
-from tests.servers.kafka import KafkaServer
 
 
 class KafkaHarness:

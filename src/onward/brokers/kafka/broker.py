@@ -3,17 +3,19 @@
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from onward.brokers.base import Broker, Change, Features, GroupInfo, Ordering, Start, Topology
+from onward.brokers.kafka.aside import KafkaAside
 from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.groups import Groups
 from onward.brokers.kafka.holdings import Holdings
+from onward.brokers.kafka.letters import Letters
 from onward.brokers.kafka.membership import Membership
 from onward.brokers.kafka.publisher import Publisher
 from onward.brokers.kafka.reader import Reader
 from onward.brokers.kafka.subscription import KafkaSubscription
 from onward.brokers.kafka.topics import Catalogue
+from onward.brokers.kafka.warden import Warden
 from onward.errors import BadSetting, Closed
 from onward.event import Event
 from onward.settings import Settings, check_name
@@ -38,6 +40,7 @@ class KafkaBroker:
         self._catalogue = Catalogue(client, settings)
         self._groups = Groups(self._catalogue)
         self._publisher = Publisher(client, settings)
+        self._letters: dict[str, Letters] = {}
         self._in_turn = asyncio.Lock()
         self._epochs = itertools.count(1)
         self._subscriptions: set[KafkaSubscription] = set()
@@ -74,12 +77,15 @@ class KafkaBroker:
             raise BadSetting(f"start={start!r}: use earliest, latest or a Unix time")
         for topic in dict.fromkeys(topics):
             await self._catalogue.resolve(topic)
+            await asyncio.to_thread(self._of_group(group).prepare, topic)
         holdings = Holdings()
+        warden = Warden(self._of_group(group), holdings, group)
         membership = Membership(
             self._client,
             self._catalogue,
             self._settings,
             holdings,
+            warden,
             group=group,
             member=member,
             topics=list(dict.fromkeys(topics)),
@@ -88,13 +94,18 @@ class KafkaBroker:
         )
         reader = Reader(self._client, holdings, group=group, displaced=membership.displaced)
         subscription = KafkaSubscription(
-            membership, reader, holdings, self._catalogue.admin, timeout_s=self._settings.publish_timeout_s
+            membership, reader, warden, holdings, self._catalogue.admin, timeout_s=self._settings.publish_timeout_s
         )
         self._subscriptions = {kept for kept in self._subscriptions if not kept.is_closed} | {subscription}
         return subscription
 
-    def aside(self, group: str) -> Any:
-        raise NotImplementedError
+    def aside(self, group: str) -> KafkaAside:
+        return KafkaAside(self._of_group(group), self._catalogue)
+
+    def _of_group(self, group: str) -> Letters:
+        if group not in self._letters:
+            self._letters[group] = Letters(self._client, self._catalogue, self._settings, group)
+        return self._letters[group]
 
     async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
         self._check_open()
@@ -107,11 +118,14 @@ class KafkaBroker:
     async def drop_group(self, topic: str, group: str) -> None:
         self._check_open()
         await asyncio.to_thread(self._groups.drop, topic, group)
+        await asyncio.to_thread(self._of_group(group).delete, topic)
 
     async def close(self) -> None:
         self._closed = True
         await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
         await self._publisher.close()
+        for letters in self._letters.values():
+            await asyncio.to_thread(letters.close)
 
     def _check_open(self) -> None:
         if self._closed:

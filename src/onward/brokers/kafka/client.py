@@ -12,6 +12,7 @@ from onward.errors import BadSetting, BrokerError
 from onward.settings import Settings
 
 log = logging.getLogger("onward.kafka")
+log.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # what we set is set on purpose
 
 REQUEST_S = 10.0  # for one question to the cluster
 _PORT = 9092

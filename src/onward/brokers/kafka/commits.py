@@ -152,9 +152,7 @@ class Commits:
 
     def put_back(self, holds: Sequence[Hold]) -> None:
         """These were never told of: they go back as they came."""
-        orders = {
-            hold.partition: Order(hold, hold.latest, clean=True) for hold in holds if not hold.source.unclean
-        }
+        orders = {hold.partition: Order(hold, hold.latest, clean=True) for hold in holds if not hold.source.unclean}
         if orders:
             self._at_once(orders, clock.now() + _CONFIRM_S)
 
@@ -279,4 +277,3 @@ class Commits:
             if not commit.future.done():
                 commit.future.set_exception(Closed("the subscription is closed"))
         self._waiting.clear()
-

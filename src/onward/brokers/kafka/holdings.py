@@ -25,6 +25,7 @@ class Hold:
         "epoch",
         "latest",
         "log_id",
+        "marked_at",
         "out",
         "partition",
         "paused",
@@ -43,6 +44,7 @@ class Hold:
         self.log_id = log_id
         self.suffix = suffix
         self.epoch = epoch
+        self.marked_at = 0  # where its aside's log says that it is ours
         self.ready_at = 0.0  # not announced before
         self.announced = False  # until then nothing of it can have run
         self.paused = False  # by the plane

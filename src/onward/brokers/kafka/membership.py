@@ -20,6 +20,7 @@ from onward.brokers.kafka.commits import Commit, Commits
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.origins import Origins
 from onward.brokers.kafka.topics import Catalogue
+from onward.brokers.kafka.warden import Warden
 from onward.event import Partition
 from onward.settings import Settings
 
@@ -40,6 +41,7 @@ class Membership:
         catalogue: Catalogue,
         settings: Settings,
         holdings: Holdings,
+        warden: Warden,
         *,
         group: str,
         member: str,
@@ -49,6 +51,7 @@ class Membership:
     ) -> None:
         self._settings = settings
         self._holdings = holdings
+        self._warden = warden
         self._topics = list(topics)
         self._epochs = epochs
         self._modern = settings.client.get("group.protocol") == "consumer"
@@ -232,6 +235,8 @@ class Membership:
         self._holdings.revoke(holds, deadline)
         while clock.now() < deadline and not self._closing:
             now = clock.now()
+            if now - self._polled > self._settings.max_poll_gap_s:
+                return
             if now > looked + _MEMBER_LOOK_S:
                 looked = now
                 if self._consumer.memberid() != member:
@@ -252,6 +257,7 @@ class Membership:
             return
         try:
             found = self._origins.find(list(self._arrivals))
+            marked = self._warden.mark({partition: source.fence for partition, (source, *_) in found.items()})
         except Exception as error:
             log.warning("Kafka: %s: progress cannot be read, trying again: %s", ", ".join(self._topics), error)
             self._retry_at = clock.now() + _RETRY_S
@@ -261,13 +267,12 @@ class Membership:
                 log.warning("Kafka: %s", source.note)
             self._arrivals.pop(partition, None)
             hold = Hold(partition, source, log_id=log_id, suffix=suffix, epoch=next(self._epochs))
+            hold.marked_at = marked.get(partition, 0)
             self._commits.fence(hold, self._fenced)
 
     def _fenced(self, hold: Hold, error: KafkaError | None) -> None:
         """The fence of an arrival is stored, or could not be."""
-        mine = any(
-            (place.topic, place.partition) == tuple(hold.partition) for place in self._consumer.assignment()
-        )
+        mine = any((place.topic, place.partition) == tuple(hold.partition) for place in self._consumer.assignment())
         if not mine or self._retiring or not self._subscribed:
             return
         if error is not None:

@@ -69,6 +69,13 @@ class LateEvent(Event, frozen=True, gc=False, array_like=True):
         return event
 
 
+def appended(event: Event) -> float:
+    """When the event was written to the log, in Unix time."""
+    message: Any = _HEADERS.__get__(event)
+    return float(message.timestamp()[1]) / 1000
+
+
+_HEADERS: Any = Event.__dict__["headers"]
 _ID: Any = Event.__dict__["id"]
 
 

@@ -14,8 +14,10 @@ from onward.brokers.base import AsideRecord, BrokerLag, Message, Progress
 from onward.brokers.kafka.client import explained
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.membership import Membership
+from onward.brokers.kafka.message import appended
 from onward.brokers.kafka.origins import offsets
 from onward.brokers.kafka.reader import Reader
+from onward.brokers.kafka.warden import Warden
 from onward.errors import BrokerError, Closed
 from onward.event import Partition
 
@@ -25,9 +27,17 @@ T = TypeVar("T")
 
 class KafkaSubscription:
     def __init__(
-        self, membership: Membership, reader: Reader, holdings: Holdings, admin: Any, *, timeout_s: float
+        self,
+        membership: Membership,
+        reader: Reader,
+        warden: Warden,
+        holdings: Holdings,
+        admin: Any,
+        *,
+        timeout_s: float,
     ) -> None:
         self._membership = membership
+        self._warden = warden
         self._reader = reader
         self._holdings = holdings
         self._admin = admin
@@ -52,9 +62,22 @@ class KafkaSubscription:
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
     ) -> Sequence[Partition]:
+        lost = dict.fromkeys(each.partition for each in progress if self._holdings.current(each) is None)
+        holds = {hold.partition: hold for hold in self._holdings.all() if hold.announced and hold.partition not in lost}
+        lost |= dict.fromkeys(record.partition for record in aside if record.partition not in holds)
         if self._holdings.closed:
-            return list(dict.fromkeys([each.partition for each in progress]))
-        return await self._answer(self._membership.commit(progress))
+            return list(lost | dict.fromkeys(each.partition for each in progress))
+        records = [record for record in aside if record.partition in holds]
+        if records:
+            fences = {partition: hold.source.fence for partition, hold in holds.items()}
+            await asyncio.to_thread(self._warden.store, records, fences)
+        mine = [each for each in progress if each.partition in holds]
+        if mine:
+            lost |= dict.fromkeys(await self._answer(self._membership.commit(mine)))
+        if gone:
+            kept = [hold for partition, hold in holds.items() if partition not in lost]
+            await asyncio.to_thread(self._warden.remove, gone, kept)
+        return list(lost)
 
     async def release(self, partitions: Sequence[Partition], *, drained: bool) -> None:
         holds = self._holdings.known(partitions)
@@ -95,7 +118,10 @@ class KafkaSubscription:
     async def _close(self) -> None:
         self._holdings.closed = True
         self._holdings.nudge()
-        leaving = [asyncio.ensure_future(asyncio.to_thread(each.close)) for each in (self._reader, self._membership)]
+        leaving = [
+            asyncio.ensure_future(asyncio.to_thread(each.close))
+            for each in (self._reader, self._membership, self._warden)
+        ]
         await asyncio.wait(leaving, timeout=_CLOSE_S)
 
     async def _answer(self, future: "Future[T]") -> T:
@@ -110,5 +136,5 @@ def _lag(hold: Hold, end: int, now: float) -> BrokerLag:
     """What is read but not handed out counts as undelivered; markers at the end of the log count as read."""
     first = next((part[0] for part in tuple(hold.queue) if not isinstance(part, int)), None)
     start = hold.out if first is not None else max(hold.out, hold.position)
-    age_s = max(0.0, now - first.event.time) if first is not None else None
+    age_s = max(0.0, now - appended(first.event)) if first is not None else None
     return BrokerLag(max(0, end - start), age_s)

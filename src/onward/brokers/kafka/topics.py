@@ -109,6 +109,17 @@ class Catalogue:
             raise BrokerError(f"Kafka: creating topic {name}: no answer in {REQUEST_S:g} s") from error
         return self._appeared(name)
 
+    def delete(self, name: str) -> None:
+        """Delete the topic; answers when nobody sees it any more."""
+        try:
+            self._admin.delete_topics([name], request_timeout=REQUEST_S)[name].result(REQUEST_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise explained(error, f"deleting topic {name}") from error
+        end = clock.now() + REQUEST_S
+        while self.described(name) is not None and clock.now() < end:
+            time.sleep(_APPEAR_S)
+
     def _appeared(self, name: str) -> Topic:
         """The controller has made it; the broker that we ask hears of that a moment later."""
         end = clock.now() + REQUEST_S

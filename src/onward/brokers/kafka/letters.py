@@ -1,0 +1,201 @@
+"""The log of the aside: a compacted topic for each group and topic, written and followed here. Calls block."""
+
+import hashlib
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Message as KafkaMessage
+from confluent_kafka.admin import OffsetSpec
+
+from onward import clock
+from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.origins import offsets
+from onward.brokers.kafka.table import Entry, Table
+from onward.brokers.kafka.topics import Catalogue
+from onward.errors import BrokerError
+from onward.event import Partition
+from onward.settings import Settings
+
+log = logging.getLogger("onward")
+
+_LONGEST_NAME = 249  # of a Kafka topic
+_CATCH_UP_S = 30.0
+_STORY_BYTES = 262_144  # what a failure adds to an event
+_PREFIX = "onward.aside."
+_COMPACTED = {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000", "segment.ms": "86400000"}
+
+Placed = tuple[int, Entry]  # with the index of its partition
+
+
+def topic_name(group: str, topic: str) -> str:
+    """Two dots part what may hold single ones."""
+    name = f"{_PREFIX}{group}..{topic}"
+    return name if len(name) <= _LONGEST_NAME else f"{_PREFIX}{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def topics_of(group: str, names: Sequence[str]) -> list[str]:
+    """The topics that have an aside for the group, of all topics of the cluster."""
+    known = set(names)
+    return [name for name in names if topic_name(group, name) in known]
+
+
+class Letters:
+    """One group's asides. Safe to call from any thread; one call at a time."""
+
+    def __init__(self, client: Client, catalogue: Catalogue, settings: Settings, group: str) -> None:
+        self._client = client
+        self._catalogue = catalogue
+        self._settings = settings
+        self._group = group
+        self._lock = threading.RLock()
+        self._tables: dict[Partition, Table] = {}
+        self._consumer: Consumer | None = None
+        self._producer: Producer | None = None
+        self._ready: set[str] = set()
+
+    def topics(self) -> list[str]:
+        found = self._catalogue.admin.list_topics(timeout=_CATCH_UP_S).topics
+        return topics_of(self._group, list(found))
+
+    def prepare(self, topic: str) -> bool:
+        """Make the aside of a topic, where that is allowed; False where there is none."""
+        name = topic_name(self._group, topic)
+        if name in self._ready:
+            return True
+        if self._catalogue.described(name) is None:
+            origin = self._catalogue.described(topic)
+            if origin is None or not self._settings.auto_declare:
+                return False
+            size = {"max.message.bytes": str(self._settings.max_event_bytes + _STORY_BYTES)}
+            self._catalogue.create(name, origin.partitions, _COMPACTED | size)
+        self._ready.add(name)
+        return True
+
+    def write(self, topic: str, entries: Sequence[Placed]) -> list[int | str]:
+        """Where each was stored, or why it was not."""
+        if not entries:
+            return []
+        with self._lock:
+            if not self.prepare(topic):
+                name = topic_name(self._group, topic)
+                return [f"topic {name} does not exist and auto_declare is off; declare it, compacted"] * len(entries)
+            return self._send(topic_name(self._group, topic), entries)
+
+    def _send(self, name: str, entries: Sequence[Placed]) -> list[int | str]:
+        if self._producer is None:
+            size = self._settings.max_event_bytes + 2 * _STORY_BYTES
+            self._producer = self._client.producer(**{"enable.gapless.guarantee": False, "message.max.bytes": size})
+        producer, answers = self._producer, dict[int, int | str]()
+
+        def report(at: int, error: KafkaError | None, message: KafkaMessage) -> None:
+            answers[at] = error.str() if error is not None else message.offset()
+
+        for at, (index, entry) in enumerate(entries):
+            try:
+                producer.produce(
+                    name,
+                    entry.value,
+                    entry.key,
+                    index,
+                    partial(report, at),
+                    headers=[("onward-fence", str(entry.fence).encode())],
+                )
+            except (KafkaException, BufferError) as error:
+                answers[at] = str(error)
+        if producer.flush(self._settings.publish_timeout_s):
+            producer.purge()
+            producer.flush(1.0)
+            self._producer = None
+        return [answers.get(at, "no answer in time") for at in range(len(entries))]
+
+    def tables(self, partitions: Sequence[Partition]) -> dict[Partition, Table]:
+        """The tables as the log has them now. BrokerError: they could not be read to their ends."""
+        with self._lock:
+            existing = [each for each in partitions if self.prepare(each.topic)]
+            self._follow(existing)
+            self._catch_up(existing)
+            return {each: self._tables.get(each) or Table() for each in partitions}
+
+    def pump(self, partitions: Sequence[Partition]) -> dict[Partition, Table]:
+        """What has come of these since, without a question to the cluster."""
+        with self._lock:
+            self._follow([each for each in partitions if topic_name(self._group, each.topic) in self._ready])
+            self._take(0.0)
+            return {each: self._tables[each] for each in partitions if each in self._tables}
+
+    def forget(self, partition: Partition) -> None:
+        with self._lock:
+            if self._tables.pop(partition, None) is not None and self._consumer is not None:
+                self._consumer.incremental_unassign([self._place(partition)])
+
+    def delete(self, topic: str) -> None:
+        """Forget all records of the topic."""
+        name = topic_name(self._group, topic)
+        with self._lock:
+            for partition in [each for each in self._tables if each.topic == topic]:
+                self.forget(partition)
+            self._ready.discard(name)
+            self._catalogue.delete(name)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+            self._tables.clear()
+            if self._producer is not None:
+                self._producer.flush(1.0)
+
+    def _place(self, partition: Partition, offset: int = 0) -> TopicPartition:
+        return TopicPartition(topic_name(self._group, partition.topic), partition.index, offset)
+
+    def _follow(self, partitions: Sequence[Partition]) -> None:
+        new = [each for each in partitions if each not in self._tables]
+        if not new:
+            return
+        if self._consumer is None:
+            more = {"group.id": self._group, "auto.offset.reset": "earliest", "queued.max.messages.kbytes": 8_192}
+            self._consumer = self._client.consumer(**more)
+        self._consumer.incremental_assign([self._place(each) for each in new])
+        self._tables |= {each: Table() for each in new}
+
+    def _catch_up(self, partitions: Sequence[Partition]) -> None:
+        if not partitions:
+            return
+        assert self._consumer is not None
+        places = {Partition(topic_name(self._group, each.topic), each.index): each for each in partitions}
+        try:
+            ends = offsets(self._catalogue.admin, list(places), OffsetSpec.latest())
+            end_at = clock.now() + _CATCH_UP_S
+            while behind := self._behind(ends):
+                if clock.now() > end_at:
+                    raise BrokerError(f"Kafka: the aside of {behind} could not be read to its end")
+                self._take(0.1)
+        except KafkaException as error:
+            raise BrokerError(f"Kafka: the aside of {self._group}: {error.args[0].str()}") from error
+
+    def _behind(self, ends: Mapping[Partition, int]) -> list[Partition]:
+        assert self._consumer is not None
+        found = self._consumer.position([TopicPartition(*each) for each in ends])
+        read = {Partition(place.topic, place.partition): place.offset for place in found}
+        return [each for each, end in ends.items() if end and read[each] < end]
+
+    def _take(self, wait_s: float) -> None:
+        if self._consumer is None:
+            return
+        first = self._consumer.poll(wait_s)
+        messages = [] if first is None else [first, *self._consumer.consume(1_000, 0)]
+        names = {(topic_name(self._group, each.topic), each.index): each for each in self._tables}
+        for message in messages:
+            place = names.get((message.topic() or "", message.partition()))
+            if message.error() is None and place is not None:
+                self._tables[place].apply(_entry(message))
+
+
+def _entry(message: KafkaMessage) -> Entry:
+    headers = dict(message.headers() or ())
+    key, fence = message.key() or b"", headers.get("onward-fence") or b"0"
+    return Entry(bytes(key).decode(), message.value(), int(fence), message.offset() or 0)
