@@ -79,7 +79,7 @@ class Hostile(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         raise RuntimeError("not to be looked at")
 
