@@ -19,7 +19,9 @@ from onward.brokers.base import Broker, Ordering, Start
 from onward.engines.tasks import TaskEngine
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
 from onward.event import Event, new_id, new_ids
+from onward.failure.dead import DeadLetters
 from onward.failure.expiry import EXPIRES, stamp
+from onward.failure.health import Health
 from onward.failure.retry import Retry
 from onward.flow.consumer import Consumer
 from onward.handler import EngineName, Function, Handler, bind
@@ -192,6 +194,20 @@ class Onward:
                 f"max_event_bytes={self.settings.max_event_bytes:,}; store it elsewhere and publish its address"
             )
         return event
+
+    # -- failing ------------------------------------------------------------------------------------------------
+
+    @property
+    def dead(self) -> DeadLetters:
+        """The dead letters: list, show, replay, drop, export, send. Only within `async with app` or `run`."""
+        return DeadLetters(self.broker, [(handler.topic, handler.group) for handler in self.handlers])
+
+    def health(self) -> Health:
+        """Ready means: handlers run, and dead letters can be stored."""
+        if not self._consumers:
+            return Health(False, ("no handler runs",))
+        troubles = tuple(trouble for consumer in self._consumers for trouble in consumer.troubles)
+        return Health(not troubles, troubles)
 
     # -- running ------------------------------------------------------------------------------------------------
 
