@@ -7,6 +7,7 @@ while the group runs and while it does not: a letter is moved by compare and set
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -92,16 +93,16 @@ class DeadLetters:
         at, place = _cursor(after)
         groups = [group for group in await self._groups(chosen) if group >= at]
         found: list[AsideRecord] = []
-        for group, following in zip(groups, [*groups[1:], None], strict=True):
+        for group, following in pairwise([*groups, ""]):
             async for page, inner in self._pages(group, chosen, place if group == at else None, limit - len(found)):
                 found += page
                 if len(found) >= limit and (inner or following):
                     return Letters(found, f"{group}:{inner}" if inner else f"{following}:")
         return Letters(found, None)
 
-    async def show(self, id_: str, *, group: str | None = None) -> AsideRecord:
+    async def show(self, id_: str, *, group: str | None = None, topic: str | None = None) -> AsideRecord:
         """The letter with this id, or of the event with this id."""
-        chosen = Choice(ids=frozenset({id_}), group=group)
+        chosen = Choice(ids=frozenset({id_}), group=group, topic=topic)
         found = [record async for record in self._matching(chosen)]
         if not found:
             raise NoSuchLetter(f"no dead letter {id_!r}; it was replayed or dropped, or its group is another one")
