@@ -8,10 +8,27 @@ class TestMyBroker(BrokerSuite):
 import pytest
 
 pytest.register_assert_rewrite(
-    "onward.testing.delivery", "onward.testing.groups", "onward.testing.ownership", "onward.testing.publishing"
+    "onward.testing.aside",
+    "onward.testing.delivery",
+    "onward.testing.failure",
+    "onward.testing.groups",
+    "onward.testing.ownership",
+    "onward.testing.publishing",
 )
 
+from onward.testing.aside import AsideHarness, AsideSuite  # noqa: E402
 from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad  # noqa: E402
+from onward.testing.failure import FailureSuite  # noqa: E402
 from onward.testing.harness import Child, Harness, Member, Process  # noqa: E402
 
-__all__ = ["BrokerSuite", "BrokerSuiteUnderLoad", "Child", "Harness", "Member", "Process"]
+__all__ = [
+    "AsideHarness",
+    "AsideSuite",
+    "BrokerSuite",
+    "BrokerSuiteUnderLoad",
+    "Child",
+    "FailureSuite",
+    "Harness",
+    "Member",
+    "Process",
+]

@@ -55,8 +55,12 @@ class Kit:
 
     def child(self, mode: str, group: str = "group", **options: Any) -> "Child":
         child = Child(self, mode, group, options)
-        self._children.append(child)
+        self.adopt(child)
         return child
+
+    def adopt(self, child: "Process") -> None:
+        """It ends with the scenario."""
+        self._children.append(child)
 
     def events(self, count: int, keys: int = 1) -> list[Event]:
         """Numbered events: value n counts within its key."""
@@ -208,6 +212,11 @@ class Process:
         text = await asyncio.wait_for(reading, within_s)
         assert text, f"child {self.pid} ended with {self._process.wait()}"
         return json.loads(text)
+
+    def rest(self) -> list[Any]:
+        """What it had said before it was killed and nobody has read yet."""
+        assert self._process.stdout is not None
+        return [json.loads(line) for line in self._process.stdout.read().splitlines()]
 
     def kill(self) -> None:
         self._process.kill()
