@@ -40,9 +40,10 @@ class KafkaAside:
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         """Pages follow the place of a record (topic, partition, position), which never changes."""
+        least = None if after is None else _parsed(after)
         tables = await asyncio.to_thread(self._all, where.topic)
         placed = sorted((_place(partition, each), each) for partition, each in _records(tables) if _fits(each, where))
-        rest = [(place, each) for place, each in placed if after is None or place > _parsed(after)]
+        rest = [(place, each) for place, each in placed if least is None or place > least]
         found = list(itertools.islice(rest, limit + 1))
         more = _written(found[limit - 1][0]) if len(found) > limit else None
         return Page([each for _, each in found[:limit]], more)
@@ -95,8 +96,11 @@ def _written(place: Place) -> str:
 
 
 def _parsed(after: str) -> Place:
-    topic, index, position, name = after.split(":", 3)
-    return topic, int(index), int(position), name
+    try:
+        topic, index, position, name = after.split(":", 3)
+        return topic, int(index), int(position), name
+    except ValueError:
+        raise BrokerError(f"{after!r} is no cursor of this store; begin without one") from None
 
 
 def _fits(record: AsideRecord, where: Filter) -> bool:

@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -98,15 +99,13 @@ class Commits:
         if not left:
             return then()
 
-        def stored(partition: Partition) -> None:
+        def stored(partition: Partition, _: KafkaError | None) -> None:
             left.discard(partition)
             if not left:
                 then()
 
         for hold in holds:
-            self._orders[hold.partition] = Order(
-                hold, hold.latest, lambda _, partition=hold.partition: stored(partition), clean=True
-            )
+            self._orders[hold.partition] = Order(hold, hold.latest, partial(stored, hold.partition), clean=True)
 
     # Between polls
 

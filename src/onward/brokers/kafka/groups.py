@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
 from onward.brokers.base import GroupInfo
+from onward.brokers.kafka import marks
 from onward.brokers.kafka.client import REQUEST_S, explained
 from onward.brokers.kafka.topics import Catalogue
 from onward.errors import BrokerError
@@ -36,15 +37,14 @@ class Groups:
         members = self._members(group, None)
         if members:
             raise BrokerError(f"group {group} of topic {topic} is in use by {', '.join(members)}; stop them first")
-        others = sorted(offsets.keys() - {topic})
-        if others:
-            raise BrokerError(
-                f"group {group} has progress in {', '.join(others)} too, and this client can only forget a whole "
-                f"group: use kafka-consumer-groups --delete-offsets --group {group} --topic {topic}"
-            )
-        admin = self._catalogue.admin
+        forgotten = [TopicPartition(topic, index, 0, marks.FORGOTTEN) for index in offsets[topic]]
+        asked = [ConsumerGroupTopicPartitions(group, forgotten)]
         try:
-            admin.delete_consumer_groups([group], request_timeout=REQUEST_S)[group].result(REQUEST_S)
+            if offsets.keys() == {topic}:
+                futures = self._catalogue.admin.delete_consumer_groups([group], request_timeout=REQUEST_S)
+            else:  # the client cannot delete the commits of one topic
+                futures = self._catalogue.admin.alter_consumer_group_offsets(asked, request_timeout=REQUEST_S)
+            futures[group].result(REQUEST_S)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
                 raise explained(error, f"forgetting group {group}") from error
@@ -58,7 +58,7 @@ class Groups:
             raise explained(error, f"reading the progress of group {group}") from error
         found: dict[str, dict[int, int]] = {}
         for place in places:
-            if place.offset >= 0:
+            if place.offset >= 0 and place.metadata != marks.FORGOTTEN:
                 found.setdefault(place.topic, {})[place.partition] = place.offset
         return found
 

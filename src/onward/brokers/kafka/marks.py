@@ -11,6 +11,8 @@ from onward.brokers.base import Progress
 from onward.event import Partition
 from onward.flow.progress import LIMIT_CHARS, Alphabet, Decoded, Encoded, decode, encode
 
+FORGOTTEN = "onward: forgotten"  # in place of a mark: the group was dropped, and begins anew
+
 
 class Limit(NamedTuple):
     """How much text the coordinator takes."""

@@ -4,6 +4,7 @@ All calls of its consumer are made in this thread: between polls, or, while part
 callback that asks. The callback waits for the release, so that the group waits too; the reader reads on meanwhile.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -100,10 +101,10 @@ class Membership:
     def sure_until(self) -> float:
         now = clock.now()
         if self._holdings.closed or self._holdings.has_untold_loss:
-            return now  # whoever has not heard of a loss is sure of nothing
-        if now - self._polled > self._settings.max_poll_gap_s:
-            return min(now, self._polled + self._settings.max_poll_gap_s)
-        return self._contact + self._sure_s if self._holdings.held else now + self._sure_s
+            return 0.0  # whoever has not heard of a loss is sure of nothing
+        if not self._holdings.held:
+            return now + self._sure_s
+        return min(self._contact + self._sure_s, self._polled + self._settings.max_poll_gap_s)
 
     def commit(self, progress: Sequence[Progress]) -> "Future[list[Partition]]":
         """Commit these; answers the partitions that are not ours any more."""
@@ -243,10 +244,8 @@ class Membership:
                     return  # the group has not waited for us
                 if not self._modern:  # there the id outlives the membership
                     self._contact = now
-            try:
+            with contextlib.suppress(queue.Empty):
                 self._commands.get(timeout=_POLL_S)()
-            except queue.Empty:
-                pass
             self._commits.work_at_once(deadline)
             if not any(self._holdings.held.get(hold.partition) is hold for hold in holds):
                 return

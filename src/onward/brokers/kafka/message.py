@@ -39,21 +39,30 @@ class LateEvent(Event, frozen=True, gc=False, array_like=True):
     Until then its fields hold the message in their place, which no encoder takes: encode `whole()`.
     """
 
-    @property
-    def id(self) -> str:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def id(self) -> str:
         return self.whole().id
 
-    @property
-    def headers(self) -> Mapping[str, str]:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def headers(self) -> Mapping[str, str]:
         return self.whole().headers
 
-    @property
-    def type(self) -> str:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def type(self) -> str:
         return self.whole().type
 
-    @property
-    def time(self) -> float:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def time(self) -> float:
         return self.whole().time
+
+    def __eq__(self, other: object) -> bool:
+        return self.whole() == other.whole() if isinstance(other, Event) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.whole().id)
+
+    def __repr__(self) -> str:
+        return repr(self.whole())
 
     @property
     def size(self) -> int:

@@ -51,7 +51,9 @@ class Origins:
             if place.error is not None:
                 raise BrokerError(f"commits of {topic.name}: {place.error.str()}")
         return {
-            place.partition: Committed(place.offset if place.offset >= 0 else None, place.metadata or "")
+            place.partition: Committed(None, "")
+            if place.offset < 0 or place.metadata == marks.FORGOTTEN
+            else Committed(place.offset, place.metadata or "")
             for place in found
         }
 

@@ -49,7 +49,7 @@ class KafkaSubscription:
             raise Closed("the subscription is closed")
         loop = asyncio.get_running_loop()
         end = clock.now() + wait_s
-        while not self._holdings.closed:
+        while not self.is_closed:
             self._membership.polled()
             rung = self._holdings.waiter(loop)
             now = clock.now()
@@ -73,7 +73,8 @@ class KafkaSubscription:
             await asyncio.to_thread(self._warden.store, records, fences)
         mine = [each for each in progress if each.partition in holds]
         if mine:
-            lost |= dict.fromkeys(await self._answer(self._membership.commit(mine)))
+            more = await self._answer(self._membership.commit(mine))
+            lost |= dict.fromkeys(more)
         if gone:
             kept = [hold for partition, hold in holds.items() if partition not in lost]
             await asyncio.to_thread(self._warden.remove, gone, kept)

@@ -21,6 +21,7 @@ DEFAULT_PARTITIONS = 8
 _FRESH_S = 30.0  # how long a remembered topic is not asked for again
 _OVERHEAD_BYTES = 65_536  # of headers and framing, beside what max_event_bytes counts
 _APPEAR_S = 0.05
+_LEAST_RETENTION_S = 3_600.0  # Kafka forgets by age alone, also what nobody has handled
 
 
 class Topic(NamedTuple):
@@ -46,12 +47,11 @@ class Catalogue:
 
     async def resolve(self, name: str) -> Topic:
         """The topic, created where that is allowed. PartitionsDiffer: not as this process must have it."""
-        return self.remembered(name) or await asyncio.to_thread(self.ask, name)
+        known = self.remembered(name)
+        return known if known is not None else await asyncio.to_thread(self.ask, name)
 
     def ask(self, name: str) -> Topic:
-        topic = self.described(name)
-        if topic is None:
-            topic = self._first_use(name)
+        topic = self.described(name) or self._first_use(name)
         known = self._known.get(name)
         self._check_count(topic, known[0] if known else None)
         self._known[name] = (topic, clock.now())
@@ -96,7 +96,7 @@ class Catalogue:
         settings = self._settings
         if config is None:
             config = {
-                "retention.ms": str(int(settings.retention_s * 1000)),
+                "retention.ms": str(int(max(settings.retention_s, _LEAST_RETENTION_S) * 1000)),
                 "max.message.bytes": str(max(1_048_588, settings.max_event_bytes + _OVERHEAD_BYTES)),
             }
         new = NewTopic(name, partitions, settings.replication or -1, config=config)
