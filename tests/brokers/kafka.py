@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -23,41 +24,51 @@ class KafkaHarness:
     def __init__(self, server: KafkaServer, folder: Path) -> None:
         self.folder = folder
         self.url = server.url
-        self._admin = AdminClient({"bootstrap.servers": server.bootstrap})
+        self.bootstrap = server.bootstrap
+        self.admin = AdminClient({"bootstrap.servers": server.bootstrap})
 
     @contextmanager
     def refuse(self, event: Event) -> Iterator[None]:
         """The topic takes nothing as long as this event, which is all that the call brings."""
-        self._limit(event.topic, "10")
+        self.limit(event.topic, "10")
         try:
             yield
         finally:
-            self._limit(event.topic, "1048588")
+            self.limit(event.topic, "1048588")
 
     @contextmanager
     def refuse_aside(self) -> Iterator[None]:
-        asides = [name for name in self._admin.list_topics(timeout=10).topics if name.startswith("onward.aside.")]
-        for name in asides:
-            self._limit(name, "10")
+        self._limit_asides("10")
         try:
             yield
         finally:
-            for name in asides:
-                self._limit(name, "1400000")
+            self._limit_asides("1400000")
+
+    def _limit_asides(self, size: str) -> None:
+        for name in self.admin.list_topics(timeout=10).topics:
+            if name.startswith("onward.aside."):
+                self.limit(name, size)
 
     def clear(self) -> None:
         """Delete every topic, and with it what groups know of it: the next test finds an empty cluster."""
-        names = [name for name in self._admin.list_topics(timeout=10).topics if not name.startswith("__")]
+        names = [name for name in self.admin.list_topics(timeout=10).topics if not name.startswith("__")]
         if names:
-            for future in self._admin.delete_topics(names).values():
+            for future in self.admin.delete_topics(names).values():
                 future.result(30)
 
-    def _limit(self, topic: str, size: str) -> None:
+    def limit(self, topic: str, size: str) -> None:
         change = ConfigEntry("max.message.bytes", size, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
-        self._admin.incremental_alter_configs([resource])[resource].result(10)
+        self.admin.incremental_alter_configs([resource])[resource].result(10)
         asked = ConfigResource(ResourceType.TOPIC, topic)
         deadline = time.monotonic() + 10
-        while self._admin.describe_configs([asked])[asked].result(10)["max.message.bytes"].value != size:
+        while self.admin.describe_configs([asked])[asked].result(10)["max.message.bytes"].value != size:
             assert time.monotonic() < deadline
         time.sleep(0.1)  # told by the broker a moment before its logs follow it
+
+
+@pytest.fixture
+def harness(kafka_server: KafkaServer, tmp_path: Path) -> Iterator[KafkaHarness]:
+    harness = KafkaHarness(kafka_server, tmp_path)
+    yield harness
+    harness.clear()
