@@ -34,6 +34,19 @@ _MOVING = frozenset(
         KafkaError._STATE,
     }
 )
+# Nobody is there to answer: wait, up to the caller's deadline.
+_AWAY = frozenset(
+    {
+        KafkaError._WAIT_COORD,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
 _GONE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID})
 _SMALLEST_CHARS = 64
 
@@ -219,7 +232,7 @@ class Commits:
             order.then(error)
         elif code in _GONE:
             self._dismiss(partition, lost=True)
-        elif code not in _MOVING:
+        elif code not in _MOVING and code not in _AWAY:
             self._refuse(partition, f"progress could not be committed: {error.str()}")
         else:
             self._not_before = clock.now() + _AGAIN_S

@@ -54,34 +54,38 @@ class Letters:
         self._tables: dict[Partition, Table] = {}
         self._consumer: Consumer | None = None
         self._producer: Producer | None = None
-        self._ready: set[str] = set()
+        self._ready: dict[str, int] = {}  # how many partitions each aside has
 
     def topics(self) -> list[str]:
         found = self._catalogue.admin.list_topics(timeout=_CATCH_UP_S).topics
         return topics_of(self._group, list(found))
 
-    def prepare(self, topic: str) -> bool:
-        """Make the aside of a topic, where that is allowed; False where there is none."""
+    def prepare(self, topic: str, index: int = 0) -> bool:
+        """See that the aside of a topic has this partition, where that is allowed; False where it has not."""
         name = topic_name(self._group, topic)
-        if name in self._ready:
+        if index < self._ready.get(name, 0):
             return True
-        if self._catalogue.described(name) is None:
-            origin = self._catalogue.described(topic)
-            if origin is None or not self._settings.auto_declare:
-                return False
+        origin, mine = self._catalogue.described(topic), self._catalogue.described(name)
+        if mine is None and origin is not None and self._settings.auto_declare:
             size = {"max.message.bytes": str(self._settings.max_event_bytes + _STORY_BYTES)}
-            self._catalogue.create(name, origin.partitions, _COMPACTED | size)
-        self._ready.add(name)
-        return True
+            mine = self._catalogue.create(name, origin.partitions, _COMPACTED | size)
+        elif mine is not None and index >= mine.partitions and self._settings.auto_declare:
+            mine = self._catalogue.grow(name, index + 1 if origin is None else origin.partitions)
+            with self._lock:
+                self._producer = None  # it would not see the new partitions for a while
+        self._ready[name] = 0 if mine is None else mine.partitions
+        return index < self._ready[name]
 
     def write(self, topic: str, entries: Sequence[Placed]) -> list[int | str]:
         """Where each was stored, or why it was not."""
         if not entries:
             return []
         with self._lock:
-            if not self.prepare(topic):
+            if not self.prepare(topic, max(index for index, _ in entries)):
                 name = topic_name(self._group, topic)
-                return [f"topic {name} does not exist and auto_declare is off; declare it, compacted"] * len(entries)
+                return [
+                    f"topic {name} is not there, or too small, and auto_declare is off; declare it, compacted"
+                ] * len(entries)
             return self._send(topic_name(self._group, topic), entries)
 
     def _send(self, name: str, entries: Sequence[Placed]) -> list[int | str]:
@@ -114,7 +118,7 @@ class Letters:
     def tables(self, partitions: Sequence[Partition]) -> dict[Partition, Table]:
         """The tables as the log has them now. BrokerError: they could not be read to their ends."""
         with self._lock:
-            existing = [each for each in partitions if self.prepare(each.topic)]
+            existing = [each for each in partitions if self.prepare(each.topic, each.index)]
             self._follow(existing)
             self._catch_up(existing)
             return {each: self._tables.get(each) or Table() for each in partitions}
@@ -122,7 +126,9 @@ class Letters:
     def pump(self, partitions: Sequence[Partition]) -> dict[Partition, Table]:
         """What has come of these since, without a question to the cluster."""
         with self._lock:
-            self._follow([each for each in partitions if topic_name(self._group, each.topic) in self._ready])
+            self._follow(
+                [each for each in partitions if each.index < self._ready.get(topic_name(self._group, each.topic), 0)]
+            )
             self._take(0.0)
             return {each: self._tables[each] for each in partitions if each in self._tables}
 
@@ -137,7 +143,7 @@ class Letters:
         with self._lock:
             for partition in [each for each in self._tables if each.topic == topic]:
                 self.forget(partition)
-            self._ready.discard(name)
+            self._ready.pop(name, None)
             self._catalogue.delete(name)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ log = logging.getLogger("onward")
 
 _POLL_S = 0.02
 _MEMBER_LOOK_S = 0.1
-_RETRY_S = 0.2
+_RETRY_S = 0.5
 _BEATS = 5  # heartbeats in a session
 
 Command = Callable[[], None]
@@ -278,7 +278,8 @@ class Membership:
             self._arrivals[hold.partition] = None
             self._retry_at = clock.now() + _RETRY_S
             return
-        hold.ready_at = clock.now() + (self._settings.takeover_grace_s if hold.source.unclean else 0.0)
+        self._contact = clock.now()  # the coordinator took our commit: we are in the group
+        hold.ready_at = self._contact + (self._settings.takeover_grace_s if hold.source.unclean else 0.0)
         self._holdings.add(hold)
 
     def _begin_anew(self, hold: Hold) -> None:

@@ -1,11 +1,13 @@
 """Where the partitions that come to us begin: asked of the group's commits and of the logs themselves."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from onward import clock
 from onward.brokers.base import Start
 from onward.brokers.kafka import marks
 from onward.brokers.kafka.marks import Committed, Log, Origin
@@ -14,6 +16,11 @@ from onward.errors import BrokerError
 from onward.event import Partition
 
 _ASK_S = 2.0  # not much of a session: the member's thread waits for it
+
+_AGAIN_S = 0.05
+_SOON = frozenset(
+    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
+)
 
 Found = tuple[Origin, str, str]  # with the log's id and the suffix of its marks
 
@@ -70,6 +77,16 @@ class Origins:
 
 
 def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Partition, int]:
-    asked = {TopicPartition(*each): spec for each in partitions}
-    futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
-    return {Partition(place.topic, place.partition): future.result(_ASK_S).offset for place, future in futures.items()}
+    """Of each partition; a leader that has only just become one is asked again."""
+    end = clock.now() + _ASK_S
+    while True:
+        asked = {TopicPartition(*each): spec for each in partitions}
+        futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
+        try:
+            found = {place: future.result(_ASK_S).offset for place, future in futures.items()}
+        except KafkaException as error:
+            if error.args[0].code() not in _SOON or clock.now() > end:
+                raise
+            time.sleep(_AGAIN_S)
+        else:
+            return {Partition(place.topic, place.partition): offset for place, offset in found.items()}

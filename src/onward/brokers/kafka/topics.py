@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from onward import clock
 from onward.brokers.base import Change, TopicSpec
@@ -108,6 +108,18 @@ class Catalogue:
         except TimeoutError as error:
             raise BrokerError(f"Kafka: creating topic {name}: no answer in {REQUEST_S:g} s") from error
         return self._appeared(name)
+
+    def grow(self, name: str, partitions: int) -> Topic:
+        try:
+            new = NewPartitions(name, partitions)
+            self._admin.create_partitions([new], request_timeout=REQUEST_S)[name].result(REQUEST_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # somebody else has done it
+                raise explained(error, f"adding partitions to topic {name}") from error
+        end = clock.now() + REQUEST_S
+        while (topic := self._appeared(name)).partitions < partitions and clock.now() < end:
+            time.sleep(_APPEAR_S)
+        return topic
 
     def delete(self, name: str) -> None:
         """Delete the topic; answers when nobody sees it any more."""

@@ -33,9 +33,9 @@ class Warden:
         BrokerError: it was not stored."""
         marked = {}
         for topic in dict.fromkeys(partition.topic for partition in fences):
-            if not self._letters.prepare(topic):
-                continue
             mine = {each: fence for each, fence in fences.items() if each.topic == topic}
+            if not self._letters.prepare(topic, max(each.index for each in mine)):
+                continue
             answers = self._letters.write(
                 topic, [(each.index, Entry(FENCE, b"", fence)) for each, fence in mine.items()]
             )
