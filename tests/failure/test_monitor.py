@@ -9,7 +9,7 @@ from pathlib import Path
 from onward import Event, GiveUp, Onward
 from onward.failure.monitor import Hook, Monitor
 from onward.failure.watch import Alert, Reading, Thresholds
-from onward.testing.failure import eventually
+from onward.testing.failure_shop import eventually
 
 
 class Depth:
