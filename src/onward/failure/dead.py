@@ -219,6 +219,10 @@ class DeadLetters:
         known = {group for topic, group in self._places if topic in topics}
         for topic in topics:
             known |= {info.group for info in await self._broker.groups(topic)}
+        if not known:
+            raise ConfigError(
+                f"no group has ever taken topic {', '.join(topics)}, so it has no dead letters; is the name right?"
+            )
         return sorted(known)
 
 
