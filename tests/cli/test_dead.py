@@ -110,7 +110,7 @@ def test_replay_from_the_shell_runs_in_the_group(shell: Shell) -> None:
 
 def test_ctrl_c_stops_a_replay_and_says_where_it_stands(shell: Shell) -> None:
     bury(shell.folder, 20)
-    running = shell.start("dead", "replay", "--rate", "2", "--app", "shop:app")
+    running = shell.start("dead", "replay", "--rate", "1", "--app", "shop:app")
 
     def begun() -> bool:
         return len(json.loads(dead(shell, "list", "--json"))) < 20
