@@ -18,17 +18,20 @@ from onward.brokers import open_broker
 from onward.brokers.base import Broker, Ordering, Start
 from onward.engines.tasks import TaskEngine
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
-from onward.event import Event, new_id, new_ids
+from onward.event import Event, Partition, new_id, new_ids
 from onward.failure.dead import DeadLetters
 from onward.failure.expiry import EXPIRES, stamp
 from onward.failure.health import Health
+from onward.failure.monitor import Hook, Monitor
 from onward.failure.retry import Retry
+from onward.failure.watch import Reading, Thresholds
 from onward.flow.consumer import Consumer
 from onward.handler import EngineName, Function, Handler, bind
 from onward.payload import encode, type_name
 
 log = logging.getLogger("onward")
 AnyFunction = TypeVar("AnyFunction", bound=Function)
+AnyHook = TypeVar("AnyHook", bound=Hook)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -43,6 +46,7 @@ class Onward:
         self.settings = settings_.load(url, **settings)
         self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
         self.handlers: list[Handler] = []
+        self._hooks: list[Hook] = []
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._door: _SyncDoor | None = None
@@ -202,6 +206,24 @@ class Onward:
         """The dead letters: list, show, replay, drop, export, send. Only within `async with app` or `run`."""
         return DeadLetters(self.broker, [(handler.topic, handler.group) for handler in self.handlers])
 
+    def alert(self, hook: AnyHook) -> AnyHook:
+        """Have this called with each Alert of the monitor; a decorator for a function of yours, or
+        `app.alert(Webhook(...))`. More than `dead_threshold` dead letters are one."""
+        self._hooks.append(hook)
+        return hook
+
+    async def _readings(self) -> list[Reading]:
+        """Of the groups whose partition 0 is ours: over the fleet each is watched by one process."""
+        if not self.broker.features.aside:
+            return []
+        pairs = zip(self.handlers, self._consumers, strict=True)
+        ours = [handler for handler, consumer in pairs if Partition(handler.topic, 0) in consumer.plane.held]
+        return [await self.dead.reading(handler.topic, handler.group) for handler in ours]
+
+    def _monitor(self) -> Monitor:
+        thresholds = Thresholds(depth=self.settings.dead_threshold)
+        return Monitor(self._readings, self._hooks, thresholds=thresholds, every_s=self.settings.dead_check_s)
+
     def health(self) -> Health:
         """Ready means: handlers run, and dead letters can be stored."""
         if not self._consumers:
@@ -263,6 +285,7 @@ class Onward:
                 *(handler.name, handler.topic, handler.group, handler.ordering, handler.concurrency, durability),
             )
         tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
+        watching = asyncio.create_task(self._monitor().run())
         if self._stopping:
             self.stop()
         try:
@@ -271,9 +294,9 @@ class Onward:
             self.stop()
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
+            for task in (*tasks, watching):
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.wait([*tasks, watching])
             self._consumers = []
             self._stopping = False
 

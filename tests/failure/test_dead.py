@@ -11,7 +11,7 @@ import pytest
 from onward import Event, GiveUp, Onward
 from onward.errors import BadSetting, BrokerError, ConfigError, NoSuchLetter
 from onward.failure.dead import DeadLetters, Letters
-from onward.testing.failure import eventually
+from onward.testing.failure_shop import eventually
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ pytest.register_assert_rewrite(
     "onward.testing.aside",
     "onward.testing.delivery",
     "onward.testing.failure",
+    "onward.testing.failure_shop",
     "onward.testing.groups",
     "onward.testing.ownership",
     "onward.testing.publishing",
