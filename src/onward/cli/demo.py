@@ -26,6 +26,7 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Of the page; the next free one if taken.")] = 8400,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes.")] = 3,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the data and print where it is.")] = False,
+    url: Annotated[str | None, typer.Option(help="Of a broker to run on, in place of an SQLite file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="With --check: the verdict as one JSON object.")] = False,
 ) -> None:
     """A small shop on one SQLite file: orders, workers to kill, and a balance that must hold.
@@ -35,6 +36,8 @@ def demo(
     if json and not check:
         raise typer.BadParameter("the page has no verdict to print; add --check", param_hint="--json")
     folder = Path(tempfile.mkdtemp(prefix="onward-demo-"))
+    if url is not None:
+        _use(folder, url)
     ok = True  # until a verdict says otherwise: a demo that was interrupted has nothing to prove
     try:
         ok = _check(folder, events or CHECK_EVENTS, workers, json) if check else _live(folder, events, workers, port)
@@ -45,6 +48,12 @@ def demo(
         _tidy(folder, keep or not ok)
     if not ok:
         raise typer.Exit(1)
+
+
+def _use(folder: Path, url: str) -> None:
+    from onward.demo.shop import use_broker
+
+    use_broker(folder, url)
 
 
 def _check(folder: Path, events: int, workers: int, json: bool) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -15,7 +16,7 @@ from onward import Onward
 from onward.demo import effects
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Effect, Judge
-from onward.demo.shop import Shop, Work, dead_letters, open_app
+from onward.demo.shop import Shop, Work, dead_letters, open_app, topic_of
 
 KEYS = 1_000
 STALL_S = 30.0  # nothing accepted and nothing handled for so long: the run has failed
@@ -71,13 +72,14 @@ class Check:
         effects.create(self._folder)
         async with open_app(self._folder) as app:
             durability = app.broker.features.durability
+            where = urlsplit(app.settings.url).scheme.replace("sqlite", "SQLite")
             keys = min(KEYS, self._events)
             self._reader.say(
-                f"{self._events:,} orders of {keys:,} customers, {self._workers} workers, SQLite with {durability}"
+                f"{self._events:,} orders of {keys:,} customers, {self._workers} workers, {where} with {durability}"
             )
             with contextlib.closing(Shop(self._folder, app)) as shop:
                 why = await self._flow(app, shop)
-            dead = await dead_letters(app)
+            dead = await dead_letters(app, topic_of(self._folder))
         balance, reasons = judged(self._folder, dead)
         if why:
             reasons.insert(0, why)
@@ -106,7 +108,7 @@ class Check:
                 news = judge.read()
                 self._kill_half_way(judge.balance(), news.effects, fleet)
                 fleet.tend()
-                if news.published or news.effects or judge.bury(await dead_letters(app)):
+                if news.published or news.effects or judge.bury(await dead_letters(app, topic_of(self._folder))):
                     moved = time.monotonic()
                 if time.monotonic() - moved > STALL_S:
                     return f"nothing moved for {STALL_S:.0f} s"

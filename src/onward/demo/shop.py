@@ -20,9 +20,11 @@ from onward.event import Event
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = 8
 LEASE_S = 2.0
+OTHER_LEASE_S = 6.0  # the least that a Kafka cluster allows by default
 ATTEMPTS = 3
 STUMBLE_EVERY = 200  # one of so many orders fails once: retries must keep the order, too
 BATCH = 500
+URL_FILE = "url"
 
 _SCHEMA = """
 PRAGMA journal_mode = WAL;
@@ -63,22 +65,34 @@ class Work(msgspec.Struct, frozen=True):
     longest_s: float = 0.005
 
 
+def use_broker(folder: Path, url: str) -> None:
+    """Run the demo in this folder on another broker than the folder's own file."""
+    (folder / URL_FILE).touch(mode=0o600)  # it may hold a password
+    (folder / URL_FILE).write_text(url)
+
+
+def topic_of(folder: Path) -> str:
+    """On a broker that others use too, each run has a topic of its own."""
+    return f"{TOPIC}-{folder.name}" if (folder / URL_FILE).exists() else TOPIC
+
+
 def open_app(folder: Path) -> Onward:
+    other = folder / URL_FILE
     return Onward(
-        f"sqlite:///{folder / 'events.db'}",
+        other.read_text() if other.exists() else f"sqlite:///{folder / 'events.db'}",
         partitions=PARTITIONS,
-        lease_s=LEASE_S,
+        lease_s=OTHER_LEASE_S if other.exists() else LEASE_S,
         takeover_grace_s=0.5,
         drain_timeout_s=5.0,
         max_in_flight=200,
     )
 
 
-def billing(app: Onward, effects: Effects, work: Work) -> None:
+def billing(app: Onward, topic: str, effects: Effects, work: Work) -> None:
     """Declare the handler that bills orders and writes down that it did."""
     retry = Retry(attempts=ATTEMPTS, first_delay_s=0.3)
 
-    @app.handler(TOPIC, group=GROUP, ordering=work.ordering, concurrency=work.concurrency, timeout_s=30, retry=retry)
+    @app.handler(topic, group=GROUP, ordering=work.ordering, concurrency=work.concurrency, timeout_s=30, retry=retry)
     async def bill(order: OrderPlaced) -> None:
         await asyncio.sleep(random.random() * work.longest_s)
         subject = Subject(order.number, order.customer, order.n, order.placed)
@@ -98,6 +112,7 @@ class Shop:
         self._db = sqlite3.connect(folder / "orders.db", timeout=10, isolation_level=None)
         self._db.executescript(_SCHEMA)
         self._app = app
+        self._topic = topic_of(folder)
         self._placing = asyncio.Lock()  # numbers leave in the order they were given
         self._number = 0
         self._counts: Counter[str] = Counter()
@@ -126,7 +141,7 @@ class Shop:
         open_ = list(orders)
         while open_:
             try:
-                await self._app.publish_many(TOPIC, [(order.customer, order) for order in open_])
+                await self._app.publish_many(self._topic, [(order.customer, order) for order in open_])
                 break
             except PublishError as error:
                 # Again, in the old order. Those whose fate is unknown may be handled twice, which is counted.
@@ -144,12 +159,12 @@ class Shop:
             self._db.executemany("INSERT INTO orders VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
-async def dead_letters(app: Onward) -> Mapping[int, AsideRecord]:
+async def dead_letters(app: Onward, topic: str) -> Mapping[int, AsideRecord]:
     """The orders that billing gave up, by number."""
     found: dict[int, AsideRecord] = {}
     after: str | None = None
     while True:
-        page = await app.dead.list(group=GROUP, after=after, limit=1000)
+        page = await app.dead.list(group=GROUP, topic=topic, after=after, limit=1000)
         found.update((number_of(letter.event), letter) for letter in page.letters)
         if page.after is None:
             return found

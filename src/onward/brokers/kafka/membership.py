@@ -16,12 +16,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onward import clock
 from onward.brokers.base import Progress, Start
-from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.client import Client, explained
 from onward.brokers.kafka.commits import Commit, Commits
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.origins import Origins
 from onward.brokers.kafka.topics import Catalogue
 from onward.brokers.kafka.warden import Warden
+from onward.errors import BadSetting, OnwardError
 from onward.event import Partition
 from onward.settings import Settings
 
@@ -31,6 +32,19 @@ _POLL_S = 0.02
 _MEMBER_LOOK_S = 0.1
 _RETRY_S = 0.5
 _BEATS = 5  # heartbeats in a session
+
+_FORBIDDEN = frozenset(
+    {
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+        KafkaError.GROUP_MAX_SIZE_REACHED,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError.UNSUPPORTED_ASSIGNOR,
+        KafkaError._FATAL,
+        KafkaError._AUTHENTICATION,
+    }
+)
 
 Command = Callable[[], None]
 
@@ -63,6 +77,7 @@ class Membership:
         self._origins = Origins(self._consumer, catalogue, start)
         self._commits = Commits(self._consumer, holdings, settings.publish_timeout_s)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.failure: OnwardError | None = None  # why we cannot be in the group
         self._arrivals: dict[Partition, None] = {}  # given to us by the group, not yet fenced
         self._retry_at = 0.0
         self._subscribed = False
@@ -144,11 +159,21 @@ class Membership:
         self._keep_subscription()
         message = self._consumer.poll(_POLL_S)
         if message is not None and message.error() is not None:
-            log.warning("Kafka: group member: %s", message.error().str())
+            self._complain(message.error())
         self._contact = clock.now()
         self._serve()
         self._welcome()
         self._commits.work()
+
+    def _complain(self, error: KafkaError) -> None:
+        log.warning("Kafka: group member: %s", error.str())
+        if error.code() == KafkaError.INVALID_SESSION_TIMEOUT:
+            self.failure = BadSetting(
+                f"lease_s={self._settings.lease_s:g}: the cluster does not allow such a session; its limits are "
+                "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms"
+            )
+        elif error.code() in _FORBIDDEN:
+            self.failure = explained(error, f"joining the group for {', '.join(self._topics)}")
 
     def _serve(self) -> None:
         while not self._commands.empty():

@@ -52,6 +52,8 @@ class KafkaSubscription:
         while not self.is_closed:
             self._membership.polled()
             rung = self._holdings.waiter(loop)
+            if self._membership.failure is not None:
+                raise self._membership.failure
             now = clock.now()
             messages = self._holdings.collect(limit, max_bytes, now)
             if messages or now >= end:
