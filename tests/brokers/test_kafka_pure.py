@@ -1,0 +1,204 @@
+"""The decisions of the Kafka broker that need no Kafka."""
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from onward import settings
+from onward.brokers import Scheme, open_broker
+from onward.brokers.base import AsideRecord, Progress, State, Tries
+from onward.brokers.kafka import marks
+from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.letters import topic_name, topics_of
+from onward.brokers.kafka.marks import Committed, Limit, Log
+from onward.brokers.kafka.table import FENCE, MOVE, Entry, Request, Table
+from onward.errors import BadSetting, MissingExtra
+from onward.event import Event, Partition
+
+PLACE = Partition("orders", 2)
+LOG = Log("log-a", low=0, high=100, start=100)
+
+
+def mark(watermark: int, *, fence: int = 7, clean: bool = True, log_id: str = "log-a", count: int = 4) -> str:
+    progress = Progress(PLACE, 1, watermark, [(60, 70)], tries={55: Tries(failed=2)})
+    text, _ = marks.written(progress, fence, clean=clean, suffix=marks.suffixed(log_id, count), limit=Limit())
+    return text
+
+
+# Where an owner begins
+
+
+def test_an_owner_goes_on_where_the_last_one_stood() -> None:
+    found = marks.origin(PLACE, Committed(50, mark(50)), LOG, begun=4)
+    assert (found.position, found.fence, found.unclean, found.note) == (50, 8, False, "")
+    assert found.stored is not None
+    assert list(found.stored.done_above) == [(60, 70)]
+    assert dict(found.stored.tries) == {55: Tries(failed=2)}
+    assert marks.origin(PLACE, Committed(50, mark(50, clean=False)), LOG, begun=4).unclean
+
+
+@pytest.mark.parametrize(
+    ("committed", "log", "position", "done"),
+    [
+        (Committed(50, mark(40)), LOG, 50, []),  # moved by a tool that kept the text
+        (Committed(50, ""), LOG, 50, []),
+        (Committed(50, "foreign"), LOG, 50, []),
+        (Committed(50, mark(50, log_id="log-b")), LOG, 0, []),  # of another log
+        (Committed(50, mark(50)), LOG._replace(high=49), 0, []),  # the log was cut
+        (Committed(50, mark(50)), LOG._replace(low=65), 65, [(65, 70)]),  # retention
+        (Committed(50, mark(50)), LOG._replace(low=80), 80, []),
+    ],
+)
+def test_nothing_is_skipped(committed: Committed, log: Log, position: int, done: list[tuple[int, int]]) -> None:
+    found = marks.origin(PLACE, committed, log, begun=4)
+    assert found.position == position
+    assert list(found.stored.done_above if found.stored else []) == done
+
+
+def test_a_fence_grows_though_the_group_was_reset() -> None:
+    before = marks.origin(PLACE, Committed(None, ""), LOG, begun=0).fence
+    assert marks.origin(PLACE, Committed(50, mark(50, fence=before)), LOG, begun=4).fence == before + 1
+    assert marks.origin(PLACE, Committed(50, mark(50, fence=before, log_id="b")), LOG, begun=4).fence == before + 1
+    assert marks.origin(PLACE, Committed(0, ""), LOG, begun=4).fence >= before
+
+
+@pytest.mark.parametrize(("begun", "position"), [(0, 100), (4, 100), (2, 0)])
+def test_a_group_starts_where_it_says_but_a_later_partition_at_its_beginning(begun: int, position: int) -> None:
+    assert marks.origin(PLACE, Committed(None, ""), LOG, begun=begun).position == position
+
+
+def test_the_count_that_a_group_began_with_is_kept_in_every_mark() -> None:
+    assert marks.began_with({0: Committed(None, ""), 1: Committed(None, "")}, 2) == 0
+    assert marks.began_with({0: Committed(5, mark(5, count=4)), 7: Committed(None, "")}, 8) == 4
+    assert marks.began_with({0: Committed(5, ""), 1: Committed(None, "")}, 8) == 8
+
+
+def test_a_refused_mark_becomes_smaller_and_keeps_the_lowest() -> None:
+    progress = Progress(PLACE, 1, 0, [(n, n + 1) for n in range(1, 90_000, 3)])
+    limit = Limit()
+    for _ in range(4):
+        text, encoded = marks.written(progress, 3, clean=False, suffix=marks.suffixed("log", 1), limit=limit)
+        assert len(text) <= limit.chars
+        said = marks.read(text, 0)
+        assert said.said.fence == 3
+        assert said.said.done_above == [span for span in progress.done_above if span[1] <= encoded.covered_to]
+        limit = limit.smaller()
+
+
+# The aside
+
+
+def record(n: int, state: State = State.DEAD) -> AsideRecord:
+    event = Event(f"e{n}", "orders", "k", b"v")
+    return AsideRecord(f"g:log:2:{n}", "g", PLACE, n, state, None, event, Tries(failed=5), None)
+
+
+def written(each: AsideRecord, fence: int) -> Entry:
+    return Entry(each.id, msgspec.msgpack.encode(each), fence)
+
+
+def asked(name: str, ids: list[str], expect: State, to: State | None) -> Entry:
+    return Entry(MOVE + name, msgspec.msgpack.encode(Request(ids, expect, to, 9.0)))
+
+
+def folded(*entries: Entry) -> Table:
+    table = Table()
+    for entry in entries:
+        table.apply(entry)
+    return table
+
+
+def test_what_a_former_owner_writes_is_void_and_written_over() -> None:
+    one, two = record(1), record(2)
+    table = folded(Entry(FENCE, b"", 1), written(one, 1), Entry(FENCE, b"", 2), written(two, 1), Entry(one.id, None, 1))
+    assert table.records == {one.id: one}
+    assert list(table.spoilt) == [two.id, one.id]
+    repairs = [table.restored(key, 2) for key in table.spoilt]
+    assert [(entry.key, entry.value is None) for entry in repairs] == [(two.id, True), (one.id, False)]
+    for entry in repairs:
+        table.apply(entry)
+    assert not table.spoilt
+    compacted = folded(Entry(FENCE, b"", 2), *repairs)
+    assert compacted.records == table.records
+
+
+def test_a_request_takes_effect_once_at_its_place_in_the_log() -> None:
+    one = record(1)
+    moves = [asked(name, [one.id, "nobody"], State.DEAD, State.WAITING) for name in ("a", "b")]
+    table = folded(Entry(FENCE, b"", 1), written(one, 1), *moves)
+    assert table.outcomes == {MOVE + "a": 1, MOVE + "b": 0}
+    assert (table.records[one.id].state, table.records[one.id].due) == (State.WAITING, 9.0)
+    assert table.records[one.id].tries == Tries()
+    assert [list(news.ids) for news in table.news] == [[one.id]]
+    assert table.spent() == [MOVE + "b"]
+    table.apply(written(record(1, State.HELD), 1))  # the owner has written it anew
+    assert set(table.spent()) == {MOVE + "a", MOVE + "b"}
+
+
+def test_compaction_changes_nothing_of_the_outcome() -> None:
+    one = record(1)
+    again = written(record(1), 1)
+    log = [written(one, 1), asked("a", [one.id], State.DEAD, State.WAITING), again]
+    assert folded(*log).records == folded(*log[1:]).records == {one.id: record(1)}
+
+
+def test_the_asides_of_a_group_are_told_apart_by_name() -> None:
+    names = ["orders", topic_name("billing", "orders"), "payments", topic_name("mail", "payments")]
+    assert topics_of("billing", names) == ["orders"]
+    assert len(topic_name("g" * 200, "t" * 200)) <= 249
+
+
+# Settings
+
+
+def test_without_the_extra_the_error_names_the_line_to_run() -> None:
+    schemes = {"kafka": Scheme("onward.brokers.kafka", "no_such_library", "kafka")}
+    with pytest.raises(MissingExtra, match=r"pip install 'onward\[kafka\]'"):
+        asyncio.run(open_broker(settings.load("kafka://localhost"), schemes))
+
+
+def test_importing_onward_does_not_import_the_client() -> None:
+    script = "import onward, sys; sys.exit('confluent_kafka' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_settings_of_the_client_are_passed_by_name_and_never_printed() -> None:
+    url = "kafka://ann:pa%40ss@one,two:9093?sasl.mechanism=PLAIN&partitions=3&linger.ms=7"
+    loaded = settings.load(url, **{"sasl.password": "secret", "client": {"ssl.key.password": "secret"}})
+    assert loaded.partitions == 3
+    assert dict(loaded.client) == {
+        "sasl.mechanism": "PLAIN",
+        "linger.ms": "7",
+        "sasl.password": "secret",
+        "ssl.key.password": "secret",
+    }
+    assert "secret" not in repr(loaded)
+    client = Client(loaded.url, loaded)
+    assert client.servers == "one:9092,two:9093"
+    assert "pa" not in repr(client)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"enable.idempotence": "false"}, "enable.idempotence cannot be set"),
+        ({"group.id": "x"}, "group.id cannot be set"),
+        ({"no.such.setting": "x"}, "no.such.setting"),
+        ({"security.protocol": "carrier-pigeon"}, "security.protocol"),
+    ],
+)
+def test_a_wrong_setting_is_named(given: dict[str, Any], match: str) -> None:
+    loaded = settings.load("kafka://localhost:1", **given)
+    with pytest.raises(BadSetting, match=match):
+        Client(loaded.url, loaded).producer()
+
+
+def test_a_wrong_secret_is_not_in_the_error() -> None:
+    loaded = settings.load("kafka://localhost:1", **{"ssl.ca.pem": "-----secret-----", "security.protocol": "ssl"})
+    with pytest.raises(BadSetting) as raised:
+        Client(loaded.url, loaded).producer()
+    assert "secret" not in str(raised.value)
