@@ -122,6 +122,9 @@ class Publisher:
         self._next_window(loop)
         return asyncio.shield(parcel.future)
 
+    def warm(self) -> None:
+        self._courier.warm()
+
     async def close(self) -> None:
         """Finish what was entered; what cannot be sent in its time is refused."""
         self._closed = True
@@ -239,10 +242,15 @@ class Courier:
         self._producer: Producer | None = None
         self._thread: threading.Thread | None = None
 
-    def take(self, window: Window, done: Any) -> None:
+    def warm(self) -> None:
+        """Make the producer now: it takes half a second to be given its number."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="onward-kafka-publisher", daemon=True)
             self._thread.start()
+            self._work.put((Window(), lambda _: None))
+
+    def take(self, window: Window, done: Any) -> None:
+        self.warm()
         self._work.put((window, done))
 
     def close(self) -> None:
