@@ -2,6 +2,7 @@
 broker. Those of the control plane alone are in tests/flow, those of engines in tests/engines."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import threading
@@ -63,7 +64,11 @@ class Stage:
     def reset(self, offset: int, metadata: str = "", index: int = 0) -> None:
         """What kafka-consumer-groups does, or a tool that copies a group."""
         places = ConsumerGroupTopicPartitions(self.group, [TopicPartition(self.topic, index, offset, metadata)])
-        self.harness.admin.alter_consumer_group_offsets([places])[self.group].result(10)
+        deadline = time.monotonic() + 30
+        while self.committed().get(index) != (offset, metadata):  # the coordinator may have only just begun
+            assert time.monotonic() < deadline
+            with contextlib.suppress(KafkaException):
+                self.harness.admin.alter_consumer_group_offsets([places])[self.group].result(10)
 
     async def close(self) -> None:
         for broker in self._brokers:
