@@ -1,8 +1,10 @@
+import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
-from onward import context
+from onward import Onward, Retry, context
 from onward.event import Delivery, Event, Partition
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -43,3 +45,23 @@ def test_a_malformed_trace_header_is_none(header: str) -> None:
     runs: list[context.Run] = []
     context.enter(lambda work: runs.append(context.current()), delivery(1, traceparent=header), None)
     assert runs[0].trace_id is None
+
+
+def test_an_event_that_waited_out_of_the_flow_knows_its_fence(tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", park_after_s=0.0)
+    runs: list[context.Run] = []
+
+    @app.handler("orders", retry=Retry(attempts=2, first_delay_s=0.05, jitter=0))
+    async def bill(order: dict[str, int]) -> None:
+        runs.append(context.current())
+        if len(runs) == 1:
+            raise OSError("not now")
+        app.stop()
+
+    async def main() -> None:
+        async with app, asyncio.timeout(30):
+            await app.publish("orders", {"n": 1}, key="k")
+            await app.run()
+
+    asyncio.run(main())
+    assert [(run.attempt, run.fence) for run in runs] == [(1, 1), (2, 1)]
