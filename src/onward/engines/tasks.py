@@ -13,7 +13,7 @@ from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work
 from onward.errors import HandlerTimeout
 
 _CLOSE_S = 5.0  # how long close waits for handlers that swallow their cancellation
-_TURN_S = 0.005  # handlers start in one turn of the event loop for so long; then others are served
+_TURN_S = 0.01  # handlers start in one turn of the event loop for so long; then others are served
 
 Task = asyncio.Task[None]
 
@@ -114,7 +114,7 @@ class TaskEngine:
         assert me is not None
         self._waking -= 1
         while not self._closing:
-            if not self._queue:
+            if not self._queue or self._turn_is_over(now()):
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 try:
@@ -127,8 +127,6 @@ class TaskEngine:
             if len(self._queue) > self._waking:
                 self._wake(2)
             await self._serve(me)
-            if self._queue:
-                await asyncio.sleep(0)
 
     def _turn_is_over(self, at: float) -> bool:
         """Have we kept the loop busy for long enough? Handlers may block it, and signals must be heard."""
@@ -139,6 +137,7 @@ class TaskEngine:
 
     def _next_turn(self) -> None:
         self._turn_began = None
+        self._wake(2)
 
     @coroutine
     def _serve(self, me: Task) -> Generator[Any, Any, None]:
