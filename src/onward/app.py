@@ -26,6 +26,7 @@ from onward.engines.threads import ThreadEngine
 from onward.engines.watchdog import Watchdog
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
 from onward.event import Event, new_id, new_ids
+from onward.failure.expiry import EXPIRES, stamp
 from onward.failure.retry import Retry
 from onward.flow.consumer import Consumer
 from onward.handler import EngineName, Function, Handler, bind, choose
@@ -45,8 +46,9 @@ class Onward:
     Settings come as keywords, in the URL's query, as ONWARD_* or from onward.toml; see `onward.settings.Settings`.
     """
 
-    def __init__(self, url: str | None = None, **settings: Any) -> None:
+    def __init__(self, url: str | None = None, *, retry: Retry | None = None, **settings: Any) -> None:
         self.settings = settings_.load(url, **settings)
+        self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
         self.handlers: list[Handler] = []
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,7 +102,7 @@ class Onward:
                 workers=workers,
                 max_events_per_worker=max_events_per_worker,
                 timeout_s=timeout_s,
-                retry=retry or Retry(),
+                retry=self.retry if retry is None else retry,
                 start=start,
                 on_dead=on_dead,
                 batch_size=batch_size,
@@ -131,10 +133,17 @@ class Onward:
         return self._broker
 
     async def publish(
-        self, topic: str, value: Any, *, key: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires_s: float | None = None,
     ) -> Event:
-        """Returns when the event is durably accepted."""
-        event = self.event(topic, value, key=key, headers=headers)
+        """Returns when the event is durably accepted. One whose turn has not come within `expires_s` seconds is not
+        handled but a dead letter."""
+        event = self.event(topic, value, key=key, headers=headers, expires_s=expires_s)
         await self.broker.publish([event])
         return event
 
@@ -149,10 +158,16 @@ class Onward:
         return events
 
     def publish_sync(
-        self, topic: str, value: Any, *, key: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires_s: float | None = None,
     ) -> Event:
         """`publish` for plain scripts and threads. The first call opens the broker, which ends with the process."""
-        event = self.event(topic, value, key=key, headers=headers)
+        event = self.event(topic, value, key=key, headers=headers, expires_s=expires_s)
         if self._loop is not None:  # open elsewhere: one broker object keeps each key's order
             _refuse_loop_thread()
             asyncio.run_coroutine_threadsafe(self.broker.publish([event]), self._loop).result()
@@ -167,11 +182,20 @@ class Onward:
             return self._door
 
     def event(
-        self, topic: str, value: Any, *, key: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires_s: float | None = None,
     ) -> Event:
         """The event that `publish` would send, checked."""
         settings_.check_name("topic", topic)
-        return self._event(new_id(), topic, key, value, _checked_headers(headers), time.time())
+        now, checked = time.time(), _checked_headers(headers)
+        if expires_s is not None:
+            checked[EXPIRES] = stamp(now + expires_s)
+        return self._event(new_id(), topic, key, value, checked, now)
 
     def _event(
         self, id_: str, topic: str, key: str | None, value: Any, headers: Mapping[str, str], now: float

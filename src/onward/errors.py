@@ -18,8 +18,15 @@ OnwardError
 │   ├── PublishError            some events were refused, or their fate is unknown
 │   │   └── Backlogged          the backlog is at max_backlog_bytes; consumers are behind
 │   └── AsideError              a record could not be set aside; nothing of that settle was done
+├── NoSuchLetter                no dead letter has this id
+├── AlertError                  an alert could not be handed over
+├── Decision                    raised by a handler: what is to become of its event
+│   ├── RetryLater              not now: again in so many seconds
+│   ├── GiveUp                  never: to the dead letters at once
+│   └── Skip                    nothing to do: it counts as handled
 └── HandlerError                how a handler's run ended
     ├── HandlerTimeout          the handler ran longer than timeout_s
+    ├── Expired                 the event's time was over before its turn came
     ├── RemoteError             the handler raised in a worker process; its error, told in text
     └── WorkerDied              the worker running the handler died
 """
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
     from onward.event import Event
 
 __all__ = [
+    "AlertError",
     "AsideError",
     "Backlogged",
     "BadHandler",
@@ -42,14 +50,20 @@ __all__ = [
     "BrokerError",
     "Closed",
     "ConfigError",
+    "Decision",
+    "Expired",
+    "GiveUp",
     "HandlerError",
     "HandlerTimeout",
     "MissingExtra",
+    "NoSuchLetter",
     "OnwardError",
     "PartitionsDiffer",
     "PayloadError",
     "PublishError",
     "RemoteError",
+    "RetryLater",
+    "Skip",
     "TooLarge",
     "Undecodable",
     "UnknownScheme",
@@ -139,11 +153,48 @@ class AsideError(BrokerError):
     pass
 
 
+class NoSuchLetter(OnwardError):
+    pass
+
+
+class AlertError(OnwardError):
+    pass
+
+
+class Decision(OnwardError):
+    """For handlers to raise. In a batch it is taken once the batch is split and the event stands alone."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+
+
+class RetryLater(Decision):
+    """Try this event again in `after_s` seconds. It counts as a failed attempt, so that retries end."""
+
+    def __init__(self, after_s: float, reason: str = "") -> None:
+        if not 0 <= after_s < float("inf"):
+            raise ValueError(f"RetryLater({after_s}): seconds from now, 0 or more")
+        super().__init__(reason or f"again in {after_s:g} s")
+        self.after_s = after_s
+
+
+class GiveUp(Decision):
+    """No further attempt would help: the event is a dead letter with this reason."""
+
+
+class Skip(Decision):
+    """There is nothing to do for this event: it counts as handled, and is counted as skipped."""
+
+
 class HandlerError(OnwardError):
     pass
 
 
 class HandlerTimeout(HandlerError):
+    pass
+
+
+class Expired(HandlerError):
     pass
 
 

@@ -12,6 +12,7 @@ from onward.brokers.sqlite.reader import Reader
 from onward.brokers.sqlite.roster import bump
 from onward.brokers.sqlite.transaction import Transaction
 from onward.brokers.sqlite.writer import Writer
+from onward.errors import BrokerError
 from onward.event import Partition
 
 _SCAN_ROWS = 500  # looked at per query of a scan, whose filter may match few
@@ -137,8 +138,11 @@ def _matching(
 def _place(after: str | None) -> tuple[int, int, str]:
     if after is None:
         return (-1, -1, "")
-    part, position, name = after.split(":", 2)
-    return int(part), int(position), name
+    try:
+        part, position, name = after.split(":", 2)
+        return int(part), int(position), name
+    except ValueError as error:
+        raise BrokerError(f"the cursor {after!r} is none of ours; start again without one") from error
 
 
 def _condition(where: Filter) -> tuple[str, list[Any]]:
