@@ -92,7 +92,11 @@ class Tenure:
             untold = any(isinstance(message, Fenced) for message in self._holdings.mail)
             if self._holdings.closed or untold:  # whoever has not heard of a loss is sure of nothing
                 return clock.now()
-            return self._sure if self._holdings.held else clock.now() + self._settings.lease_s
+            held = self._holdings.held.values()
+            # What should have been released by now may be free in the store before memory follows.
+            return (
+                min([self._sure, *[hold.deadline for hold in held]]) if held else clock.now() + self._settings.lease_s
+            )
 
     def saw(self, version: int) -> None:
         """The group's version as a reader saw it: another one than in our last turn is worth a turn."""
