@@ -72,6 +72,7 @@ class Consumer:
                 max_delayed=settings.max_delayed,
                 max_parked=settings.max_parked,
                 park_after_s=settings.park_after_s,
+                max_wait_s=handler.retry.longest_s,
                 crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,
             )
