@@ -1,8 +1,10 @@
 """The application through its public door, on SQLite."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -318,6 +320,20 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         program.terminate()
         program.communicate(timeout=3)
     assert program.returncode == -signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_a_stop_is_bounded_while_a_program_beside_us_holds_a_transaction(tmp_path: Path) -> None:
+    with (
+        _program(tmp_path, drain_s=0.3, sleep_s=0.5) as program,
+        contextlib.closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None, timeout=30)) as db,
+    ):
+        db.execute("BEGIN IMMEDIATE")
+        started = time.monotonic()
+        program.terminate()
+        program.communicate(timeout=60)
+        assert time.monotonic() - started < 20  # it was publish_timeout_s twice over
+    assert program.returncode == 0
 
 
 # -- bad input: an error of our own before anything is written -----------------------------------------------------

@@ -14,6 +14,7 @@ OnwardError
 ├── Undecodable                 a stored value does not fit the handler's annotation
 ├── BrokerError                 the broker failed, or its answer was lost
 │   ├── BadStore                not our file, a damaged file, or one from a newer version
+│   ├── GroupDropped            the group was dropped while this member was away
 │   ├── Closed                  the broker, subscription or application is closed
 │   ├── PublishError            some events were refused, or their fate is unknown
 │   │   └── Backlogged          the backlog is at max_backlog_bytes; consumers are behind
@@ -41,6 +42,7 @@ __all__ = [
     "BrokerError",
     "Closed",
     "ConfigError",
+    "GroupDropped",
     "HandlerError",
     "HandlerTimeout",
     "MissingExtra",
@@ -109,6 +111,10 @@ class BrokerError(OnwardError):
 
 
 class BadStore(BrokerError):
+    pass
+
+
+class GroupDropped(BrokerError):
     pass
 
 

@@ -28,6 +28,7 @@ from onward.errors import (
     BadSetting,
     BadStore,
     BrokerError,
+    GroupDropped,
     PartitionsDiffer,
     PublishError,
     TooLarge,
@@ -255,6 +256,30 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
     asyncio.run(scenario())
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT aside FROM onward_topic").fetchone() == (2,)
+
+
+def test_a_damaged_record_batch_stops_its_own_partition_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.brokers.sqlite.subscription._REST_S", 0.1)
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            await broker.publish([event(n, f"k{n}") for n in range(40)])
+            with closing(sqlite3.connect(path)) as db, db:
+                (at, count) = db.execute("SELECT at, count FROM onward_log ORDER BY at LIMIT 1").fetchone()
+                db.execute("UPDATE onward_log SET data = x'c1' WHERE at = ?", (at,))
+            subscription = await join(broker)
+            assert len({each.partition for each in await take(subscription, 40 - count)}) == 3
+            (said,) = {record.getMessage() for record in caplog.records}
+            assert said.startswith("orders/0 of group billing stands still: the record batch of positions 0 to")
+            with closing(sqlite3.connect(path)) as db, db:
+                db.execute(said.rpartition(": ")[2])  # the cure that it names
+            await broker.publish([event(99, f"k{n}") for n in range(40)])
+            assert len({each.partition for each in await take(subscription, 40)}) == 4
+
+    asyncio.run(scenario())
 
 
 # Topics and positions
@@ -685,6 +710,74 @@ def test_a_member_about_to_leave_makes_room_for_the_others(tmp_path: Path) -> No
                     messages = await stayer.receive(10, 1, 0.2)
                     found += sum(isinstance(each, Assigned) for each in messages)
                     assert not any(isinstance(each, Assigned) for each in await leaver.receive(10, 1, 0.0))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_whoever_is_cancelled_while_it_joins_owns_nothing(tmp_path: Path, locked: bool) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            await broker.publish([event(0)])
+            with closing(sqlite3.connect(path, isolation_level=None)) as db:
+                for delay_s in [0.3] if locked else [0.0, 0.001, 0.002, 0.003, 0.005, 0.01]:
+                    if locked:
+                        db.execute("BEGIN IMMEDIATE")
+                    joining = asyncio.ensure_future(join(broker))
+                    await asyncio.sleep(delay_s)
+                    joining.cancel()
+                    await asyncio.wait([joining])
+                    if not joining.cancelled():
+                        await joining.result().close()
+                if locked:
+                    db.execute("ROLLBACK")
+        with closing(sqlite3.connect(path)) as db:
+            assert not db.execute("SELECT * FROM onward_group WHERE owner IS NOT NULL OR NOT clean").fetchall()
+            assert not db.execute("SELECT * FROM onward_member").fetchall()
+
+    asyncio.run(scenario())
+
+
+def test_a_dropped_group_is_not_made_anew_by_a_member_that_slept(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path, lease_s=0.3, max_poll_gap_s=0.2) as broker, opened(path) as other:
+            await broker.publish([event(n) for n in range(5)])
+            sleeper = await join(broker, start="latest")
+            told = [each.partition for each in await sleeper.receive(10, 1 << 20, 1.0) if isinstance(each, Assigned)]
+            async with asyncio.timeout(10):
+                while (await other.groups("orders"))[0].members:
+                    await asyncio.sleep(0.05)
+            await other.drop_group("orders", "billing")
+            heard: list[Any] = []
+            with pytest.raises(GroupDropped, match=r"group billing of topic orders was dropped"):
+                async with asyncio.timeout(10):
+                    while True:
+                        heard += await sleeper.receive(10, 1 << 20, 0.1)
+            (fenced,) = heard
+            assert set(fenced.partitions) == set(told)
+            assert await sleeper.settle([Progress(told[0], 1, 1)]) == [told[0]]
+            assert not await other.groups("orders")
+            await sleeper.close()
+            assert not await other.groups("orders")
+            assert numbers(await take(await join(broker), 5)) == [*range(5)], "a new join makes it, where it says"
+
+    asyncio.run(scenario())
+
+
+def test_close_does_not_wait_for_a_program_that_holds_a_transaction(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        broker = open_broker(f"sqlite:///{path}", Settings(publish_timeout_s=30.0))
+        await broker.publish([event(0)])
+        await take(await join(broker), 1)
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            started = time.monotonic()
+            await broker.close()
+            assert time.monotonic() - started < 10
+            db.execute("ROLLBACK")
 
     asyncio.run(scenario())
 
