@@ -14,6 +14,7 @@ OnwardError
 ├── Undecodable                 a stored value does not fit the handler's annotation
 ├── BrokerError                 the broker failed, or its answer was lost
 │   ├── BadStore                not our file, a damaged file, or one from a newer version
+│   ├── GroupDropped            the group was dropped while this member was away
 │   ├── Closed                  the broker, subscription or application is closed
 │   ├── PublishError            some events were refused, or their fate is unknown
 │   │   └── Backlogged          the backlog is at max_backlog_bytes; consumers are behind
@@ -53,6 +54,7 @@ __all__ = [
     "Decision",
     "Expired",
     "GiveUp",
+    "GroupDropped",
     "HandlerError",
     "HandlerTimeout",
     "MissingExtra",
@@ -125,6 +127,10 @@ class BrokerError(OnwardError):
 
 
 class BadStore(BrokerError):
+    pass
+
+
+class GroupDropped(BrokerError):
     pass
 
 

@@ -36,6 +36,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
             ):
                 raise ValueError(f"Retry({name}={kinds!r}): must be a tuple of exception classes")
 
+    @property
+    def longest_s(self) -> float:
+        """No wait is longer."""
+        return self.max_delay_s * (1 + self.jitter)
+
     def delay_s(self, attempt: int, error: BaseException, random: Callable[[], float]) -> float | None:
         """Seconds to wait after this failed attempt, or None: give it up."""
         if attempt >= self.attempts or not self.may_help(error):

@@ -19,7 +19,7 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, Health, Work
-from onward.errors import AsideError, BrokerError, Closed, Expired, Skip
+from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip
 from onward.event import Delivery, Partition
 from onward.failure.expiry import is_expired
 from onward.failure.judge import Judge
@@ -69,6 +69,7 @@ class Consumer:
                 max_delayed=settings.max_delayed,
                 max_parked=settings.max_parked,
                 park_after_s=settings.park_after_s,
+                max_wait_s=handler.retry.longest_s,
                 crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,
             )
@@ -130,11 +131,12 @@ class Consumer:
                 await subscription.pause(actions.pause)
             if actions.resume:
                 await subscription.resume(actions.resume)
-            if actions.drained:
-                await subscription.release(actions.drained, drained=True)
-            if actions.undrained:
-                await subscription.release(actions.undrained, drained=False)
-        except BrokerError:
+            async with asyncio.timeout(self._left_s()):
+                if actions.drained:
+                    await subscription.release(actions.drained, drained=True)
+                if actions.undrained:
+                    await subscription.release(actions.undrained, drained=False)
+        except (BrokerError, TimeoutError):
             # Ownership ends by itself when it is not renewed, and the next owner starts from what was settled.
             log.exception("%s: the broker refused to pause, resume or release", self._handler.name)
 
@@ -147,6 +149,8 @@ class Consumer:
                 messages = await subscription.receive(limit, settings.max_in_flight_bytes, wait_s)
             except Closed:
                 return
+            except GroupDropped:
+                raise  # trying again would change nothing: the application ends and says so
             except BrokerError:
                 log.exception("%s: receiving failed, trying again", self._handler.name)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
@@ -294,6 +298,10 @@ class Consumer:
         if self._stop_at is None:
             return False
         return (not self.plane.held and self._settling is None) or now() > self._stop_at + _PATIENCE_S
+
+    def _left_s(self) -> float | None:
+        """The time left for the last settle and release; None: it does not stop."""
+        return None if self._stop_at is None else max(0.0, self._stop_at + _PATIENCE_S - now())
 
     async def _sleep(self, wake_at: float | None) -> None:
         """Until something happened, or the plane's next deadline."""
