@@ -313,7 +313,7 @@ class Onward:
 
     def metrics(self) -> str:
         """The same as the text that Prometheus scrapes."""
-        return exposition(self.readings())
+        return exposition(self.readings(), prefix=self.settings.metrics_prefix)
 
 
 def _engine(handler: Handler) -> Engine:

@@ -86,18 +86,19 @@ class Worker:
             if not self._refill():
                 self._say(wire.Idle())
                 self._link.recv(1, socket.MSG_PEEK)  # until there is something
+            at = now()  # the end of a run is the begin of the next
             while (task := self._next()) is not None:
                 number, work, until = task
-                started = now()
-                if started >= until:
+                if at >= until:
                     self._say(wire.Returned([number]))
                     continue
-                begin(number, started)
+                begin(number, at)
                 try:
-                    base.copy().run(run_context.enter, call, work, timeout_s and started + timeout_s)
+                    base.copy().run(run_context.enter, call, work, timeout_s and at + timeout_s)
                 except BaseException as error:
                     self._say(_failed(number, error))
-                finish(number, now())
+                at = now()
+                finish(number, at)
 
     async def _serve_coroutines(self, call: Call, timeout_s: float | None) -> None:
         base = copy_context()
