@@ -20,6 +20,10 @@ OnwardError
 │   └── AsideError              a record could not be set aside; nothing of that settle was done
 └── HandlerError                how a handler's run ended
     ├── HandlerTimeout          the handler ran longer than timeout_s
+    ├── Unfinished              nobody's failure: the event stays open and runs again, no attempt charged
+    │   ├── Busy                another run of the same event holds the inbox
+    │   ├── InDoubt             the answer to a commit was lost; the next run sees what became of it
+    │   └── Superseded          a newer owner of the partition has written; this run took no effect
     └── WorkerDied              the worker running the handler died
 """
 
@@ -39,17 +43,21 @@ __all__ = [
     "BadSetting",
     "BadStore",
     "BrokerError",
+    "Busy",
     "Closed",
     "ConfigError",
     "HandlerError",
     "HandlerTimeout",
+    "InDoubt",
     "MissingExtra",
     "OnwardError",
     "PartitionsDiffer",
     "PayloadError",
     "PublishError",
+    "Superseded",
     "TooLarge",
     "Undecodable",
+    "Unfinished",
     "UnknownScheme",
     "Unserialisable",
     "WorkerDied",
@@ -142,6 +150,22 @@ class HandlerError(OnwardError):
 
 
 class HandlerTimeout(HandlerError):
+    pass
+
+
+class Unfinished(HandlerError):
+    pass
+
+
+class Busy(Unfinished):
+    pass
+
+
+class InDoubt(Unfinished):
+    pass
+
+
+class Superseded(Unfinished):
     pass
 
 
