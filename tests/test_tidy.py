@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src/onward"
-FREE = {"onward.event", "onward.errors", "onward.settings", "onward.clock"}
+FREE = {"onward.event", "onward.errors", "onward.settings", "onward.clock", "onward.context"}
 CONTRACTS = {"onward.brokers.base", "onward.engines.base", "onward.failure.retry"}
 HOMES = {  # third-party clients and where they may be imported
     "confluent_kafka": "brokers/kafka",
@@ -50,7 +50,7 @@ def belongs(name: str, allowed: set[str]) -> bool:
     return any(name == each or name.startswith(each + ".") for each in allowed)
 
 
-@pytest.mark.parametrize("name", ["event", "errors", "settings", "clock"])
+@pytest.mark.parametrize("name", ["event", "errors", "settings", "clock", "context"])
 def test_the_ground_floor_imports_nothing_above_it(name: str) -> None:
     assert all(belongs(each, FREE) for each in ours(SRC / f"{name}.py"))
 
@@ -64,7 +64,7 @@ def test_a_contract_imports_only_the_ground_floor(path: Path) -> None:
 def test_a_stage_imports_contracts_never_a_neighbour(stage: str) -> None:
     allowed = FREE | CONTRACTS | {f"onward.{stage}"}
     allowed |= {"onward.flow.progress"} if stage == "brokers" else set()
-    allowed |= {"onward.handler"} if stage == "flow" else set()
+    allowed |= {"onward.handler"} if stage in ("flow", "engines") else set()
     for path in modules(stage):
         assert all(belongs(each, allowed) for each in ours(path)), path
 

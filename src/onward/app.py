@@ -13,15 +13,26 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from uuid import uuid4
 
+import msgspec
+
+from onward import context
 from onward import settings as settings_
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Ordering, Start
+from onward.engines.base import Engine
+from onward.engines.target import check, target_of
 from onward.engines.tasks import TaskEngine
+from onward.engines.threads import ThreadEngine
+from onward.engines.watchdog import Watchdog
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
 from onward.event import Event, new_id, new_ids
 from onward.failure.retry import Retry
 from onward.flow.consumer import Consumer
-from onward.handler import EngineName, Function, Handler, bind
+from onward.handler import EngineName, Function, Handler, bind, bind_once, choose
+from onward.inbox.base import Ground, Inbox
+from onward.inbox.horizon import longest_redelivery_s
+from onward.observe.health import tell
+from onward.observe.metrics import Reading, exposition
 from onward.payload import encode, type_name
 
 log = logging.getLogger("onward")
@@ -55,39 +66,55 @@ class Onward:
         group: str | None = None,
         ordering: Ordering = "key",
         concurrency: int = 100,
-        engine: EngineName = "tasks",
+        engine: EngineName | None = None,
+        workers: int | None = None,
+        max_events_per_worker: int | None = None,
         timeout_s: float | None = 30.0,
         retry: Retry | None = None,
         start: Start = "earliest",
         on_dead: Literal["pass", "hold"] = "pass",
         batch_size: int = 1,
         batch_wait_s: float = 0.0,
+        inbox: Inbox | None = None,
     ) -> Callable[[AnyFunction], AnyFunction]:
-        """Declare an `async def` that handles a topic's events for a group (by default: named like the function).
+        """Declare a function that handles a topic's events for a group (by default: named like the function).
 
+        An `async def` runs in tasks, a `def` in threads. `engine="processes"` is for what keeps a processor busy: up
+        to `workers` of them (by default one for each processor) run a call at a time each, and are replaced after
+        `max_events_per_worker`. At most `concurrency` events are being handled at once.
         With `batch_size` it takes lists of up to that many events, which wait up to `batch_wait_s` to fill.
         `on_dead="hold"`: a key stands still behind a dead event until that is replayed or dropped.
+        `inbox`: each event's effect happens once; a parameter annotated with what the inbox gives receives it.
         """
 
         if not isinstance(topic, str):
             raise BadHandler("write @app.handler('topic'): the topic comes first")
 
         def declare(function: AnyFunction) -> AnyFunction:
-            call = bind(function, batch=batch_size > 1)
+            batch = batch_size > 1
+            named = getattr(function, "__name__", "") if group is None else group
+            if inbox is None:
+                call = bind(function, batch=batch)
+            else:
+                call = bind_once(function, inbox, group=named, engine=engine, batch=batch)
             handler = Handler(
                 topic=settings_.check_name("topic", topic),
-                group=settings_.check_name("group", function.__name__ if group is None else group),
+                group=settings_.check_name("group", named),
                 name=f"{function.__module__}.{function.__qualname__}",
+                function=function,
                 call=call,
                 ordering=ordering,
                 concurrency=concurrency,
-                engine=engine,
+                engine=choose(function, engine),
+                workers=workers,
+                max_events_per_worker=max_events_per_worker,
                 timeout_s=timeout_s,
                 retry=retry or Retry(),
                 start=start,
                 on_dead=on_dead,
                 batch_size=batch_size,
                 batch_wait_s=batch_wait_s,
+                inbox=inbox,
             )
             _check_choices(handler)
             self._check_twin(handler)
@@ -169,6 +196,21 @@ class Onward:
             )
         return event
 
+    def idempotency_key(self, event: Event, *, group: str | None = None) -> str:
+        """A key for APIs that take one: the same for every run of this event by this group, on any machine.
+
+        Within a handler the group is known; elsewhere name it, unless one handler only takes the topic.
+        """
+        if group is None:
+            group = context.group.get(None) or self._only_group(event.topic)
+        return f"{group}:{event.id}"
+
+    def _only_group(self, topic: str) -> str:
+        groups = [handler.group for handler in self.handlers if handler.topic == topic]
+        if len(groups) != 1:
+            raise BadSetting(f"idempotency_key: {len(groups)} handlers take topic {topic!r}; say group=... here")
+        return groups[0]
+
     # -- running ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -190,6 +232,11 @@ class Onward:
 
         A second signal ends the process at once; what was not settled is handled again by the next owner.
         """
+        if context.in_worker:
+            raise ConfigError(
+                "a worker process came to app.run() while it imported its handler: "
+                "put what starts the application under `if __name__ == '__main__':`"
+            )
         if not self.handlers:
             raise ConfigError("nothing to run: no handler is declared; decorate one with @app.handler(topic)")
         async with contextlib.AsyncExitStack() as stack:
@@ -207,8 +254,7 @@ class Onward:
     async def _consume(self) -> None:
         member = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         self._consumers = [
-            Consumer(self.broker, self._engine(handler), handler, self.settings, member=member)
-            for handler in self.handlers
+            Consumer(self.broker, _engine(handler), handler, self.settings, member=member) for handler in self.handlers
         ]
         durability = self.broker.features.durability
         for handler in self.handlers:
@@ -219,37 +265,92 @@ class Onward:
                     *(handler.name, self.settings.revoke_grace_s),
                 )
             log.info(
-                "%s takes %s for group %s (ordering %s, concurrency %d, durability %s)",
-                *(handler.name, handler.topic, handler.group, handler.ordering, handler.concurrency, durability),
+                "%s takes %s for group %s (engine %s, ordering %s, concurrency %d, durability %s)",
+                *(handler.name, handler.topic, handler.group, handler.engine, handler.ordering),
+                *(handler.concurrency, durability),
             )
+        await self._start_inboxes()
         tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
+        inboxes = {id(handler.inbox): handler.inbox for handler in self.handlers if handler.inbox is not None}
+        upkeep = [asyncio.create_task(inbox.upkeep()) for inbox in inboxes.values()]
+        telling = asyncio.create_task(tell(self.readings))
         if self._stopping:
             self.stop()
         try:
-            # One consumer that cannot go on ends them all: half an application that looks healthy helps nobody.
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            self.stop()
-            await asyncio.gather(*tasks)
+            with Watchdog():
+                # One consumer that cannot go on ends them all: half an application that looks healthy helps nobody.
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                self.stop()
+                await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
+            for task in (*tasks, *upkeep, telling):
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.wait([*tasks, *upkeep, telling])
             self._consumers = []
             self._stopping = False
 
-    def _engine(self, handler: Handler) -> TaskEngine:
-        return TaskEngine(concurrency=handler.concurrency, timeout_s=handler.timeout_s)
+    async def _start_inboxes(self) -> None:
+        """Refuse what could not keep effects once, before the first event."""
+        for handler in self.handlers:
+            if handler.inbox is not None:
+                ground = Ground(
+                    name=handler.name,
+                    batch=handler.is_batch,
+                    features=self.broker.features,
+                    longest_redelivery_s=longest_redelivery_s(self.settings, handler.retry, handler.timeout_s),
+                )
+                await handler.inbox.start(ground)
+
+    # -- seeing it ----------------------------------------------------------------------------------------------
+
+    def readings(self) -> list[Reading]:
+        """How each running handler fares now."""
+        return [
+            Reading(
+                topic=handler.topic,
+                group=handler.group,
+                engine=handler.engine,
+                **msgspec.structs.asdict(consumer.health()),
+                **msgspec.structs.asdict(consumer.plane.counts),
+            )
+            for handler, consumer in zip(self.handlers, self._consumers, strict=False)
+        ]
+
+    def metrics(self) -> str:
+        """The same as the text that Prometheus scrapes."""
+        return exposition(self.readings())
+
+
+def _engine(handler: Handler) -> Engine:
+    concurrency, timeout_s = handler.concurrency, handler.timeout_s
+    if handler.engine == "tasks":
+        return TaskEngine(handler.call, concurrency=concurrency, timeout_s=timeout_s)
+    if handler.engine == "threads":
+        return ThreadEngine(handler.call, concurrency=concurrency, timeout_s=timeout_s)
+    from onward.engines.processes import ProcessEngine  # what it needs, the others do without
+
+    target = target_of(handler.function)
+    check(target, handler.function)
+    return ProcessEngine(
+        target,
+        batch=handler.is_batch,
+        workers=handler.workers or os.cpu_count() or 1,
+        concurrency=concurrency,
+        timeout_s=timeout_s,
+        max_events_per_worker=handler.max_events_per_worker,
+    )
 
 
 def _check_choices(handler: Handler) -> None:
     if handler.ordering not in ("key", "partition", "none"):
         raise BadHandler(f"{handler.name}: ordering={handler.ordering!r}; choose 'key', 'partition' or 'none'")
-    if handler.engine != "tasks":
-        raise BadHandler(f"{handler.name}: engine={handler.engine!r}; this version has 'tasks'")
     if not isinstance(handler.retry, Retry):
         raise BadHandler(f"{handler.name}: retry={handler.retry!r}; use Retry(attempts=...)")
     if not isinstance(handler.concurrency, int) or handler.concurrency < 1:
         raise BadHandler(f"{handler.name}: concurrency={handler.concurrency!r}; a number, at least 1")
+    for name, value in (("workers", handler.workers), ("max_events_per_worker", handler.max_events_per_worker)):
+        if value is not None and (handler.engine != "processes" or value < 1):
+            raise BadHandler(f"{handler.name}: {name}={value}; at least 1, and only with engine='processes'")
     if handler.timeout_s is not None and handler.timeout_s <= 0:
         raise BadHandler(f"{handler.name}: timeout_s={handler.timeout_s}; more than 0, or None for no limit")
     if handler.batch_size < 1 or handler.batch_wait_s < 0:

@@ -20,6 +20,7 @@ OnwardError
 │   └── AsideError              a record could not be set aside; nothing of that settle was done
 └── HandlerError                how a handler's run ended
     ├── HandlerTimeout          the handler ran longer than timeout_s
+    ├── RemoteError             the handler raised in a worker process; its error, told in text
     ├── Unfinished              nobody's failure: the event stays open and runs again, no attempt charged
     │   ├── Busy                another run of the same event holds the inbox
     │   ├── InDoubt             the answer to a commit was lost; the next run sees what became of it
@@ -54,6 +55,7 @@ __all__ = [
     "PartitionsDiffer",
     "PayloadError",
     "PublishError",
+    "RemoteError",
     "Superseded",
     "TooLarge",
     "Undecodable",
@@ -153,6 +155,26 @@ class HandlerTimeout(HandlerError):
     pass
 
 
+class RemoteError(HandlerError):
+    """What a handler raised in another process. The error itself stays there: not every error can be pickled.
+
+    `name` is its class, `kinds` that class and all its bases as module.name, `trace` the traceback's text.
+    """
+
+    def __init__(self, name: str, message: str, kinds: Sequence[str], trace: str) -> None:
+        super().__init__(message)
+        self.name = name
+        self.kinds = frozenset(kinds)
+        self.trace = trace
+
+    def __repr__(self) -> str:
+        return f"{self.name}({str(self)!r})"
+
+    def is_a(self, kinds: Sequence[type[BaseException]]) -> bool:
+        """`isinstance`, for the error that it tells of."""
+        return any(kind_name(kind) in self.kinds for kind in kinds)
+
+
 class Unfinished(HandlerError):
     pass
 
@@ -171,3 +193,7 @@ class Superseded(Unfinished):
 
 class WorkerDied(HandlerError):
     pass
+
+
+def kind_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from onward.errors import RemoteError
+
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
     """How often and how soon a failed event is tried again before it is given up as dead.
@@ -33,7 +35,12 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
 
     def delay_s(self, attempt: int, error: BaseException, random: Callable[[], float]) -> float | None:
         """Seconds to wait after this failed attempt, or None: give it up."""
-        if attempt >= self.attempts or isinstance(error, self.give_up_on) or not isinstance(error, self.on):
+        if attempt >= self.attempts or not self._takes(error):
             return None
         wait_s: float = min(self.first_delay_s * self.factor ** min(attempt - 1, 64), self.max_delay_s)
         return wait_s * (1 + self.jitter * random())
+
+    def _takes(self, error: BaseException) -> bool:
+        if isinstance(error, RemoteError):
+            return error.is_a(self.on) and not error.is_a(self.give_up_on)
+        return isinstance(error, self.on) and not isinstance(error, self.give_up_on)

@@ -7,8 +7,8 @@ import random
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
+from onward import context
 from onward.brokers.base import (
     Assigned,
     Broker,
@@ -21,8 +21,8 @@ from onward.brokers.base import (
     Subscription,
 )
 from onward.clock import now
-from onward.engines.base import Ended, Engine, Work
-from onward.errors import AsideError, BrokerError, Closed, Undecodable, WorkerDied
+from onward.engines.base import Ended, Engine, Health, Work
+from onward.errors import AsideError, BrokerError, Closed, RemoteError, Undecodable, Unfinished, WorkerDied
 from onward.event import Delivery, Partition
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
 from onward.flow.limits import Limits
@@ -37,10 +37,6 @@ _PAGE = 1_000  # records read from the aside at once
 _MAX_TEXT = 20_000  # characters of an error's message, and of its traceback
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
-
-
-class NotOurs(Exception):
-    """The partition was lost, or is unsure, since the work was submitted: it must not start."""
 
 
 class Consumer:
@@ -83,7 +79,8 @@ class Consumer:
         subscription = await self._broker.subscribe(
             [handler.topic], group=handler.group, member=self._member, ordering=handler.ordering, start=handler.start
         )
-        self._engine.start(self._call, self._ended)
+        context.group.set(handler.group)  # for what the engine runs
+        self._engine.start(self._ended, self._may_start_until)
         receiving = asyncio.create_task(self._receive(subscription))
         try:
             while not self._finished(receiving):
@@ -100,6 +97,11 @@ class Consumer:
             await self._leave(subscription, receiving)
         if not receiving.cancelled() and (error := receiving.exception()):
             raise error
+        if self._engine.failure is not None:
+            raise self._engine.failure
+
+    def health(self) -> Health:
+        return self._engine.health()
 
     def stop(self) -> None:
         """Take nothing more, let what runs end within `drain_timeout_s`, then leave."""
@@ -231,16 +233,17 @@ class Consumer:
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
                 self.plane.settled(lost, instant())
+                if self._handler.inbox is not None:
+                    kept = [each for each in settlement.progress if each.partition not in lost]
+                    self._handler.inbox.settled(self._handler.group, kept)
                 break
         self._settling = None
         self._wake.set()
 
-    def _call(self, work: Work) -> Any:
-        """The handler's call, if the work is still ours: it may have waited in the engine while time passed."""
+    def _may_start_until(self, work: Work) -> float:
+        """Until when the work is ours for certain: it may wait in the engine while time passes."""
         first = work if isinstance(work, Delivery) else work[0]
-        if now() >= self._sure_until or not self.plane.may_start(first):
-            raise NotOurs
-        return self._handler.call(work)
+        return self._sure_until if self.plane.may_start(first) else 0.0
 
     def _ended(self, results: Sequence[Ended]) -> None:
         outcomes: list[tuple[Delivery, Outcome]] = []
@@ -249,17 +252,24 @@ class Consumer:
             well = ended.error is None and not ended.cancelled
             if isinstance(work, Delivery):
                 outcomes.append((work, DONE if well else self._judge(work, ended.error)))
-            elif well or ended.error is None or len(work) == 1 or isinstance(ended.error, NotOurs):
+            elif well or ended.error is None or len(work) == 1 or isinstance(ended.error, Unfinished):
                 outcomes.extend((each, DONE if well else self._judge(each, ended.error)) for each in work)
             else:
                 log.warning("%s: a batch of %d failed, splitting it", self._handler.name, len(work))
                 outcomes.extend((each, SPLIT) for each in work)
         self.plane.completed(outcomes, instant())
         self._wake.set()
+        if self._engine.failure is not None:
+            self.stop()  # whatever it is given now comes back untouched
 
     def _judge(self, delivery: Delivery, error: BaseException | None) -> Outcome:
         """Turn a handler's error into what happens to its event. Whatever the error is, the event has an end."""
-        if error is None or isinstance(error, NotOurs):
+        if error is None:
+            return RELEASED
+        if isinstance(error, Unfinished):
+            log.info(
+                "%s: %s position %d runs again: %s", self._handler.name, *(delivery.partition, delivery.position, error)
+            )
             return RELEASED
         try:
             return self._outcome(delivery, error)
@@ -273,7 +283,7 @@ class Consumer:
             delay_s = self._handler.retry.delay_s(delivery.attempt, error, random.random)
         event = delivery.event
         what = f"{self._handler.name}: {delivery.partition} position {delivery.position} key {event.key!r}"
-        said = f"{type(error).__qualname__}: {_text(error)}"
+        said = f"{_kind(error)}: {_text(error)}"
         if delay_s is not None:
             log.warning("%s failed, attempt %d, again in %.1f s: %s", what, delivery.attempt, delay_s, said)
             return Again(now() + delay_s, crashed=isinstance(error, WorkerDied))
@@ -284,9 +294,9 @@ class Consumer:
         wall = time.time()
         return Failure(
             reason="undecodable" if isinstance(error, Undecodable) else "exhausted",
-            error=type(error).__qualname__,
+            error=_kind(error),
             message=_text(error),
-            traceback=_storable("".join(traceback.format_exception(error))),
+            traceback=_storable(_trace(error)),
             handler=self._handler.name,
             attempts=delivery.attempt,
             first=wall,
@@ -317,6 +327,14 @@ class Consumer:
                 await asyncio.wait([task])
         await self._engine.close()
         await subscription.close()
+
+
+def _kind(error: BaseException) -> str:
+    return error.name if isinstance(error, RemoteError) else type(error).__qualname__
+
+
+def _trace(error: BaseException) -> str:
+    return error.trace if isinstance(error, RemoteError) else "".join(traceback.format_exception(error))
 
 
 def _text(error: BaseException) -> str:
