@@ -60,6 +60,11 @@ def server_database(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return opener(request.param, url_of(request.param, request, tmp_path))
 
 
+@pytest.fixture(params=everywhere([name for name in SERVERS + FILES if "async" in name]))
+def async_database(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    return opener(request.param, url_of(request.param, request, tmp_path))
+
+
 @pytest.fixture
 def sqlite_database(tmp_path: Path) -> Open:
     return opener("sqlite-async", f"sqlite+aiosqlite:///{tmp_path}/effects.db")

@@ -113,11 +113,9 @@ def test_groups_and_topics_and_odd_ids_are_told_apart(database: Open) -> None:
     asyncio.run(scenario())
 
 
-def test_a_cancelled_run_leaves_nothing(database: Open) -> None:
+def test_a_cancelled_run_leaves_nothing(async_database: Open) -> None:
     async def scenario() -> None:
-        async with database() as place:
-            if not place.is_async:
-                pytest.skip("a thread cannot be cancelled")
+        async with async_database() as place:
             gate = Gate()
             run = asyncio.create_task(place.call(delivery("a"), gate=gate))
             await gate.until_reached()
@@ -139,13 +137,13 @@ def test_a_session_belongs_to_the_inbox_and_its_commit_is_not_the_end(database: 
                 session.execute(text("INSERT INTO effect VALUES ('one')"))
                 session.commit()
                 session.execute(text("INSERT INTO effect VALUES ('two')"))
-                raise ValueError
+                raise ValueError("after its commit")
 
             async def asynchronous(work: Any, session: AsyncSession) -> None:
                 await session.run_sync(lambda inner: plain(work, inner))
 
             handler = asynchronous if place.is_async else plain
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match="after its commit"):
                 await place.run(handler, delivery("a"), gives=AsyncSession if place.is_async else Session)
             assert (await place.effects(), await place.marks()) == ([], 0)
 
