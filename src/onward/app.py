@@ -271,8 +271,7 @@ class Onward:
             )
         await self._start_inboxes()
         tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
-        inboxes = {id(handler.inbox): handler.inbox for handler in self.handlers if handler.inbox is not None}
-        upkeep = [asyncio.create_task(inbox.upkeep()) for inbox in inboxes.values()]
+        upkeep = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
         telling = asyncio.create_task(tell(self.readings))
         if self._stopping:
             self.stop()
@@ -286,8 +285,13 @@ class Onward:
             for task in (*tasks, *upkeep, telling):
                 task.cancel()
             await asyncio.wait([*tasks, *upkeep, telling])
+            for inbox in self._inboxes():
+                await inbox.close()
             self._consumers = []
             self._stopping = False
+
+    def _inboxes(self) -> Iterable[Inbox]:
+        return {id(handler.inbox): handler.inbox for handler in self.handlers if handler.inbox is not None}.values()
 
     async def _start_inboxes(self) -> None:
         """Refuse what could not keep effects once, before the first event."""

@@ -53,3 +53,6 @@ class Inbox(Protocol):
 
     async def upkeep(self) -> None:
         """Forget what is older than the horizon, again and again, until cancelled."""
+
+    async def close(self) -> None:
+        """After the last event: let go of what start opened. It may be started again."""

@@ -39,6 +39,14 @@ class Claim(msgspec.Struct, frozen=True):
     token: str
 
 
+class Scripts:
+    """The scripts on a client, sync or async."""
+
+    def __init__(self, client: Any) -> None:
+        self.claim, self.renew = client.register_script(CLAIM), client.register_script(RENEW)
+        self.done, self.fail = client.register_script(DONE), client.register_script(FAIL)
+
+
 class RedisInbox:
     """An inbox in Redis: `@app.handler(..., inbox=RedisInbox("redis://..."))`, for `def` and `async def`.
 
@@ -60,6 +68,8 @@ class RedisInbox:
         self._lease_s = lease_s
         self._given_s = horizon_s
         self._horizon_s = 0.0
+        self._client: AsyncRedis | None = None  # of the event loop that runs the application
+        self._sync_client: Redis | None = None
 
     # -- the contract ---------------------------------------------------------------------------------------------
 
@@ -75,15 +85,18 @@ class RedisInbox:
 
     async def start(self, ground: Ground) -> None:
         longest_s = safe_horizon_s(ground.name, self._given_s, ground.longest_redelivery_s)
-        client = AsyncRedis.from_url(self._url)
+        if self._client is None:
+            self._client = AsyncRedis.from_url(self._url, decode_responses=True)
+            self._sync_client = Redis.from_url(self._url, decode_responses=True)
+            self.scripts, self.sync_scripts = Scripts(self._client), Scripts(self._sync_client)
         try:
-            memory = await client.info("memory")
+            memory = await self._client.info("memory")
         except RedisError as error:
+            await self.close()
             raise BadSetting(f"{redacted(self._url)}: the inbox cannot be reached: {error}") from error
-        finally:
-            await client.aclose()
         policy = memory.get("maxmemory_policy", "noeviction")
         if memory.get("maxmemory") and policy != "noeviction":
+            await self.close()
             raise BadSetting(
                 f"{redacted(self._url)}: maxmemory-policy {policy} may throw an inbox's marks away, and effects would "
                 "happen twice; set it to noeviction, or use another server for the inbox"
@@ -96,11 +109,14 @@ class RedisInbox:
     async def upkeep(self) -> None:
         await asyncio.Event().wait()  # Redis forgets by itself
 
-    # -- for its calls --------------------------------------------------------------------------------------------
+    async def close(self) -> None:
+        client, sync_client, self._client, self._sync_client = self._client, self._sync_client, None, None
+        if client is not None:
+            await client.aclose()
+        if sync_client is not None:
+            sync_client.close()
 
-    @property
-    def url(self) -> str:
-        return self._url
+    # -- for its calls --------------------------------------------------------------------------------------------
 
     @property
     def lease_s(self) -> float:
@@ -139,9 +155,10 @@ class _Lease:
 class _Sync:
     def __init__(self, inbox: RedisInbox, run: Run, asked: Asked) -> None:
         self._inbox, self._run, self._asked = inbox, run, asked
-        client = Redis.from_url(inbox.url, decode_responses=True)
-        self._claim, self._renew = client.register_script(CLAIM), client.register_script(RENEW)
-        self._done, self._fail = client.register_script(DONE), client.register_script(FAIL)
+
+    @property
+    def _scripts(self) -> Scripts:
+        return self._inbox.sync_scripts
 
     def __call__(self, work: Work) -> None:
         assert isinstance(work, Delivery)
@@ -160,14 +177,14 @@ class _Sync:
         finally:
             ended.set()
             renewing.join()
-        if not self._done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms]):
+        if not self._scripts.done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms]):
             raise _lost(claim)
 
     def _claimed(self, keys: tuple[str, str]) -> tuple[Claim | None, _Lease]:
         inbox, name, give_up = self._inbox, uuid4().hex, time.monotonic() + _WAIT_S
         while True:
             asked_at = time.monotonic()
-            verdict, number = self._claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
+            verdict, number = self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
             if verdict != "BUSY":
                 claim = Claim(keys[0], number, f"{number}:{name}") if verdict == "RUN" else None
                 return claim, _Lease(inbox.lease_s, asked_at)
@@ -179,7 +196,7 @@ class _Sync:
         while not ended.wait(inbox.lease_s / 3):
             asked_at = time.monotonic()
             try:
-                if not self._renew(keys=[claim.key], args=[claim.token, inbox.lease_ms]):
+                if not self._scripts.renew(keys=[claim.key], args=[claim.token, inbox.lease_ms]):
                     log.error("%s: its claim was lost while it ran; another run may overlap", claim.key)
                     return
             except RedisError as error:
@@ -189,17 +206,19 @@ class _Sync:
 
     def _give_back(self, claim: Claim) -> None:
         with contextlib.suppress(RedisError):  # then it ends with its lease
-            self._fail(keys=[claim.key], args=[claim.token])
+            self._scripts.fail(keys=[claim.key], args=[claim.token])
 
 
 class _Async:
     def __init__(self, inbox: RedisInbox, run: Run, asked: Asked) -> None:
         self._inbox, self._run, self._asked = inbox, run, asked
-        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def _scripts(self) -> Scripts:
+        return self._inbox.scripts
 
     async def __call__(self, work: Work) -> None:
         assert isinstance(work, Delivery)
-        self._connect()
         keys = self._inbox.keys(self._asked.group, work)
         claim, lease = await self._claimed(keys)
         if claim is None:
@@ -211,24 +230,15 @@ class _Async:
             await asyncio.shield(asyncio.ensure_future(self._give_back(claim)))
             raise
         # The effect has happened: who cancels now does not undo it, and it is marked all the same.
-        done = asyncio.ensure_future(self._done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms]))
+        done = asyncio.ensure_future(self._scripts.done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms]))
         if not await asyncio.shield(done):
             raise _lost(claim)
-
-    def _connect(self) -> None:
-        """A client for the loop that runs us: an application may run on one loop after another."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            client = AsyncRedis.from_url(self._inbox.url, decode_responses=True)
-            self._claim, self._renew = client.register_script(CLAIM), client.register_script(RENEW)
-            self._done, self._fail = client.register_script(DONE), client.register_script(FAIL)
-            self._loop = loop
 
     async def _claimed(self, keys: tuple[str, str]) -> tuple[Claim | None, _Lease]:
         inbox, name, give_up = self._inbox, uuid4().hex, time.monotonic() + _WAIT_S
         while True:
             asked_at = time.monotonic()
-            verdict, number = await self._claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
+            verdict, number = await self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
             if verdict != "BUSY":
                 claim = Claim(keys[0], number, f"{number}:{name}") if verdict == "RUN" else None
                 return claim, _Lease(inbox.lease_s, asked_at)
@@ -262,7 +272,7 @@ class _Async:
             await asyncio.sleep(min(inbox.lease_s / 3, max(lease.until - time.monotonic(), 0)))
             asked_at = time.monotonic()
             try:
-                if not await self._renew(keys=[claim.key], args=[claim.token, inbox.lease_ms]):
+                if not await self._scripts.renew(keys=[claim.key], args=[claim.token, inbox.lease_ms]):
                     break
             except RedisError as error:
                 log.warning("%s: its claim cannot be renewed now: %s", claim.key, error)
@@ -273,7 +283,7 @@ class _Async:
 
     async def _give_back(self, claim: Claim) -> None:
         with contextlib.suppress(RedisError):  # then it ends with its lease
-            await self._fail(keys=[claim.key], args=[claim.token])
+            await self._scripts.fail(keys=[claim.key], args=[claim.token])
 
 
 def _still_patient(give_up: float, key: str, left_ms: int) -> None:

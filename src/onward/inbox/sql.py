@@ -96,6 +96,9 @@ class SqlInbox:
                 log.exception("the inbox cannot forget old rows now; again in %g s", _SWEEP_S)
             await asyncio.sleep(_SWEEP_S)
 
+    async def close(self) -> None:
+        """The engine is its owner's to dispose of."""
+
     async def sweep(self) -> int:
         """Forget the rows that are older than the horizon, a page at a time; answers how many."""
         if not self._horizon_s:
