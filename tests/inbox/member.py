@@ -28,6 +28,7 @@ def broker(path: str) -> Onward:
         takeover_grace_s=0.1,
         crash_limit=1_000_000,
         max_in_flight=40,
+        settle_interval_s=0.5,  # much is done and not settled when a kill comes
     )
 
 
