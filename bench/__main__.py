@@ -23,6 +23,7 @@ NAMES: Mapping[str, str] = {
     "memory": "peak memory with a large and a small backlog",
     "startup": "import onward, onward --help",
     "micro": "control plane, tracker, Event, in processor time",
+    "inbox": "transactions with an inbox, beside the same without one",
     "wakeup": "from publish in one process to the handler in another",
 }
 
