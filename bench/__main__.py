@@ -24,6 +24,7 @@ NAMES: Mapping[str, str] = {
     "startup": "import onward, onward --help",
     "engines": "tasks, threads and processes, beside bare asyncio, one process and multiprocessing.Pool",
     "micro": "control plane, tracker, Event, in processor time",
+    "inbox": "transactions with an inbox, beside the same without one",
     "wakeup": "from publish in one process to the handler in another",
 }
 

@@ -10,13 +10,13 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src/onward"
 FREE = {"onward.event", "onward.errors", "onward.settings", "onward.clock", "onward.context"}
-CONTRACTS = {"onward.brokers.base", "onward.engines.base", "onward.failure.retry"}
-HOMES = {  # third-party clients and where they may be imported
+CONTRACTS = {"onward.brokers.base", "onward.engines.base", "onward.failure.retry", "onward.inbox.base"}
+HOMES: dict[str, str | tuple[str, ...]] = {  # third-party clients and where they may be imported
     "confluent_kafka": "brokers/kafka",
-    "redis": "brokers/redis",
+    "redis": ("brokers/redis", "inbox/redis"),
     "aio_pika": "brokers/rabbitmq",
     "pika": "brokers/rabbitmq",
-    "sqlalchemy": "outbox",
+    "sqlalchemy": ("outbox", "inbox/sql.py", "inbox/store.py"),
     "starlette": "live",
     "uvicorn": "cli",
     "jwt": "live",
@@ -60,7 +60,7 @@ def test_a_contract_imports_only_the_ground_floor(path: Path) -> None:
     assert all(belongs(each, FREE) for each in ours(path))
 
 
-@pytest.mark.parametrize("stage", ["brokers", "flow", "engines", "failure"])
+@pytest.mark.parametrize("stage", ["brokers", "flow", "engines", "failure", "inbox"])
 def test_a_stage_imports_contracts_never_a_neighbour(stage: str) -> None:
     allowed = FREE | CONTRACTS | {f"onward.{stage}"}
     allowed |= {"onward.flow.progress"} if stage == "brokers" else set()
@@ -83,7 +83,8 @@ def test_a_third_party_client_has_one_home() -> None:
         where = path.relative_to(SRC).as_posix()
         for name in imports(path):
             home = HOMES.get(name.split(".")[0])
-            assert home is None or where.startswith((home, "demo")), f"{where} imports {name}"
+            homes = (home,) if isinstance(home, str) else home
+            assert homes is None or where.startswith((*homes, "demo")), f"{where} imports {name}"
 
 
 @pytest.mark.parametrize("name", [name for name in PURE if (SRC / f"flow/{name}.py").exists()])

@@ -30,7 +30,9 @@ from onward.event import Event, new_id, new_ids
 from onward.failure.expiry import EXPIRES, stamp
 from onward.failure.retry import Retry
 from onward.flow.consumer import Consumer
-from onward.handler import EngineName, Function, Handler, bind, choose
+from onward.handler import EngineName, Function, Handler, bind, bind_once, choose
+from onward.inbox.base import Ground, Inbox
+from onward.inbox.horizon import longest_redelivery_s
 from onward.observe.health import tell
 from onward.observe.metrics import Reading, exposition
 from onward.payload import encode, type_name
@@ -79,6 +81,7 @@ class Onward:
         on_dead: Literal["pass", "hold"] = "pass",
         batch_size: int = 1,
         batch_wait_s: float = 0.0,
+        inbox: Inbox | None = None,
     ) -> Callable[[AnyFunction], AnyFunction]:
         """Declare a function that handles a topic's events for a group (by default: named like the function).
 
@@ -87,16 +90,22 @@ class Onward:
         `max_events_per_worker`. At most `concurrency` events are being handled at once.
         With `batch_size` it takes lists of up to that many events, which wait up to `batch_wait_s` to fill.
         `on_dead="hold"`: a key stands still behind a dead event until that is replayed or dropped.
+        `inbox`: each event's effect happens once; a parameter annotated with what the inbox gives receives it.
         """
 
         if not isinstance(topic, str):
             raise BadHandler("write @app.handler('topic'): the topic comes first")
 
         def declare(function: AnyFunction) -> AnyFunction:
-            call = bind(function, batch=batch_size > 1)
+            batch = batch_size > 1
+            named = getattr(function, "__name__", "") if group is None else group
+            if inbox is None:
+                call = bind(function, batch=batch)
+            else:
+                call = bind_once(function, inbox, group=named, engine=engine, batch=batch)
             handler = Handler(
                 topic=settings_.check_name("topic", topic),
-                group=settings_.check_name("group", function.__name__ if group is None else group),
+                group=settings_.check_name("group", named),
                 name=f"{function.__module__}.{function.__qualname__}",
                 function=function,
                 call=call,
@@ -111,6 +120,7 @@ class Onward:
                 on_dead=on_dead,
                 batch_size=batch_size,
                 batch_wait_s=batch_wait_s,
+                inbox=inbox,
             )
             _check_choices(handler)
             self._check_twin(handler)
@@ -221,6 +231,21 @@ class Onward:
             )
         return event
 
+    def idempotency_key(self, event: Event, *, group: str | None = None) -> str:
+        """A key for APIs that take one: the same for every run of this event by this group, on any machine.
+
+        Within a handler the group is known; elsewhere name it, unless one handler only takes the topic.
+        """
+        if group is None:
+            group = context.group.get(None) or self._only_group(event.topic)
+        return f"{group}:{event.id}"
+
+    def _only_group(self, topic: str) -> str:
+        groups = [handler.group for handler in self.handlers if handler.topic == topic]
+        if len(groups) != 1:
+            raise BadSetting(f"idempotency_key: {len(groups)} handlers take topic {topic!r}; say group=... here")
+        return groups[0]
+
     # -- running ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -279,7 +304,9 @@ class Onward:
                 *(handler.name, handler.topic, handler.group, handler.engine, handler.ordering),
                 *(handler.concurrency, durability),
             )
+        await self._start_inboxes()
         tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
+        upkeep = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
         telling = asyncio.create_task(tell(self.readings))
         if self._stopping:
             self.stop()
@@ -290,11 +317,28 @@ class Onward:
                 self.stop()
                 await asyncio.gather(*tasks)
         finally:
-            for task in (*tasks, telling):
+            for task in (*tasks, *upkeep, telling):
                 task.cancel()
-            await asyncio.wait([*tasks, telling])
+            await asyncio.wait([*tasks, *upkeep, telling])
+            for inbox in self._inboxes():
+                await inbox.close()
             self._consumers = []
             self._stopping = False
+
+    def _inboxes(self) -> Iterable[Inbox]:
+        return {id(handler.inbox): handler.inbox for handler in self.handlers if handler.inbox is not None}.values()
+
+    async def _start_inboxes(self) -> None:
+        """Refuse what could not keep effects once, before the first event."""
+        for handler in self.handlers:
+            if handler.inbox is not None:
+                ground = Ground(
+                    name=handler.name,
+                    batch=handler.is_batch,
+                    features=self.broker.features,
+                    longest_redelivery_s=longest_redelivery_s(self.settings, handler.retry, handler.timeout_s),
+                )
+                await handler.inbox.start(ground)
 
     # -- seeing it ----------------------------------------------------------------------------------------------
 

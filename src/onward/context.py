@@ -15,6 +15,9 @@ in_worker = False
 _log = logging.getLogger("onward.handler")
 _current: ContextVar[tuple[Delivery | tuple[Delivery, ...], float | None]] = ContextVar("onward.current")
 
+group: ContextVar[str] = ContextVar("onward.group")
+"""The group whose handler runs here; in a worker process of the engine it is not known."""
+
 
 class Run(msgspec.Struct, frozen=True):
     """One call of a handler. For a batch handler it tells of the first event; `batch` has them all.

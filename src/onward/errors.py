@@ -29,6 +29,10 @@ OnwardError
     ├── HandlerTimeout          the handler ran longer than timeout_s
     ├── Expired                 the event's time was over before its turn came
     ├── RemoteError             the handler raised in a worker process; its error, told in text
+    ├── Unfinished              nobody's failure: the event stays open and runs again, no attempt charged
+    │   ├── Busy                another run of the same event holds the inbox
+    │   ├── InDoubt             the answer to a commit was lost; the next run sees what became of it
+    │   └── Superseded          a newer owner of the partition has written; this run took no effect
     └── WorkerDied              the worker running the handler died
 """
 
@@ -49,6 +53,7 @@ __all__ = [
     "BadSetting",
     "BadStore",
     "BrokerError",
+    "Busy",
     "Closed",
     "ConfigError",
     "Decision",
@@ -57,6 +62,7 @@ __all__ = [
     "GroupDropped",
     "HandlerError",
     "HandlerTimeout",
+    "InDoubt",
     "MissingExtra",
     "NoSuchLetter",
     "OnwardError",
@@ -66,8 +72,10 @@ __all__ = [
     "RemoteError",
     "RetryLater",
     "Skip",
+    "Superseded",
     "TooLarge",
     "Undecodable",
+    "Unfinished",
     "UnknownScheme",
     "Unserialisable",
     "WorkerDied",
@@ -222,6 +230,22 @@ class RemoteError(HandlerError):
     def is_a(self, kinds: Sequence[type[BaseException]]) -> bool:
         """`isinstance`, for the error that it tells of."""
         return any(kind_name(kind) in self.kinds for kind in kinds)
+
+
+class Unfinished(HandlerError):
+    pass
+
+
+class Busy(Unfinished):
+    pass
+
+
+class InDoubt(Unfinished):
+    pass
+
+
+class Superseded(Unfinished):
+    pass
 
 
 class WorkerDied(HandlerError):

@@ -64,7 +64,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An event handed to this process, under one ownership (epoch) of its partition.
 
     `position` grows within the partition; `attempt` counts the handler's tries of it from 1. `fence` numbers the
-    ownership over the whole fleet; None where the broker cannot.
+    ownership over the whole fleet; None where the broker cannot. `log_id` is the incarnation of the partition's log;
+    `drawn`: it comes from the aside, not from the log.
     """
 
     event: Event
@@ -73,3 +74,5 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     epoch: int
     attempt: int = 1
     fence: int | None = None
+    log_id: str = ""
+    drawn: bool = False

@@ -12,6 +12,7 @@ from onward.engines.target import target_of
 from onward.errors import BadHandler
 from onward.event import Delivery, Event
 from onward.failure.retry import Retry
+from onward.inbox.base import Asked, Inbox, Run
 from onward.payload import Decode, decoder
 
 Function = Callable[..., Any]
@@ -35,6 +36,7 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     on_dead: Literal["pass", "hold"]
     batch_size: int
     batch_wait_s: float
+    inbox: Inbox | None = None
 
     @property
     def is_batch(self) -> bool:
@@ -63,9 +65,7 @@ def bind(function: Function, *, batch: bool = False) -> Call:
     A parameter annotated `Event` gets the event; the other one gets the value, decoded by its annotation. A batch
     handler takes lists: `list[Event]`, and a list of values.
     """
-    if not inspect.isroutine(function):
-        raise BadHandler(f"{function!r} is not a function; decorate a `def` or an `async def`")
-    where = f"handler {function.__qualname__}"
+    where = _name(function)
     hints = _hints(function, where)
     if batch:
         hints = {name: _element(hint, name, where) for name, hint in hints.items() if name != "return"}
@@ -75,6 +75,62 @@ def bind(function: Function, *, batch: bool = False) -> Call:
         call = (_batch_caller if batch else _caller)(function, slots, annotations, where)
         return call if inspect.iscoroutinefunction(function) else _finished(call, where)
     raise BadHandler(f"{where} must take the value, an Event, or both; it takes {slots or 'nothing'}")
+
+
+def bind_once(function: Function, inbox: Inbox, *, group: str, engine: EngineName | None, batch: bool = False) -> Call:
+    """`bind`, with the inbox around it: one more parameter may take what the inbox gives, such as its connection."""
+    where = _name(function)
+    hints = {name: hint for name, hint in _hints(function, where).items() if name != "return"}
+    given = [hint for hint in hints.values() if inbox.gives(hint)]
+    if len(given) > 1:
+        raise BadHandler(f"{where}: only one parameter can take what its inbox gives; it has {len(given)}")
+    if batch:
+        hints = {n: hint if inbox.gives(hint) else _element(hint, n, where) for n, hint in hints.items()}
+    annotations = [hints.get(name, Any) for name, _ in _parameters(function)]
+    slots = [
+        "given" if inbox.gives(annotation) else _slot(annotation, parameter, where)
+        for annotation, (_, parameter) in zip(annotations, _parameters(function), strict=True)
+    ]
+    plain = [slot for slot in slots if slot != "given"]
+    if sorted(plain) not in (["value"], ["event"], ["event", "value"]):
+        raise BadHandler(f"{where} must take the value, an Event, or both; it takes {plain or 'neither'}")
+    is_async = inspect.iscoroutinefunction(function)
+    decode = _decoder(slots, annotations, where) if "value" in slots else None
+    run = (_batch_runner if batch else _runner)(function, slots, decode)
+    asked = Asked(
+        name=where,
+        group=group,
+        engine=choose(function, engine),
+        is_async=is_async,
+        batch=batch,
+        gives=given[0] if given else None,
+    )
+    call = inbox.around(run, asked)
+    return call if is_async else _finished(call, where)
+
+
+def _name(function: Function) -> str:
+    if not inspect.isroutine(function):
+        raise BadHandler(f"{function!r} is not a function; decorate a `def` or an `async def`")
+    return f"handler {function.__qualname__}"
+
+
+def _runner(function: Function, slots: list[str], decode: Decode | None) -> Run:
+    def run(delivery: Any, given: Any) -> Any:
+        event = delivery.event
+        value = decode(event.value) if decode is not None else None
+        return function(*({"value": value, "event": event, "given": given}[slot] for slot in slots))
+
+    return run
+
+
+def _batch_runner(function: Function, slots: list[str], decode: Decode | None) -> Run:
+    def run(work: Any, given: Any) -> Any:
+        events = [delivery.event for delivery in work]
+        values = [decode(event.value) for event in events] if decode is not None else None
+        return function(*({"value": values, "event": events, "given": given}[slot] for slot in slots))
+
+    return run
 
 
 def _finished(call: Call, where: str) -> Call:

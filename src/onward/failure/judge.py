@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from onward.brokers.base import Failure
-from onward.errors import Expired, GiveUp, RemoteError, RetryLater, Skip, Undecodable, WorkerDied
+from onward.errors import Expired, GiveUp, RemoteError, RetryLater, Skip, Undecodable, Unfinished, WorkerDied
 from onward.event import Delivery
 from onward.failure.retry import Retry
-from onward.flow.entry import DONE, Again, Dead, Instant, Outcome
+from onward.flow.entry import DONE, RELEASED, Again, Dead, Instant, Outcome
 
 _MAX_TEXT = 20_000  # characters of an error's message, and of its traceback
 
@@ -42,6 +42,8 @@ class Judge:
         what, said = self._what(delivery), f"{_kind(error)}: {_text(error)}"
         if isinstance(error, Skip):
             return Ruling(DONE, logging.INFO, f"{what} was skipped: {_text(error)}")
+        if isinstance(error, Unfinished):
+            return Ruling(RELEASED, logging.INFO, f"{what} runs again: {_text(error)}")
         delay_s = self._retry.delay_s(delivery.attempt, error, self._random)
         if delay_s is not None:
             text = f"{what} failed, attempt {delivery.attempt}, again in {delay_s:.1f} s: {said}"

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 
+from onward import context
 from onward.brokers.base import (
     Assigned,
     Broker,
@@ -19,7 +20,7 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, Health, Work
-from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip
+from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip, Unfinished
 from onward.event import Delivery, Partition
 from onward.failure.expiry import is_expired
 from onward.failure.judge import Judge
@@ -81,6 +82,7 @@ class Consumer:
         subscription = await self._broker.subscribe(
             [handler.topic], group=handler.group, member=self._member, ordering=handler.ordering, start=handler.start
         )
+        context.group.set(handler.group)  # for what the engine runs
         self._engine.start(self._ended, self._may_start_until)
         receiving = asyncio.create_task(self._receive(subscription))
         try:
@@ -246,6 +248,9 @@ class Consumer:
                 for record in settlement.aside:
                     self._refused.pop(record.partition, None)
                 self.plane.settled(lost, instant())
+                if self._handler.inbox is not None:
+                    kept = [each for each in settlement.progress if each.partition not in lost]
+                    self._handler.inbox.settled(self._handler.group, kept)
                 break
         self._settling = None
         self._wake.set()
@@ -262,7 +267,7 @@ class Consumer:
             well = ended.error is None and not ended.cancelled
             if isinstance(work, Delivery):
                 outcomes.append((work, DONE if well else self._judge(work, ended.error)))
-            elif well or ended.error is None or len(work) == 1:
+            elif well or ended.error is None or len(work) == 1 or isinstance(ended.error, Unfinished):
                 outcomes.extend((each, DONE if well else self._judge(each, ended.error)) for each in work)
             else:
                 log.warning("%s: a batch of %d failed, splitting it", self._handler.name, len(work))

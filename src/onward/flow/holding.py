@@ -281,7 +281,8 @@ class Holding:
 
     def _draw(self, ref: Ref) -> None:
         assert ref.event is not None
-        delivery = Delivery(ref.event, self.partition, ref.position, self.epoch or 0, ref.tries.failed + 1, self.fence)
+        where = (self.partition, ref.position, self.epoch or 0)
+        delivery = Delivery(ref.event, *where, ref.tries.failed + 1, self.fence, self.log_id, True)
         entry = Entry(delivery, ref.size, ref=ref, first_failed=ref.first_failed, tries=ref.tries)
         if ref.cautious or ref.tries.crashes or ref.tries.started:
             self._blame(entry, ref.tries, True)

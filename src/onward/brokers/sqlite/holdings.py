@@ -183,7 +183,7 @@ class Holdings:
 def _hand_out(hold: Hold, messages: list[Message], limit: int, max_bytes: int, *, always: bool) -> tuple[int, int]:
     """Hand out what fits of the first record batch; answers how many events, and their bytes."""
     start, events, size = hold.rows.popleft()
-    partition, epoch, fence = hold.partition, hold.epoch, hold.fence
+    partition, epoch, fence, log_id = hold.partition, hold.epoch, hold.fence, hold.log_id
     if start > hold.out:
         messages.append(Reached(partition, epoch, start))
     if len(events) > limit or size > max_bytes:
@@ -192,7 +192,9 @@ def _hand_out(hold: Hold, messages: list[Message], limit: int, max_bytes: int, *
             hold.rows.appendleft(Rows(start + fits, events[fits:], size - used))
             events = events[:fits]
         size = used
-    messages += [Delivery(event, partition, position, epoch, 1, fence) for position, event in enumerate(events, start)]
+    messages += [
+        Delivery(event, partition, position, epoch, 1, fence, log_id) for position, event in enumerate(events, start)
+    ]
     hold.out = start + len(events)
     return len(events), size
 
