@@ -86,6 +86,7 @@ class Consumer:
         )
         self._engine.start(self._call, self._ended)
         receiving = asyncio.create_task(self._receive(subscription))
+        receiving.add_done_callback(lambda _: self._wake.set())
         try:
             while not self._finished(receiving):
                 self._sure_until = subscription.sure_until()
@@ -100,6 +101,7 @@ class Consumer:
         finally:
             await self._leave(subscription, receiving)
         if not receiving.cancelled() and (error := receiving.exception()):
+            error.add_note(f"This ended the consumer of {self._handler.name}.")
             raise error
 
     def stop(self) -> None:
