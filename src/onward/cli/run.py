@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onward.cli import find, leash
+from onward.cli import find, leash, policy
+from onward.errors import OnwardError
 
 if TYPE_CHECKING:
     from onward.app import Onward
@@ -26,8 +27,12 @@ class Level(StrEnum):
 def run(
     context: typer.Context,
     application: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="The application: shop:app for app = Onward(...) in shop.py.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:APP]",
+            help="shop:app for app = Onward(...) in shop.py; else ONWARD_APP, or the app of onward.toml.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="How many processes share the work.")] = 1,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a .py file below this folder changes.")
@@ -47,6 +52,7 @@ def run(
       onward run shop:app --workers 4
       onward run shop:app --reload
     """
+    application = application or find.application()
     held = leash.take()
     if held is None and (workers > 1 or reload):
         debug = bool(context.find_root().params["debug"])
@@ -54,9 +60,20 @@ def run(
     app = find.load(application)
     # After the import: an application that configured logging itself is left alone.
     _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
-    if held is not None:
+    try:
+        asyncio.run(app.run() if held is None else _run_supervised(app, held))
+    except OnwardError:
+        raise
+    except Exception:  # a bug of ours or of the application: told once, with its traceback
+        logging.getLogger("onward").exception("the application ended with an error")
+        raise typer.Exit(policy.NO) from None
+
+
+async def _run_supervised(app: "Onward", held: leash.Leash) -> None:
+    """Say hello only when the broker is open: what cannot be opened is said once, and not by every worker."""
+    async with app:
         held.greet(leash.Hello(app.settings.drain_timeout_s, _database(app)))
-    asyncio.run(app.run())
+        await app.run()
 
 
 def _supervise(command: list[str], workers: int, reload: bool, log_level: Level) -> int:
