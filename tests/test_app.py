@@ -365,6 +365,35 @@ def test_publishing_what_cannot_be_published(app: Onward) -> None:
     asyncio.run(main())
 
 
+class Line(msgspec.Struct):
+    price: float | None
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "says"),
+    [
+        ("half \ud83d", None, "a str for topic 'orders' cannot be published: value holds half a surrogate"),
+        ({"a": [{"b": "\ud83d"}]}, None, r"value\.a\[0\]\.b holds half a surrogate"),
+        ({"\ud83d": 1}, None, "a key of it holds half a surrogate"),
+        ({"a": float("nan")}, None, r"a dict for topic 'orders' cannot be published: value\.a is not a number"),
+        ([None, [Line(None), Line(float("inf"))]], None, r"value\[1\]\[1\]\.price is not a number"),
+        (b"", "\ud83d", "its key holds half a surrogate"),
+    ],
+)
+def test_what_has_no_bytes_is_refused_by_name(app: Onward, value: Any, key: str | None, says: str) -> None:
+    async def main() -> None:
+        async with app:
+            await app.publish("orders", value, key=key)
+
+    with pytest.raises(Unserialisable, match=says):
+        asyncio.run(main())
+
+
+def test_null_is_a_value_like_others(app: Onward) -> None:
+    for value in ({"a": None}, [None], Line(None), "null", {"null": 1.5}):
+        assert app.event("orders", value).value
+
+
 def test_publishing_outside_of_the_application(app: Onward) -> None:
     with pytest.raises(Closed, match="async with app"):
         asyncio.run(app.publish("orders", {}))

@@ -223,7 +223,7 @@ class Onward:
     ) -> Event:
         if key is not None and not isinstance(key, str):
             raise BadSetting(f"key {key!r} is a {type(key).__name__}; keys are str or None")
-        event = Event(id_, topic, key, encode(value), headers, type_name(value), now)
+        event = Event(id_, topic, key, encode(value, topic), headers, type_name(value), now)
         if event.size > self.settings.max_event_bytes:
             raise TooLarge(
                 f"an event of {event.size:,} bytes for topic {topic!r} exceeds "
@@ -315,7 +315,11 @@ class Onward:
                 # One consumer that cannot go on ends them all: half an application that looks healthy helps nobody.
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
                 self.stop()
-                await asyncio.gather(*tasks)
+                errors = [end for end in await asyncio.gather(*tasks, return_exceptions=True) if end is not None]
+            for other in errors[1:]:
+                log.error("and another: %r", other, exc_info=other)
+            if errors:
+                raise errors[0]
         finally:
             for task in (*tasks, *upkeep, telling):
                 task.cancel()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onward.cli import find, leash
+from onward.cli import find, leash, policy
+from onward.errors import OnwardError
 
 if TYPE_CHECKING:
     from onward.app import Onward
@@ -29,8 +30,12 @@ class Level(StrEnum):
 def run(
     context: typer.Context,
     application: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="The application: shop:app for app = Onward(...) in shop.py.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:APP]",
+            help="shop:app for app = Onward(...) in shop.py; else ONWARD_APP, or the app of onward.toml.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="How many processes share the work.")] = 1,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a .py file below this folder changes.")
@@ -55,6 +60,7 @@ def run(
       onward run shop:app --reload
       onward run shop:app --metrics 9464
     """
+    application = application or find.application()
     place = None if metrics is None else _place(metrics)
     held = leash.take()
     if held is None and (workers > 1 or reload):
@@ -63,14 +69,24 @@ def run(
     app = find.load(application)
     # After the import: an application that configured logging itself is left alone.
     _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
-    if held is not None:
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_run(app, place) if held is None else _run_supervised(app, held, place))
+    except OnwardError:
+        raise
+    except Exception:  # a bug of ours or of the application: told once, with its traceback
+        logging.getLogger("onward").exception("the application ended with an error")
+        raise typer.Exit(policy.NO) from None
+
+
+async def _run_supervised(app: "Onward", held: leash.Leash, place: tuple[str, int] | None) -> None:
+    """Say hello only when the broker is open: what cannot be opened is said once, and not by every worker."""
+    async with app:
         held.greet(leash.Hello(app.settings.drain_timeout_s, _database(app)))
-    number = 1 if held is None else held.number
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_run(app, place, number))
+        await _run(app, place, held.number)
 
 
-async def _run(app: "Onward", place: tuple[str, int] | None, number: int) -> None:
+async def _run(app: "Onward", place: tuple[str, int] | None, number: int = 1) -> None:
     if place is None:
         await app.run()
         return

@@ -85,6 +85,7 @@ class Consumer:
         context.group.set(handler.group)  # for what the engine runs
         self._engine.start(self._ended, self._may_start_until)
         receiving = asyncio.create_task(self._receive(subscription))
+        receiving.add_done_callback(lambda _: self._wake.set())
         try:
             while not self._finished(receiving):
                 self._sure_until = subscription.sure_until()
@@ -99,6 +100,7 @@ class Consumer:
         finally:
             await self._leave(subscription, receiving)
         if not receiving.cancelled() and (error := receiving.exception()):
+            error.add_note(f"This ended the consumer of {self._handler.name}.")
             raise error
         if self._engine.failure is not None:
             raise self._engine.failure
