@@ -20,7 +20,7 @@ from onward.cli.watch import Watch
 log = logging.getLogger("onward")
 
 LOCK_LIMIT_S = 5.0
-GRACE_S = 8.0  # beyond drain_timeout_s: a consumer takes some seconds for its last settle and release
+GRACE_S = 12.0  # beyond drain_timeout_s: a consumer takes some seconds for its last settle and release
 START_LIMIT = 3
 _TICK_S = 0.25
 _LOOK_S = 0.5  # between two looks at the files and at the lock
