@@ -46,6 +46,7 @@ class Trial:
         self.ended: list[Ended] = []
         self.calls = 0
         self.lost: set[int] = set()  # positions that may not start any more
+        self.sure_until = math.inf  # nor may any other after this
         self._submitted: list[Work] = []
         self._submitting = False
 
@@ -64,7 +65,7 @@ class Trial:
         self.calls += 1
 
     def _may_start_until(self, work: Work) -> float:
-        return 0.0 if first(work).position in self.lost else math.inf
+        return 0.0 if first(work).position in self.lost else self.sure_until
 
     def order(self, number: int, **fields: Any) -> Delivery:
         return self.delivery(number, msgspec.json.encode(Order(log=str(self.log), **fields)))
