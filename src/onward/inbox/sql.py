@@ -43,7 +43,7 @@ class SqlInbox:
             raise BadSetting(f"SqlInbox({engine!r}): give it an Engine or an AsyncEngine of SQLAlchemy")
         self._engine = engine
         self._schema = statements(engine.dialect.name, table)
-        self._store = Store(self._schema)
+        self._store = Store(engine.dialect, self._schema)
         self._given_s = horizon_s
         self._horizon_s = 0.0
 
@@ -132,7 +132,7 @@ class _Once:
         group = self._asked.group
         if isinstance(work, Delivery):
             return work if self._store.mark(connection, group, work) else None
-        return self._store.mark_batch(connection, group, work) or None
+        return tuple(self._store.mark_batch(connection, group, work)) or None
 
 
 class _Sync(_Once):
