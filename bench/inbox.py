@@ -12,14 +12,17 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from tests.servers.needs import missing
 from tests.servers.postgres import PostgresServer
 
-from bench.kit import Bench, Figure, Pace, median, ratios, spread
+from bench.kit import Bench, Figure, Pace, median, ratios
 from onward.engines.base import Call, Work
 from onward.event import Delivery, Event, Partition, new_ids
 from onward.inbox import SqlInbox
 from onward.inbox.base import Asked
 
 BATCH = 100
-EFFECT = text("INSERT INTO effect (id, amount) VALUES (:id, :amount)")
+ONE_BY_ONE = text("INSERT INTO effect (id, amount) VALUES (:id, 1)")
+AT_ONCE = text("INSERT INTO effect (id, amount) SELECT unnest(CAST(:ids AS BIGINT[])), 1")
+
+Effect = Callable[[Any, Connection], None]
 
 
 def run(bench: Bench) -> None:
@@ -29,8 +32,14 @@ def run(bench: Bench) -> None:
         return
     with _database() as engine:
         single, batched = bench.sized((2_000, 40_000), (300, 6_000))
-        _compare(bench, engine, "cursor inbox, 100 events per transaction", batched, rounds, batch=True, target=0.6)
-        _compare(bench, engine, "row inbox, one event per transaction", single, rounds, batch=False, target=0.5)
+        for what, events, effect, target in (
+            ("cursor inbox, 100 events per transaction", batched, _each, 0.6),
+            ("cursor inbox, 100 events in one statement", batched, _at_once, 0.6),
+            ("row inbox, one event per transaction", single, _each, 0.5),
+        ):
+            size = BATCH if events == batched else 1
+            rounds_of = _rounds(bench, engine, what, [_work(n * events, events, size) for n in range(rounds)], effect)
+            _report(bench, what, *rounds_of, target=target)
 
 
 @contextmanager
@@ -45,24 +54,29 @@ def _database() -> Iterator[Engine]:
         server.close()
 
 
-def _compare(bench: Bench, engine: Engine, what: str, events: int, rounds: int, *, batch: bool, target: float) -> None:
-    """Alternate the two, on tables that grow alike; then deliver the inbox's last events once more."""
+def _rounds(
+    bench: Bench, engine: Engine, what: str, rounds: Sequence[Sequence[Work]], effect: Effect
+) -> tuple[Pace, Pace]:
+    """Alternate the two on effects that begin empty; then deliver some of the inbox's events once more."""
     with_inbox, without = Pace(), Pace()
-    call = _with_inbox(engine, batch=batch)
-    plain = _without(engine)
-    last: Sequence[Work] = ()
-    for number in range(rounds):
-        bench.say(f"inbox: {what}, round {number + 1} of {rounds}")
-        last = _work(number * events, events, batch=batch)
+    batch = isinstance(rounds[0][0], tuple)
+    call, plain = _with_inbox(engine, effect, batch=batch), _without(engine, effect)
+    for number, works in enumerate(rounds):
+        bench.say(f"inbox: {what}, round {number + 1} of {len(rounds)}")
+        events = sum(len(work) if isinstance(work, tuple) else 1 for work in works)
         for pace, contestant in ((without, plain), (with_inbox, call)):
             _empty(engine)
             with pace.timed(events):
-                for work in last:
+                for work in works:
                     contestant(work)
             _check(bench, engine, what, events)
-        for work in last[: max(1, len(last) // 10)]:
+        for work in works[: max(1, len(works) // 10)]:
             call(work)
         _check(bench, engine, f"{what}, delivered twice", events)
+    return with_inbox, without
+
+
+def _report(bench: Bench, what: str, with_inbox: Pace, without: Pace, *, target: float) -> None:
     ratio = ratios(with_inbox.per_wall_s, without.per_wall_s)
     bench.add(
         Figure(
@@ -76,45 +90,41 @@ def _compare(bench: Bench, engine: Engine, what: str, events: int, rounds: int, 
             samples={"inbox": with_inbox.per_wall_s, "without": without.per_wall_s},
         )
     )
-    cpu = ratios(with_inbox.per_cpu_s, without.per_cpu_s)
-    bench.add(
-        Figure(
-            what=f"{what}, this process's CPU",
-            measured=f"{spread(with_inbox.per_cpu_s)} per CPU second",
-            value=median(with_inbox.per_cpu_s),
-            beside=f"without: {spread(without.per_cpu_s)}",
-            ratio=cpu,
-        )
-    )
 
 
-def _work(first: int, events: int, *, batch: bool) -> list[Work]:
+def _work(first: int, events: int, size: int) -> list[Work]:
     partition = Partition("orders", 0)
     deliveries = [
         Delivery(Event(id_, "orders", "k", b""), partition, first + n, 1, 1, 1, "log")
         for n, id_ in enumerate(new_ids(events))
     ]
-    if not batch:
+    if size == 1:
         return list(deliveries)
-    return [tuple(deliveries[start : start + BATCH]) for start in range(0, events, BATCH)]
+    return [tuple(deliveries[start : start + size]) for start in range(0, events, size)]
 
 
-def _effect(work: Any, connection: Connection) -> None:
+def _each(work: Any, connection: Connection) -> None:
     taken = work if isinstance(work, tuple) else (work,)
-    connection.execute(EFFECT, [{"id": each.position, "amount": 1} for each in taken])
+    connection.execute(ONE_BY_ONE, [{"id": each.position} for each in taken])
 
 
-def _with_inbox(engine: Engine, *, batch: bool) -> Call:
+def _at_once(work: Any, connection: Connection) -> None:
+    connection.execute(AT_ONCE, {"ids": [each.position for each in work]})
+
+
+def _with_inbox(engine: Engine, effect: Effect, *, batch: bool) -> Call:
     inbox = SqlInbox(engine)
     inbox.create()
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE onward_inbox, onward_inbox_cursor"))
     asked = Asked(name="bench", group="g", engine="threads", is_async=False, batch=batch, gives=Connection)
-    return inbox.around(_effect, asked)
+    return inbox.around(effect, asked)
 
 
-def _without(engine: Engine) -> Callable[[Any], None]:
+def _without(engine: Engine, effect: Effect) -> Callable[[Any], None]:
     def call(work: Any) -> None:
         with engine.begin() as connection:
-            _effect(work, connection)
+            effect(work, connection)
 
     return call
 

@@ -9,7 +9,7 @@ from onward.errors import BadStore, Superseded
 from onward.event import Partition
 from onward.inbox.cursor import MAX_INTERVALS
 from tests.inbox.conftest import Open
-from tests.inbox.place import Gate, batch, delivery
+from tests.inbox.place import Gate, Place, batch, delivery
 
 
 def test_only_what_is_not_done_runs(database: Open) -> None:
@@ -34,6 +34,28 @@ def test_a_batch_that_fails_leaves_nothing(database: Open) -> None:
             assert await place.cursors() == [("log", 1, "0-1")]
             await place.call(batch(0, 1, 2))
             assert await place.effects() == ["e0", "e1", "e2"]
+
+    asyncio.run(scenario())
+
+
+def test_what_one_believes_of_the_cursor_is_compared(database: Open) -> None:
+    """After a rollback, and after another process wrote with the same fence or a newer one."""
+
+    async def scenario() -> None:
+        async with database() as place:
+            other = Place(place.engine)
+            await place.call(batch(0))
+            with pytest.raises(ValueError, match="the handler fails"):
+                await place.call(batch(1, 2), fails=True)
+            await place.call(batch(3))
+            assert await place.cursors() == [("log", 1, "0-1 3-4")]
+            await other.call(batch(4, 5))
+            await place.call(batch(5, 6))
+            assert await place.cursors() == [("log", 1, "0-1 3-7")]
+            await other.call(batch(7, fence=2))
+            with pytest.raises(Superseded):
+                await place.call(batch(7, 8))
+            assert await place.effects() == ["e0", "e3", "e4", "e5", "e6", "e7"]
 
     asyncio.run(scenario())
 

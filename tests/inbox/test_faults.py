@@ -23,6 +23,7 @@ FAULTS_S = float(os.environ.get("ONWARD_FAULTS_S", "60"))
 CATCH_UP_S = 90.0
 MEMBERS = 3
 KEYS = 50
+CALL = 6  # events published at once, ten times a second
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -77,8 +78,8 @@ async def publish(app: Onward, until: float) -> int:
     """Publish until then, in small calls; answers how many."""
     count = 0
     while time.monotonic() < until:
-        await app.publish_many(TOPIC, [(f"k-{n % KEYS}", {"id": n}) for n in range(count, count + 20)])
-        count += 20
+        await app.publish_many(TOPIC, [(f"k-{n % KEYS}", {"id": n}) for n in range(count, count + CALL)])
+        count += CALL
         await asyncio.sleep(0.1)
     return count
 

@@ -150,17 +150,23 @@ def test_a_session_belongs_to_the_inbox_and_its_commit_is_not_the_end(database: 
     asyncio.run(scenario())
 
 
-def test_a_handler_that_commits_by_itself_is_told(database: Open) -> None:
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_handler_that_ends_the_transaction_is_told_and_leaves_nothing(database: Open, end: str) -> None:
     async def scenario() -> None:
         async with database() as place:
 
             def plain(work: Any, connection: Connection) -> None:
-                connection.commit()
+                connection.execute(text("INSERT INTO effect VALUES ('half')"))
+                getattr(connection, end)()
 
             async def asynchronous(work: Any, connection: Any) -> None:
-                await connection.commit()
+                await connection.execute(text("INSERT INTO effect VALUES ('half')"))
+                await getattr(connection, end)()
 
             with pytest.raises(BadHandler, match="the inbox commits"):
                 await place.run(asynchronous if place.is_async else plain, delivery("a"))
+            assert (await place.effects(), await place.marks()) == ([], 0)
+            await place.call(delivery("a"))
+            assert await place.effects() == ["a"]
 
     asyncio.run(scenario())

@@ -1,6 +1,6 @@
 """What a batch handler has done in a partition: positions as ascending, disjoint intervals [a, b). Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 MAX_INTERVALS = 256  # beyond, the lowest are forgotten, if the log cannot bring them any more
@@ -31,7 +31,7 @@ def contains(done: Done, position: int) -> bool:
 def add(done: Done, positions: Iterable[int]) -> Done:
     """With these positions done as well."""
     merged: list[tuple[int, int]] = []
-    for a, b in sorted((*done, *((position, position + 1) for position in positions))):
+    for a, b in sorted((*done, *_runs(sorted(positions)))):
         if merged and a <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
         else:
@@ -49,6 +49,22 @@ def pruned(done: Done, settled: int) -> Done:
         return done
     spare = sum(b <= settled for _, b in done)
     return done[min(spare, len(done) - MAX_INTERVALS // 2) :]
+
+
+def _runs(ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ascending positions as intervals; most batches are one."""
+    if not ordered:
+        return
+    start = end = ordered[0]
+    if ordered[-1] - start == len(set(ordered)) - 1:
+        yield start, ordered[-1] + 1
+        return
+    for position in ordered:
+        if position > end:
+            yield start, end
+            start = position
+        end = position + 1
+    yield start, end
 
 
 def _interval(part: str) -> tuple[int, int]:

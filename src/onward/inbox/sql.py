@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Transaction, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
 from sqlalchemy.orm import Session
 
 from onward.brokers.base import Progress
@@ -25,6 +26,7 @@ log = logging.getLogger("onward")
 _TRIES = 10  # of a transaction that gives way to others
 _PAGE = 1_000  # rows forgotten in one transaction
 _SWEEP_S = 600.0
+_HANDLING = "onward.handling"  # on a connection: a handler has it
 
 
 class SqlInbox:
@@ -42,8 +44,9 @@ class SqlInbox:
         if not isinstance(engine, Engine | AsyncEngine):
             raise BadSetting(f"SqlInbox({engine!r}): give it an Engine or an AsyncEngine of SQLAlchemy")
         self._engine = engine
+        event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "commit", _refuse_commit)
         self._schema = statements(engine.dialect.name, table)
-        self._store = Store(self._schema)
+        self._store = Store(engine.dialect, self._schema)
         self._given_s = horizon_s
         self._horizon_s = 0.0
 
@@ -132,7 +135,7 @@ class _Once:
         group = self._asked.group
         if isinstance(work, Delivery):
             return work if self._store.mark(connection, group, work) else None
-        return self._store.mark_batch(connection, group, work) or None
+        return tuple(self._store.mark_batch(connection, group, work)) or None
 
 
 class _Sync(_Once):
@@ -159,15 +162,23 @@ class _Sync(_Once):
             if fresh is None:
                 transaction.rollback()
                 return
-            self._handle(connection, fresh)
-            _commit_is_ours(transaction)
+            self._handle(connection, transaction, fresh)
             try:
                 transaction.commit()
             except DBAPIError as error:
                 _raise_doubt(error)
                 raise
 
-    def _handle(self, connection: Connection, work: Work) -> None:
+    def _handle(self, connection: Connection, transaction: Transaction, work: Work) -> None:
+        try:
+            with _handling(connection):
+                self._call(connection, work)
+        finally:
+            if not transaction.is_active:
+                connection.invalidate()  # or it would go back to its pool with the transaction open
+        _commit_is_ours(transaction)
+
+    def _call(self, connection: Connection, work: Work) -> None:
         if not self._session:
             self._run(work, connection)
             return
@@ -199,15 +210,24 @@ class _Async(_Once):
             if fresh is None:
                 await transaction.rollback()
                 return
-            await self._handle(connection, fresh)
-            _commit_is_ours(transaction)
+            await self._handle(connection, transaction, fresh)
             try:
                 await transaction.commit()
             except DBAPIError as error:
                 _raise_doubt(error)
                 raise
 
-    async def _handle(self, connection: AsyncConnection, work: Work) -> None:
+    async def _handle(self, connection: AsyncConnection, transaction: AsyncTransaction, work: Work) -> None:
+        assert connection.sync_connection is not None
+        try:
+            with _handling(connection.sync_connection):
+                await self._call(connection, work)
+        finally:
+            if not transaction.is_active:
+                await connection.invalidate()
+        _commit_is_ours(transaction)
+
+    async def _call(self, connection: AsyncConnection, work: Work) -> None:
         if not self._session:
             await self._run(work, connection)
             return
@@ -232,9 +252,25 @@ def _raise_doubt(error: DBAPIError) -> None:
         raise InDoubt(f"the connection broke in the commit ({error.orig})") from error
 
 
-def _commit_is_ours(transaction: Any) -> None:
+@contextmanager
+def _handling(connection: Connection) -> Iterator[None]:
+    info = connection.info
+    info[_HANDLING] = True
+    try:
+        yield
+    finally:
+        info.pop(_HANDLING, None)  # the connection goes back to its pool
+
+
+def _commit_is_ours(transaction: Transaction | AsyncTransaction) -> None:
     if not transaction.is_active:
         raise BadHandler("the handler ended the transaction of its inbox; the inbox commits, when the handler returns")
+
+
+def _refuse_commit(connection: Connection) -> None:
+    """A handler that commits by itself would leave a mark without the rest of its effect."""
+    if connection.info.get(_HANDLING):
+        raise BadHandler("a handler with an inbox does not commit: the inbox commits, when the handler returns")
 
 
 def _check(engine: Engine | AsyncEngine, asked: Asked) -> None:

@@ -14,6 +14,7 @@ class Statements(NamedTuple):
     lock: str  # a cursor: waits for whoever has it locked; answers fence and done
     begin: str  # a cursor that is not there yet
     write: str
+    overwrite: str  # a cursor that stands as we left it: no row counted, and it does not, or is another's
     drop_old: str  # a page of rows that are older than the horizon
     probe: tuple[str, ...]
 
@@ -25,6 +26,7 @@ _BEGIN = (
 )
 _LOCK = f"SELECT fence, done FROM {{t}}_cursor WHERE {_KEY} FOR UPDATE"
 _WRITE = f"UPDATE {{t}}_cursor SET fence = :fence, done = :done WHERE {_KEY} AND fence <= :fence"
+_OVERWRITE = f"UPDATE {{t}}_cursor SET done = :done WHERE {_KEY} AND fence = :fence AND done = :known"
 _PROBE = (
     "SELECT grp, topic, event_id, done_at FROM {t} WHERE 1 = 0",
     "SELECT grp, topic, part, log_id, fence, done FROM {t}_cursor WHERE 1 = 0",
@@ -56,6 +58,7 @@ CREATE TABLE IF NOT EXISTS {t}_cursor (
     lock=_LOCK,
     begin=_BEGIN + " ON CONFLICT DO NOTHING",
     write=_WRITE,
+    overwrite=_OVERWRITE,
     drop_old="DELETE FROM {t} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {t} WHERE done_at < :before "
     "ORDER BY done_at LIMIT :page FOR UPDATE SKIP LOCKED))",
     probe=_PROBE,
@@ -87,6 +90,7 @@ CREATE TABLE IF NOT EXISTS {t}_cursor (
     lock=_LOCK,
     begin=_BEGIN,
     write=_WRITE,
+    overwrite=_OVERWRITE,
     drop_old="DELETE FROM {t} WHERE done_at < :before ORDER BY done_at LIMIT :page",
     probe=_PROBE,
 )
@@ -118,6 +122,7 @@ CREATE TABLE IF NOT EXISTS {t}_cursor (
     lock=f"UPDATE {{t}}_cursor SET fence = fence WHERE {_KEY} RETURNING fence, done",
     begin=_BEGIN + " ON CONFLICT DO NOTHING",
     write=_WRITE,
+    overwrite=_OVERWRITE,
     drop_old="DELETE FROM {t} WHERE (grp, topic, event_id) IN "
     "(SELECT grp, topic, event_id FROM {t} WHERE done_at < :before ORDER BY done_at LIMIT :page)",
     probe=_PROBE,

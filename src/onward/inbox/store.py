@@ -3,9 +3,9 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, CursorResult, Dialect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from onward.brokers.base import Progress
@@ -21,15 +21,58 @@ _MARIADB_DUPLICATE = 1062
 _SQLITE_CONFLICTS = {5, 6}  # busy, locked
 
 
+class Place(NamedTuple):
+    """Whose cursor, and under which ownership."""
+
+    group: str
+    partition: Partition
+    log_id: str
+    fence: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        topic, part = self.partition
+        return {"grp": self.group, "topic": topic, "part": part, "log_id": self.log_id}
+
+
+class Left(NamedTuple):
+    """A cursor as this process wrote it last."""
+
+    fence: int
+    log_id: str
+    done: cursor.Done
+    text: str
+
+    @property
+    def end(self) -> int:
+        return self.done[-1][1]
+
+
+class Statement:
+    """A statement in its driver's own words: nothing of SQLAlchemy's is between, which would cost as much again."""
+
+    def __init__(self, dialect: Dialect, statement: str) -> None:
+        compiled: Any = text(statement).compile(dialect=dialect)
+        self._sql = str(compiled)
+        self._order: Sequence[str] | None = compiled.positiontup
+
+    def __call__(self, connection: Connection, values: Mapping[str, Any]) -> CursorResult[Any]:
+        return connection.exec_driver_sql(
+            self._sql, dict(values) if self._order is None else tuple(values[name] for name in self._order)
+        )
+
+
 class Store:
     """The marks of every group in one database."""
 
-    def __init__(self, statements: Statements) -> None:
+    def __init__(self, dialect: Dialect, statements: Statements) -> None:
         self._schema = statements
-        self._insert, self._lock = text(statements.insert), text(statements.lock)
-        self._begin, self._write = text(statements.begin), text(statements.write)
-        self._drop_old = text(statements.drop_old)
+        self._insert, self._lock = Statement(dialect, statements.insert), Statement(dialect, statements.lock)
+        self._begin, self._write = Statement(dialect, statements.begin), Statement(dialect, statements.write)
+        self._overwrite = Statement(dialect, statements.overwrite)
+        self._drop_old = Statement(dialect, statements.drop_old)
         self._settled: dict[tuple[str, Partition], int] = {}
+        self._left: dict[tuple[str, Partition], Left] = {}
         self._guard = threading.Lock()
 
     def create(self, connection: Connection) -> None:
@@ -61,47 +104,79 @@ class Store:
             "now": int(time.time()),
         }
         try:
-            return connection.execute(self._insert, values).rowcount == 1
+            return self._insert(connection, values).rowcount == 1
         except IntegrityError as error:
             if not _is_duplicate(error):
                 raise
             return False
 
-    def mark_batch(self, connection: Connection, group: str, work: Sequence[Delivery]) -> tuple[Delivery, ...]:
-        """Mark a partition's events as done; answers those that were not.
+    def mark_batch(self, connection: Connection, group: str, work: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Mark a partition's events as done; answers those that were not."""
+        place = _place(group, work[0])
+        if self._mark_next(connection, place, work):
+            return work
+        return self._mark_any(connection, place, work)
 
-        The cursor speaks for what the log brings. What comes from the aside may be far below it and is marked by a
+    def _mark_next(self, connection: Connection, place: Place, work: Sequence[Delivery]) -> bool:
+        """In one statement, if the cursor stands as we left it, and all of this comes after.
+
+        What we believe of the cursor may be wrong: that transaction may have been rolled back, or another wrote. The
+        statement compares, so belief costs a statement and no more.
+        """
+        with self._guard:
+            left = self._left.get((place.group, place.partition))
+        if left is None or (left.fence, left.log_id) != (place.fence, place.log_id):
+            return False
+        if any(each.drawn or each.position < left.end for each in work):
+            return False
+        done = self._with(place, left.done, [each.position for each in work])
+        values = {**place.key, "fence": place.fence, "known": left.text, "done": cursor.encode(done)}
+        if self._overwrite(connection, values).rowcount != 1:
+            return False
+        self._leave(place, done)
+        return True
+
+    def _mark_any(self, connection: Connection, place: Place, work: Sequence[Delivery]) -> Sequence[Delivery]:
+        """The cursor speaks for what the log brings. What comes from the aside may be far below it and is marked by a
         row, but the cursor may know it still: from a commit whose answer was lost before the event was set aside.
         """
-        fence, key = _cursor_key(group, work[0])
-        done = self._locked(connection, fence, key)
+        done = self._locked(connection, place)
         fresh = [each for each in work if not cursor.contains(done, each.position)]
-        fresh = [each for each in fresh if not each.drawn or self.mark(connection, group, each)]
+        fresh = [each for each in fresh if not each.drawn or self.mark(connection, place.group, each)]
         logged = [each.position for each in fresh if not each.drawn]
         if logged:
-            with self._guard:
-                settled = self._settled.get((group, work[0].partition), 0)
-            kept = cursor.encode(cursor.pruned(cursor.add(done, logged), settled))
-            if connection.execute(self._write, {**key, "fence": fence, "done": kept}).rowcount != 1:
-                raise Superseded(f"{work[0].partition}: its cursor was written by a newer owner than fence {fence}")
+            done = self._with(place, done, logged)
+            values = {**place.key, "fence": place.fence, "done": cursor.encode(done)}
+            if self._write(connection, values).rowcount != 1:
+                raise Superseded(f"{place.partition}: its cursor was written by a newer owner than {place.fence}")
+            self._leave(place, done)
         return tuple(fresh)
+
+    def _with(self, place: Place, done: cursor.Done, positions: Sequence[int]) -> cursor.Done:
+        with self._guard:
+            settled = self._settled.get((place.group, place.partition), 0)
+        return cursor.pruned(cursor.add(done, positions), settled)
+
+    def _leave(self, place: Place, done: cursor.Done) -> None:
+        with self._guard:
+            self._left[place.group, place.partition] = Left(place.fence, place.log_id, done, cursor.encode(done))
 
     def drop_old(self, connection: Connection, before: float, page: int) -> int:
         """Forget one page of rows that are older; answers how many they were."""
-        return connection.execute(self._drop_old, {"before": int(before), "page": page}).rowcount
+        return self._drop_old(connection, {"before": int(before), "page": page}).rowcount
 
-    def _locked(self, connection: Connection, fence: int, key: Mapping[str, Any]) -> cursor.Done:
+    def _locked(self, connection: Connection, place: Place) -> cursor.Done:
         """The cursor, locked until the transaction ends; Superseded when a newer owner has written it."""
-        row = connection.execute(self._lock, key).one_or_none()
+        row = self._lock(connection, place.key).one_or_none()
         if row is None:
             try:
-                connection.execute(self._begin, {**key, "fence": fence})
+                self._begin(connection, {**place.key, "fence": place.fence})
             except IntegrityError as error:
                 if not _is_duplicate(error):
                     raise
-            row = connection.execute(self._lock, key).one()
-        if row.fence > fence:
-            raise Superseded(f"{key['topic']}/{key['part']}: fence {fence} is over, {row.fence} has written since")
+            row = self._lock(connection, place.key).one()
+        if row.fence > place.fence:
+            raise Superseded(f"{place.partition}: fence {place.fence} is over, {row.fence} has written since")
         return cursor.decode(row.done)
 
 
@@ -122,8 +197,8 @@ def _is_duplicate(error: IntegrityError) -> bool:
     return error.orig is not None and error.orig.args[:1] == (_MARIADB_DUPLICATE,)
 
 
-def _cursor_key(group: str, delivery: Delivery) -> tuple[int, dict[str, Any]]:
+def _place(group: str, delivery: Delivery) -> Place:
     partition, fence = delivery.partition, delivery.fence
     if fence is None or not delivery.log_id:
         raise BadStore(f"{partition}: the broker names no fence or no log: a batch handler cannot have an inbox on it")
-    return fence, {"grp": group, "topic": partition.topic, "part": partition.index, "log_id": delivery.log_id}
+    return Place(group, partition, delivery.log_id, fence)
