@@ -19,6 +19,8 @@ Q = Partition("orders", 1)
 WALL = 1_700_000_000.0  # Unix time at the plane's zero: what is written on the wrong clock is off by decades
 LOG = "log-1"
 
+FAR_S = 1_000.0  # later than any park_after_s in these tests
+
 Run = tuple[Partition, int, int]  # partition, epoch, position
 
 
@@ -45,6 +47,11 @@ def record(
     return AsideRecord(
         record_id("g", LOG, partition, position), "g", partition, position, state, due, body, tries, None
     )
+
+
+def stored(watermark: int = 0, *above: tuple[int, int], tries: dict[int, Tries] | None = None) -> Progress:
+    """What an earlier owner of P has settled."""
+    return Progress(P, 0, watermark, above, (), tries or {})
 
 
 def claims(progress: Progress | None, position: int) -> bool:
@@ -397,6 +404,10 @@ class Driver:
         found = [each for each in self.records.values() if each.partition == partition]
         return {each.position: each.state for each in sorted(found, key=lambda each: each.position)}
 
+    def letter(self, position: int, partition: Partition = P) -> AsideRecord:
+        """The record of a position as it lies in the store."""
+        return self.records[record_id("g", LOG, partition, position)]
+
     def lag(self, partition: Partition = P) -> Lag:
         return self.plane.lag(self.now)[partition]
 
@@ -408,3 +419,10 @@ class Driver:
             ended.append(run[2])
             self.end({run[2]: outcome(self.runs[run])}, partition=run[0], epoch=run[1])
         return ended
+
+
+def working(**limits: object) -> Driver:
+    """A driver that owns P and has read its records."""
+    driver = Driver(**limits)
+    driver.assign()
+    return driver

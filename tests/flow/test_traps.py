@@ -21,19 +21,10 @@ What broke on real servers (contract):
 """
 
 import pytest
-from tests.flow.driver import LOG, Driver, P, Q, claims, failure, record
+from tests.flow.driver import FAR_S, Driver, P, Q, claims, failure, record, working
 
 from onward.brokers.base import AsideRecord, Assigned, Progress, State, Tries, record_id
 from onward.flow.entry import DONE, Dead
-
-FAR_S = 1_000.0
-
-
-def working(**limits: object) -> Driver:
-    driver = Driver(**limits)
-    driver.assign()
-    return driver
-
 
 # -- defects of a predecessor -------------------------------------------------------------------------------------
 
@@ -298,7 +289,7 @@ def test_trap_15_the_letter_keeps_the_whole_event() -> None:
     d.deliver("a", size=7)
     (run,) = d.runs.values()
     d.dead(0)
-    assert d.records[record_id("g", LOG, P, 0)].event == run.event
+    assert d.letter(0).event == run.event
 
 
 def test_trap_16_an_empty_key_is_a_key_and_none_is_not() -> None:
@@ -413,7 +404,7 @@ def test_contract_19_a_killer_is_told_from_its_neighbours() -> None:
     assert d.states() == {killer: State.DEAD}
     assert claims(progress, killer)
     assert crashes <= 5, "one among others, then three alone"
-    story = d.records[record_id("g", LOG, P, killer)].failure
+    story = d.letter(killer).failure
     assert story is not None
     assert story.reason == "crashed"
 
