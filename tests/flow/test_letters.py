@@ -323,3 +323,123 @@ class TestMovesFromOutside:
 
 def moved_to_waiting(position: int) -> Moved:
     return Moved(P, 1, [record_id("g", LOG, P, position)], State.WAITING, 0.0)
+
+
+def test_a_suspect_record_whose_mark_cannot_be_stored_does_not_stop_the_others() -> None:
+    d = Driver()
+    d.assign(stored=stored(5), records=[record(0, "a", tries=Tries(0, 1))], unclean=True, load=False)
+    d.store_down = True
+    d.turn()
+    d.deliver_at({5: "b", 6: "c"})
+    d.wait(30)
+    assert d.running() == [5, 6]
+    d.store_down = False
+    d.done(5, 6)
+    d.wait(5)
+    assert d.running() == [0]
+    d.done(0)
+    assert d.states() == {}
+
+
+def test_records_whose_marks_cannot_be_stored_hold_no_slots() -> None:
+    d = Driver(concurrency=1)
+    d.assign(stored=stored(5), records=[record(0, "a"), record(1, "b")], unclean=True, load=False)
+    d.store_down = True
+    d.turn()
+    d.deliver_at({5: "c"})
+    d.wait(30)
+    assert d.running() == [5]
+    d.done(5)
+    d.store_down = False
+    d.wait(5)
+    assert d.run_out() == [0, 1]
+
+
+def test_a_suspicion_outlives_a_mark_that_was_not_stored() -> None:
+    d = Driver()
+    d.assign(stored=stored(5), records=[record(0, "a", tries=Tries(0, 1))], unclean=True, load=False)
+    d.store_down = True
+    d.turn()
+    d.store_down = False
+    d.revoke(P)
+    d.wait(5)
+    assert d.drained == [P]
+    assert d.letter(0).tries == Tries(0, 1)
+
+
+def test_by_partition_a_replay_goes_before_what_waits() -> None:
+    d = working(ordering="partition")
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("b", "c", "d")
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.run_out() == [1, 0, 2, 3]
+
+
+def test_by_partition_a_replay_goes_before_a_head_that_is_delayed() -> None:
+    d = working(ordering="partition")
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("b", "c")
+    d.again(1, in_s=5)
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.running() == [0]
+    d.done(0)
+    assert d.running() == []
+    d.wait(5)
+    assert d.run_out() == [1, 2]
+
+
+def test_by_partition_records_come_before_what_was_delivered_meanwhile() -> None:
+    d = Driver(ordering="partition")
+    d.assign(stored=stored(5), records=[record(3, None), record(1, None)], load=False)
+    d.deliver("b", "c", turn=False)
+    d.turn()
+    assert d.run_out() == [1, 3, 5, 6]
+
+
+def test_a_replay_goes_before_a_head_that_waits_for_a_slot() -> None:
+    d = working(concurrency=1)
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("x", "a")
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.run_out() == [1, 0, 2]
+
+
+def test_a_replay_goes_before_a_head_that_is_delayed() -> None:
+    d = working()
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("a", "a")
+    d.again(1, in_s=20)
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.running() == [0]
+    assert d.states() == {0: State.WAITING, 1: State.WAITING, 2: State.HELD}
+    d.done(0)
+    assert d.running() == []  # the rest of its delay
+    d.wait(20)
+    assert d.run_out() == [1, 2]
+    assert d.lag().delayed == 0
+
+
+def test_a_replay_goes_behind_an_older_one_that_waits_for_a_slot() -> None:
+    d = working(concurrency=1)
+    d.deliver("a", "a")
+    d.dead(0)
+    d.dead(1)
+    d.deliver("x", "a")
+    d.move(0, to=State.WAITING, due=0.0)
+    d.move(1, to=State.WAITING, due=0.0)
+    assert d.run_out() == [2, 0, 1, 3]
+
+
+def test_an_older_replay_goes_before_one_that_waits_for_a_slot() -> None:
+    d = working(concurrency=1)
+    d.deliver("a", "a")
+    d.dead(0)
+    d.dead(1)
+    d.deliver("x", "a")
+    d.move(1, to=State.WAITING, due=0.0)
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.run_out() == [2, 0, 1, 3]

@@ -325,3 +325,24 @@ class TestFence:
         assert Q in d.progress
         d.done(1, partition=Q)
         assert d.progress[Q].watermark == 2
+
+
+def test_a_partition_with_a_stale_run_is_not_released_as_drained() -> None:
+    d = working()
+    d.deliver("a")
+    d.fence(P)
+    d.assign()
+    d.revoke(P, deadline_s=5)
+    assert d.drained == []
+    d.wait(5)
+    assert (d.drained, d.undrained) == ([], [P])
+
+
+def test_a_partition_is_released_as_drained_once_its_stale_run_has_ended() -> None:
+    d = working()
+    d.deliver("a")
+    d.fence(P)
+    d.assign()
+    d.revoke(P, deadline_s=5)
+    d.done(0)
+    assert (d.drained, d.undrained) == ([P], [])

@@ -81,6 +81,8 @@ class Holding:
         self.dirty = bool(self.tries)  # they may be charged with a crash now
         self.release_at: float | None = None
         self.aside_at = 0.0  # the store refused: no sooner than this
+        self.refusing = False  # it refused, and has not stored anything since
+        self.shelved: dict[int, Entry] = {}  # drawn events whose starts could not be recorded, until it does
         self.fill_since: float | None = None  # since when a batch waits to fill
         self.blocked: tuple[int, float] | None = None  # the watermark, and since when it has not moved
 
@@ -215,16 +217,28 @@ class Holding:
         elif record.position not in self.tracker.open and (record.position in self.wanted or not self.loaded):
             self.parking.add(ref)  # what else is unknown was done since the page was read
             self.parking.refill(ref, event, must=record.position in self.wanted)
-            self._insert(ref, at.now)
+            self._insert(ref, at)
 
-    def _insert(self, ref: Ref, now: float) -> None:
-        """A record that came back into the flow: what stands behind it in memory follows it into the aside."""
-        head = self.lanes.head(ref.key) if ref.key is not None else None
-        if head is not None:
-            for entry in self.lanes.cut(head):
-                if entry.ref is None:
-                    self._set_aside(entry, State.HELD)
-        self._turn(ref, now)
+    def _insert(self, ref: Ref, at: Instant) -> None:
+        """A record that came back into the flow: what is newer and waits in memory follows it into the aside."""
+        if ref.key is not None:
+            for entry in self.lanes.withdraw(ref.key, ref.position):
+                self._put_back(entry, at)
+        self._turn(ref, at.now)
+
+    def _put_back(self, entry: Entry, at: Instant) -> None:
+        """Out of its lane into the aside, with the rest of its delay."""
+        state, due = State.HELD, 0.0
+        if entry.stage is Stage.DELAYED:
+            state, due = State.WAITING, entry.due
+            self.delayed -= 1
+        if entry.ref is None:
+            self._set_aside(entry, state, due, at if due else None)
+            return
+        if due:
+            self._rewrite(entry, state, due, at, None)
+        self.shelved.pop(entry.ref.position, None)
+        self._undraw(entry, at.now)
 
     def _open_gate(self, now: float) -> int:
         """All records are known: take what was delivered meanwhile, and let the records have their turns."""
@@ -284,7 +298,7 @@ class Holding:
         ref.drawn = True
         self.drawn[ref.position] = entry
         self.bytes += ref.size
-        self.lanes.add(entry, 1 << 62)
+        self.lanes.insert(entry)
 
     def _undraw(self, entry: Entry, now: float) -> None:
         """A drawn event leaves its lane: done, or back into the aside."""
@@ -445,9 +459,22 @@ class Holding:
     def unmark(self, entry: Entry) -> None:
         """It does not run after all: a crash of the next owner must not be blamed on it."""
         entry.marked = False
-        if entry.tries.started:
-            entry.tries = msgspec.structs.replace(entry.tries, started=0)
+        suspected = AMONG_OTHERS if entry.suspect and not entry.tries.crashes else 0  # that is not over by this
+        if entry.tries.started != suspected:
+            entry.tries = msgspec.structs.replace(entry.tries, started=suspected)
             self._note_tries(entry)
+
+    def shelve(self, entry: Entry) -> None:
+        """Its start is to be recorded where nothing can be stored now: it waits, and nothing waits for it."""
+        if self.marking.pop(entry.delivery.position, None) is not None:
+            self.unmark(entry)
+        entry.stage = Stage.QUEUED
+        self.shelved[entry.delivery.position] = entry
+
+    def _unshelve(self) -> None:
+        shelved, self.shelved = self.shelved, {}
+        for entry in shelved.values():
+            self.lanes.again(entry)
 
     def mark(self, entry: Entry, started: int) -> None:
         """Record its start before it runs, so that a crash can be blamed on it."""
@@ -556,6 +583,9 @@ class Holding:
     def stored(self, letters: dict[int, Leaving], now: float) -> None:
         """These records are in the store."""
         self.storing = 0
+        if self.refusing and (letters or not self.leaving):
+            self.refusing = False
+            self._unshelve()
         for position, leaving in letters.items():
             if self.leaving.get(position) is leaving:
                 del self.leaving[position]
@@ -572,9 +602,13 @@ class Holding:
             else:
                 self._turn(ref, now)
 
-    def refused(self, letters: dict[int, Leaving]) -> None:
+    def refused(self, letters: dict[int, Leaving], retry_at: float) -> None:
         """These records were not stored, and nothing else of their settle was done."""
         self.storing = 0
+        if letters:
+            self.aside_at, self.refusing = retry_at, True
+            for entry in [entry for entry in self.marking.values() if entry.ref is not None]:
+                self.shelve(entry)
         self.tracker.reopen(leaving.entry for leaving in letters.values() if leaving.entry is not None)
         self.dirty = True
 

@@ -247,11 +247,12 @@ class ControlPlane:
             holding = part.holding
             if holding.epoch != part.epoch:
                 continue
-            holding.refused(part.letters)
+            holding.refused(part.letters, at.now + ASIDE_RETRY_S)
             self._touched[holding] = None
             if part.letters:
-                holding.aside_at = at.now + ASIDE_RETRY_S
                 self._refused[holding] = None
+                if self._lone is not None and holding.shelved.get(self._lone.delivery.position) is self._lone:
+                    self._lone = None
 
     # -- what to do ---------------------------------------------------------------------------------------------
 
@@ -439,6 +440,9 @@ class ControlPlane:
                 if entry.tries.crashes >= limits.crash_limit:
                     self._crashed(holding, entry, at)
                     continue
+                if entry.ref is not None and holding.refusing and not entry.marked:
+                    holding.shelve(entry)
+                    continue
                 if entry.suspect:
                     entry.stage = Stage.MARKING
                     self._suspects.append((holding, holding.epoch or 0, entry))
@@ -522,6 +526,9 @@ class ControlPlane:
             holding, epoch, entry = self._suspects.popleft()
             if holding.epoch != epoch or holding.release_at is not None:
                 continue
+            if entry.ref is not None and holding.refusing:
+                holding.shelve(entry)
+                continue
             if not entry.removed:
                 self._lone = entry
                 holding.mark(entry, ALONE)
@@ -587,9 +594,10 @@ class ControlPlane:
         settling = {part.holding for part in self._pending or ()}
         for holding in list(self._revoking):
             over = holding.release_at is not None and now >= holding.release_at
-            if (holding.running and not over) or holding in settling or holding in self._dirty or holding.dirty:
+            runs = holding.running or holding.stale
+            if (runs and not over) or holding in settling or holding in self._dirty or holding.dirty:
                 continue
-            (undrained if holding.running else drained).append(holding.partition)
+            (undrained if runs else drained).append(holding.partition)
             self._forget(holding)
         return drained, undrained
 
