@@ -443,3 +443,13 @@ def test_an_older_replay_goes_before_one_that_waits_for_a_slot() -> None:
     d.move(1, to=State.WAITING, due=0.0)
     d.move(0, to=State.WAITING, due=0.0)
     assert d.run_out() == [2, 0, 1, 3]
+
+
+def test_a_replay_takes_nobody_into_its_batch_who_waits_for_his_time() -> None:
+    d = working(ordering="partition", batch_size=4)
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("b")
+    d.again(1, in_s=5)
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.running() == [0]

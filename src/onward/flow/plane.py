@@ -634,5 +634,5 @@ class ControlPlane:
 
 
 def _by_itself(entry: Entry) -> bool:
-    """Not to be taken into another's batch: it has to be looked at first."""
-    return entry.cautious or entry.suspect or entry.removed
+    """Not to be taken into another's batch: it has to be looked at first, or waits for its time."""
+    return entry.cautious or entry.suspect or entry.removed or entry.stage is not Stage.QUEUED
