@@ -1,7 +1,7 @@
 """Events out of the flow: how they get there, how the next owner finds them, how they come back in order."""
 
 import pytest
-from tests.flow.driver import FAR_S, LOG, WALL, Driver, P, claims, record, stored, working
+from tests.flow.driver import FAR_S, LOG, WALL, Driver, P, Q, claims, record, stored, working
 
 from onward.brokers.base import Ordering, State, Tries, record_id
 from onward.flow.entry import DONE
@@ -316,3 +316,76 @@ class TestAsideOnAssignment:
         assert (d.running(), d.states()) == ([], {0: State.WAITING, 1: State.HELD, 2: State.HELD})
         d.wait(51)
         assert d.run_out() == [0, 1, 2]
+
+
+class TestMaxParked:
+    def test_one_key_never_pauses_its_partition_up_to_the_limit(self) -> None:
+        d = working(max_parked=20, max_in_flight=8)
+        d.deliver("a")
+        d.again(0, in_s=FAR_S)
+        for _ in range(18):
+            d.deliver("a")
+        assert d.paused == set()
+
+    def test_arrivals_behind_a_parked_key_do_not_exceed_it(self) -> None:
+        d = working(max_parked=5, max_in_flight=8)
+        d.deliver("a")
+        d.again(0, in_s=FAR_S)
+        for _ in range(50):
+            if P not in d.paused:
+                d.deliver("a")
+        assert d.lag().parked == 5
+        assert d.lag().paused_by == "max_parked"
+
+    def test_the_partition_is_resumed_when_there_is_room_again(self) -> None:
+        d = working(max_parked=10)
+        d.deliver(*"aaaaaaaaaa")
+        d.again(0, in_s=FAR_S)
+        assert d.paused == {P}
+        d.wait(FAR_S)
+        d.done(0)
+        d.done(1)
+        assert (len(d.states()), d.paused) == (8, {P})
+        d.done(2)
+        assert (len(d.states()), d.paused) == (7, set())
+        assert d.lag().paused_by is None
+
+    def test_the_other_partitions_go_on(self) -> None:
+        d = working(max_parked=2)
+        d.assign(Q)
+        d.deliver("a", "a")
+        d.again(0, in_s=FAR_S)
+        d.deliver("b", partition=Q)
+        assert d.paused == {P}
+        assert d.running(Q) == [0]
+
+    def test_records_beyond_what_was_read_of_the_log_do_not_keep_it_from_being_read(self) -> None:
+        d = Driver(max_parked=2)
+        d.assign(stored=stored(0), records=[record(p, "a") for p in (1, 3, 5)])
+        assert d.paused == set()
+        d.deliver_at({0: "b", 1: "a", 3: "a", 5: "a"})
+        assert d.run_out() == [0, 1, 3, 5]
+
+
+class TestMaxGap:
+    def test_a_partition_is_paused_when_too_much_is_done_behind_one_event(self) -> None:
+        d = working(max_gap=10)
+        d.deliver("stuck")
+        while P not in d.paused:
+            d.done(*d.deliver("a"))
+        assert d.lag().gap == 10
+        assert d.lag().paused_by == "max_gap"
+        d.done(0)
+        assert d.paused == set()
+
+    def test_it_stays_paused_while_another_keeps_the_gap(self) -> None:
+        d = working(max_gap=10)
+        d.deliver("x", "y", "a", "a")
+        d.done(2)
+        d.done(3)
+        while P not in d.paused:
+            d.done(*d.deliver("a"))
+        d.deliver("z")
+        d.done(0)
+        assert d.paused == {P}
+        assert d.lag().gap == 10

@@ -236,7 +236,7 @@ def test_mutant_never_removes_a_record(monkeypatch: Patch) -> None:
 def test_mutant_brings_records_back_in_the_wrong_order(monkeypatch: Patch) -> None:
     def head(parking: Parking, key: str | None) -> Ref | None:
         refs = parking._keys.get(key) if key is not None else None
-        return refs[0] if refs else None
+        return refs[-1] if refs else None
 
     monkeypatch.setattr(Parking, "head", head)
     caught_by("order")

@@ -71,6 +71,7 @@ class Consumer:
                 max_in_flight_bytes=settings.max_in_flight_bytes,
                 max_delayed=settings.max_delayed,
                 max_parked=settings.max_parked,
+                max_gap=settings.max_gap,
                 park_after_s=settings.park_after_s,
                 crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,

@@ -561,13 +561,12 @@ class Holding:
 
     def progress(self) -> Progress:
         tracker = self.tracker
+        opened, end = tracker.open, tracker.end
+        tries = {p: tries for p, tries in self.tries.items() if p in opened or p >= end} if self.tries else {}
+        if len(tries) < len(self.tries):  # but for what may be open again, the others turned out to be holes
+            self.tries = tries | {p: tries for p, tries in self.tries.items() if p in self.leaving}
         return Progress(
-            self.partition,
-            self.epoch or 0,
-            tracker.watermark,
-            tracker.done_above(),
-            tuple(tracker.fresh),
-            {p: tries for p, tries in self.tries.items() if p in tracker.open or p >= tracker.end},
+            self.partition, self.epoch or 0, tracker.watermark, tracker.done_above(), tuple(tracker.fresh), tries
         )
 
     def letters(self, now: float) -> dict[int, Leaving]:

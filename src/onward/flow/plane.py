@@ -16,8 +16,8 @@ from onward.flow.entry import Again, Dead, Done, Entry, Instant, Outcome, Split,
 from onward.flow.holding import ALONE, AMONG_OTHERS, Holding, Leaving
 from onward.flow.hot import HotKeys
 from onward.flow.limits import Limits
+from onward.flow.pressure import RESUME_AT, fullest, weight
 
-RESUME_AT = 0.7  # of the limit: without the gap a full partition would flap between paused and resumed
 ASIDE_RETRY_S = 1.0
 UNSURE_RETRY_S = 0.1  # how soon to look again whether ownership is certain
 SPAN_PACE_S = 1e-5  # the more intervals a settle carries the rarer it is: it stays a small share of the work
@@ -84,6 +84,7 @@ class Lag(msgspec.Struct, frozen=True):
     parked: int
     gap: int
     blocking: Blocking | None
+    paused_by: str | None = None  # the limit that is full; None: it is not paused
 
 
 class _Part(msgspec.Struct):
@@ -375,12 +376,11 @@ class ControlPlane:
             mark = holding.tracker.watermark
             if holding.blocked is None or (holding.blocked[0] != mark and not holding.leaving):
                 holding.blocked = (mark, now)
-            count = len(holding.tracker) + len(holding.backlog) + holding.storing
-            weight = max(count / limits.max_in_flight, holding.bytes / limits.max_in_flight_bytes)
-            if not holding.paused and weight >= 1.0:
+            full = weight(holding, limits)
+            if not holding.paused and full >= 1.0:
                 holding.paused = True
                 pause.append(holding.partition)
-            elif holding.paused and weight <= RESUME_AT:
+            elif holding.paused and full <= RESUME_AT:
                 holding.paused = False
                 resume.append(holding.partition)
             after = holding.next_load()
@@ -630,6 +630,7 @@ class ControlPlane:
             parked=len(holding.parking),
             gap=sum(stop - start for start, stop in tracker.done_above()),
             blocking=blocking,
+            paused_by=fullest(holding, self.limits) if holding.paused else None,
         )
 
 

@@ -82,18 +82,22 @@ def draw(rng: Random) -> Profile:
 def _limits(rng: Random) -> Limits:
     ordering: Ordering = rng.choice(("key", "key", "key", "key", "key", "partition", "none"))
     batch_size = rng.choice((1, 1, 1, 2, 5))
+    on_dead: Literal["pass", "hold"] = rng.choice(("pass", "pass", "hold"))
+    # A key that is held for ever fills its partition, as it should: such a run would not end.
+    max_parked = rng.choice((4, 12, 1_000)) if on_dead == "pass" else 1_000
     return Limits(
         group="g",
         handler="h",
         ordering=ordering,
-        on_dead=rng.choice(("pass", "pass", "hold")),
+        on_dead=on_dead,
         concurrency=rng.choice((1, 2, 4, 8, 16)),
         batch_size=batch_size,
         batch_wait_s=rng.choice((0.0, 0.1)) if batch_size > 1 else 0.0,
         max_in_flight=rng.choice((8, 12, 16, 32, 64)),
         max_in_flight_bytes=rng.choice((300, 1_000, 1 << 20)),
         max_delayed=rng.choice((2, 4, 100)),
-        max_parked=rng.choice((4, 12, 1_000)),
+        max_parked=max_parked,
+        max_gap=rng.choice((6, 20, 1_000_000)),
         park_after_s=rng.choice((0.2, 1.0)),
         crash_limit=rng.choice((1, 2, 3)),
         settle_interval_s=rng.choice((0.0, 0.05, 0.3)),
