@@ -119,6 +119,33 @@ def test_mutant_forgets_the_limit_of_events(monkeypatch: Patch) -> None:
     caught_by("bounds", "hysteresis")
 
 
+def test_mutant_forgets_the_limit_of_records(monkeypatch: Patch) -> None:
+    with_limits(monkeypatch, max_parked=1 << 40)
+    caught_by("bounds", shape=one_key_far_behind)
+
+
+def one_key_far_behind(profile: Profile) -> Profile:
+    """Everything follows one event that waits."""
+    limits = msgspec.structs.replace(
+        profile.limits, ordering="key", on_dead="pass", max_in_flight=8, max_parked=4, park_after_s=0.2
+    )
+    return msgspec.structs.replace(
+        profile, limits=limits, keys=1, partitions=1, events=120, receive_batch=4, attempts=4, delays_s=(2.0, 6.0)
+    )
+
+
+def test_mutant_forgets_the_limit_of_the_gap(monkeypatch: Patch) -> None:
+    with_limits(monkeypatch, max_gap=1 << 40)
+    caught_by("bounds", shape=slow_heads)
+
+
+def slow_heads(profile: Profile) -> Profile:
+    """Some are slow, and what is done above them must not grow without end."""
+    limits = msgspec.structs.replace(profile.limits, max_in_flight=8, max_gap=6, batch_size=1, ordering="none")
+    fates = (1.0, 0.1, *profile.fates[2:])
+    return msgspec.structs.replace(profile, limits=limits, partitions=1, events=120, receive_batch=4, fates=fates)
+
+
 def test_mutant_forgets_the_concurrency(monkeypatch: Patch) -> None:
     with_limits(monkeypatch, concurrency=1 << 40)
     caught_by("bounds")

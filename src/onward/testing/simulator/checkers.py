@@ -1,6 +1,7 @@
 """What must be true of every run. Nothing here knows how the plane works: it sees what was published, what ran,
 which effects happened, what the broker stores, and what the plane asked for."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -160,13 +161,13 @@ class Bounds:
         self._batch = profile.receive_batch
         self._bytes = profile.limits.max_in_flight_bytes + max(profile.limits.max_in_flight_bytes, profile.largest + 64)
         self._open: dict[tuple[str, Partition], dict[int, int]] = {}  # position: size
-        self._last: dict[tuple[str, Partition], int] = {}
+        self._seen_in: dict[tuple[str, Partition], list[int]] = {}  # positions, of this ownership
         self._spins: Counter[str] = Counter()
         self._seen: dict[str, tuple[float, int]] = {}
 
     def assigned(self, process: "Process", partition: Partition) -> None:
         self._open[process.name, partition] = {}
-        self._last[process.name, partition] = -1
+        self._seen_in[process.name, partition] = []
 
     def ended(self, process: "Process", partition: Partition) -> None:
         self._open.pop((process.name, partition), None)
@@ -174,14 +175,26 @@ class Bounds:
     def delivered(self, process: "Process", delivery: Delivery, story: Story) -> None:
         name = process.name, delivery.partition
         held = self._open.get(name)
-        if held is None or delivery.position <= self._last[name] or story.covered or story.record is not None:
+        seen = self._seen_in[name] if held is not None else []
+        known = bool(seen) and delivery.position <= seen[-1]
+        if held is None or known or story.covered or story.record is not None:
             return
-        self._last[name] = delivery.position
+        seen.append(delivery.position)
         held[delivery.position] = story.event.size
-        if len(held) > self._limits.max_in_flight - 1 + self._batch:
+        most = self._limits.max_in_flight - 1 + self._batch
+        gap = len(seen) - bisect_left(seen, min(held)) - len(held)
+        if gap > self._limits.max_gap + most:
+            broken("bounds", f"{process.name} has done {gap} events of {delivery.partition} above an open one")
+        if len(held) > most:
             broken("bounds", f"{process.name} holds {len(held)} events of {delivery.partition}")
         if sum(held.values()) > self._bytes:
             broken("bounds", f"{process.name} holds {sum(held.values())} bytes of {delivery.partition}")
+
+    def parked(self, process: "Process", partition: Partition, records: int) -> None:
+        """When more is delivered, so many records stand aside."""
+        limits = self._limits
+        if records > limits.max_parked + 2 * (limits.max_in_flight + self._batch):
+            broken("bounds", f"{process.name} takes more of {partition}, of which {records} records stand aside")
 
     def done(self, process: "Process", partition: Partition, position: int) -> None:
         held = self._open.get((process.name, partition))

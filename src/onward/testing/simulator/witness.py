@@ -38,6 +38,8 @@ class Witness:
         self._world.counts["delivered"] += 1
         if process.told.get(delivery.partition) == delivery.epoch:
             self.bounds.delivered(process, delivery, self._stories[delivery.partition][delivery.position])
+            records = self._world.broker.claims[delivery.partition].records.values()
+            self.bounds.parked(process, delivery.partition, sum(each.state is not State.DEAD for each in records))
 
     def loaded(self, process: "Process", page: list[AsideRecord]) -> None:
         self._world.counts["records loaded"] += len(page)
