@@ -222,3 +222,54 @@ class TestBlame:
         d.revoke(P)
         d.cancel(0)
         assert d.progress[P].tries.get(0, Tries()).started == 0
+
+
+def test_tries_of_positions_that_became_holes_are_forgotten() -> None:
+    d = Driver()
+    d.assign(stored=stored(0, tries={p: Tries(1) for p in range(10)}))
+    assert len(d.plane._holdings[P].tries) == 10
+    d.deliver_at({3: "a", 20: "b"})
+    d.done(20)
+    assert set(d.plane._holdings[P].tries) == {3}
+    assert set(d.progress[P].tries) == {3}
+
+
+def test_tries_outlive_a_letter_that_was_refused() -> None:
+    d = Driver()
+    d.assign(stored=stored(0, tries={0: Tries(2)}))
+    d.deliver("a", "b")
+    d.store_down = True
+    d.dead(0)
+    d.done(1)
+    assert d.progress[P].tries == {0: Tries(2)}
+
+
+def test_a_lone_run_that_outlives_its_release_is_not_charged_with_a_crash() -> None:
+    d = Driver()
+    d.assign(stored=stored(0, tries={0: Tries(0, 2)}), unclean=True)
+    d.deliver("a")
+    assert d.progress[P].tries == {0: Tries(0, 2, 1)}
+    d.revoke(P, deadline_s=5)
+    d.wait(5)
+    assert d.undrained == [P]
+    assert d.progress[P].tries == {0: Tries(0, 0, 1)}
+
+
+def test_a_suspect_that_outlives_its_release_is_still_suspected() -> None:
+    d = Driver()
+    d.assign(stored=stored(0, tries={0: Tries(0, 1)}), unclean=True)
+    d.deliver("a")
+    d.revoke(P, deadline_s=5)
+    d.wait(5)
+    assert d.undrained == [P]
+    assert d.progress[P].tries == {0: Tries(0, 1)}
+
+
+def test_a_watched_run_that_outlives_its_release_is_not_suspected() -> None:
+    d = Driver()
+    d.assign(stored=stored(0), unclean=True)
+    d.deliver("a")
+    assert d.progress[P].tries == {0: Tries(0, 1)}
+    d.revoke(P, deadline_s=5)
+    d.wait(5)
+    assert d.progress[P].tries == {0: Tries(0, 0)}

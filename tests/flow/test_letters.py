@@ -453,3 +453,20 @@ def test_a_replay_takes_nobody_into_its_batch_who_waits_for_his_time() -> None:
     d.again(1, in_s=5)
     d.move(0, to=State.WAITING, due=0.0)
     assert d.running() == [0]
+
+
+def test_the_letter_of_an_event_that_is_open_again_goes_before_it_runs() -> None:
+    """A broker that stores records before progress, and an owner that died in between."""
+    d = Driver()
+    d.assign(stored=stored(0), records=[record(0, "a", State.DEAD)], unclean=True)
+    d.deliver("a")
+    assert d.running() == [0]
+    assert d.states() == {}
+
+
+def test_a_letter_stays_when_its_owner_ended_well() -> None:
+    d = Driver()
+    d.assign(stored=stored(1), records=[record(0, "a", State.DEAD)])
+    d.deliver("a")
+    d.done(1)
+    assert d.states() == {0: State.DEAD}

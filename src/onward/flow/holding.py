@@ -70,7 +70,7 @@ class Holding:
         self.postponed: deque[int] = deque()  # records that could be drawn if there were room
         self.leaving: dict[int, Leaving] = {}
         self.storing = 0  # events of the log whose records are on their way: not open, but still here
-        self.gone: list[Ref] = []  # records whose events are done, until the store has removed them
+        self.gone: list[tuple[str, str | None]] = []  # records to be removed, and whom they park until they are
         self.going: Counter[str | None] = Counter()  # their keys
         self.marking: dict[int, Entry] = {}
         self.timers: list[tuple[float, int]] = []  # a heap: time and position
@@ -349,7 +349,7 @@ class Holding:
     def _remove(self, ref: Ref) -> None:
         """Somebody took the record away. A write of ours may have been on its way: it must not bring it back."""
         self.leaving.pop(ref.position, None)
-        self._forget_record(ref)
+        self._forget_record(ref.id, ref.key)
         self.dirty = True
         self.wanted.discard(ref.position)
         self.parking.remove(ref.position)
@@ -363,7 +363,7 @@ class Holding:
         self.dirty = True
         position = entry.delivery.position
         if entry.ref is not None:
-            self._forget_record(entry.ref)
+            self._forget_record(entry.ref.id, entry.ref.key)
             self.leaving.pop(position, None)
             self.parking.remove(position)
             self._undraw(entry, now)
@@ -480,8 +480,12 @@ class Holding:
         """Record its start before it runs, so that a crash can be blamed on it."""
         entry.stage = Stage.MARKING
         entry.tries = msgspec.structs.replace(entry.tries, started=started)
-        self.marking[entry.delivery.position] = entry
+        position = entry.delivery.position
+        self.marking[position] = entry
         self._note_tries(entry)
+        if entry.ref is None and self.unclean:
+            # A broker that stores records before progress may have a letter of what is open again: not dead any more.
+            self._forget_record(record_id(self.limits.group, self.log_id, self.partition, position), None)
 
     def wake(self, now: float) -> None:
         """What has waited long enough: delayed events run again, records have their turn."""
@@ -611,16 +615,16 @@ class Holding:
         self.tracker.reopen(leaving.entry for leaving in letters.values() if leaving.entry is not None)
         self.dirty = True
 
-    def _forget_record(self, ref: Ref) -> None:
-        self.gone.append(ref)
-        self.going[ref.key] += 1
+    def _forget_record(self, id_: str, key: str | None) -> None:
+        self.gone.append((id_, key))
+        self.going[key] += 1
 
     def erased(self, count: int) -> None:
         """The first so many records are not in the store any more."""
-        for ref in self.gone[:count]:
-            self.going[ref.key] -= 1
-            if not self.going[ref.key]:
-                del self.going[ref.key]
+        for _, key in self.gone[:count]:
+            self.going[key] -= 1
+            if not self.going[key]:
+                del self.going[key]
         del self.gone[:count]
 
     def marked(self, positions: Iterable[int]) -> list[Entry]:

@@ -570,7 +570,7 @@ class ControlPlane:
         for holding in self._dirty:
             letters = holding.letters(now)
             aside.extend(leaving.record for leaving in letters.values())
-            gone.extend(ref.id for ref in holding.gone)
+            gone.extend(id_ for id_, _ in holding.gone)
             told = holding.progress()
             progress.append(told)
             marks = [p for p in holding.marking if p in letters or p in holding.tracker.open]

@@ -29,7 +29,7 @@ class Witness:
     # -- in a process -------------------------------------------------------------------------------------------
 
     def assigned(self, process: "Process", message: Assigned) -> None:
-        self.bounds.assigned(process, message.partition)
+        self.bounds.assigned(process, message.partition, self._parked(message.partition))
 
     def ended(self, process: "Process", partition: Partition) -> None:
         self.bounds.ended(process, partition)
@@ -38,8 +38,7 @@ class Witness:
         self._world.counts["delivered"] += 1
         if process.told.get(delivery.partition) == delivery.epoch:
             self.bounds.delivered(process, delivery, self._stories[delivery.partition][delivery.position])
-            records = self._world.broker.claims[delivery.partition].records.values()
-            self.bounds.parked(process, delivery.partition, sum(each.state is not State.DEAD for each in records))
+            self.bounds.parked(process, delivery.partition, self._parked(delivery.partition))
 
     def loaded(self, process: "Process", page: list[AsideRecord]) -> None:
         self._world.counts["records loaded"] += len(page)
@@ -78,8 +77,9 @@ class Witness:
     def reported(self, run: Run) -> None:
         """The plane is about to be told that a call has ended well."""
         if run.process.told.get(run.partition) == run.epoch:
-            for delivery in run.deliveries:
+            for delivery, story in zip(run.deliveries, run.stories, strict=True):
                 self.bounds.done(run.process, delivery.partition, delivery.position)
+                story.handled = not run.stale
 
     def killed(self, story: Story) -> None:
         self.records.crashed(story)
@@ -115,11 +115,12 @@ class Witness:
 
     def written(self, record: AsideRecord) -> None:
         story = self._stories[record.partition][record.position]
-        self.records.written(story, record)
+        self.records.written(story, record, self._stored(record.partition))
         self._world.counts[f"{record.state} records"] += 1
         tried = story.record is None or record.tries.failed > story.record.tries.failed
         if record.state is State.WAITING and record.due is not None and tried:
             story.due = record.due
+        story.handled = False
         if story.record is None:
             story.record_effects = story.effects
         story.record = record
@@ -128,14 +129,22 @@ class Witness:
     def gone(self, partition: Partition, position: int) -> None:
         story = self._stories[partition][position]
         self._world.counts["records gone"] += 1
-        self.records.gone(story)
+        self.records.gone(story, self._stored(partition))
         story.record = None
+
+    def _parked(self, partition: Partition) -> int:
+        records = self._world.broker.claims[partition].records.values()
+        return sum(each.state is not State.DEAD for each in records)
+
+    def _stored(self, partition: Partition) -> Progress | None:
+        return self._world.broker.claims[partition].stored
 
     def moved(self, record: AsideRecord, moved: AsideRecord | None) -> None:
         """An operator moved or removed a record."""
         story = self._stories[record.partition][record.position]
         self._world.say("operator", f"moves {story} from {record.state} to {moved.state if moved else 'nowhere'}")
         story.touched = True
+        story.handled = False
         story.wait = None
         story.removed = story.removed or moved is None
         story.record = moved
