@@ -464,6 +464,12 @@ class Holding:
             entry.tries = msgspec.structs.replace(entry.tries, started=suspected)
             self._note_tries(entry)
 
+    def disown(self) -> None:
+        """It is given up while events run. They may end well, so the next owner must not take this for a crash."""
+        for entry in chain(self.tracker.open.values(), self.drawn.values()):
+            if entry.stage is Stage.RUNNING and entry.marked:
+                self.unmark(entry)
+
     def shelve(self, entry: Entry) -> None:
         """Its start is to be recorded where nothing can be stored now: it waits, and nothing waits for it."""
         if self.marking.pop(entry.delivery.position, None) is not None:

@@ -265,6 +265,10 @@ class ControlPlane:
         for holding in [holding for holding in self._refused if holding.aside_at <= now]:
             del self._refused[holding]
             self._dirty[holding] = None
+        for holding in self._revoking:
+            if holding.running and holding.release_at is not None and holding.release_at <= now:
+                holding.disown()
+                self._touched[holding] = None
         pause, resume, load = self._look(now)
         sure = now < sure_until
         work = self._dispatch(at) if sure else []
