@@ -21,6 +21,7 @@ from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
 from onward.event import Event, new_id, new_ids
 from onward.failure.retry import Retry
 from onward.flow.consumer import Consumer
+from onward.flow.solitude import Solitude
 from onward.handler import EngineName, Function, Handler, bind
 from onward.payload import encode, type_name
 
@@ -206,8 +207,9 @@ class Onward:
 
     async def _consume(self) -> None:
         member = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        solitude = Solitude()
         self._consumers = [
-            Consumer(self.broker, self._engine(handler), handler, self.settings, member=member)
+            Consumer(self.broker, self._engine(handler), handler, self.settings, member=member, solitude=solitude)
             for handler in self.handlers
         ]
         durability = self.broker.features.durability

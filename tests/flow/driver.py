@@ -13,6 +13,7 @@ from onward.event import Delivery, Event, Partition
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
 from onward.flow.limits import Limits
 from onward.flow.plane import Actions, ControlPlane, Lag, Load, Settlement
+from onward.flow.solitude import Solitude
 
 P = Partition("orders", 0)
 Q = Partition("orders", 1)
@@ -62,9 +63,9 @@ def claims(progress: Progress | None, position: int) -> bool:
 
 
 class Driver:
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, solitude: Solitude | None = None, /, **limits: Any) -> None:
         self.limits = Limits(group="g", **({"settle_interval_s": 0.0} | limits))
-        self.plane = ControlPlane(self.limits)
+        self.plane = ControlPlane(self.limits, solitude)
         self.now = 100.0
         self.sure_until = 1e9
         self.wake_at: float | None = None

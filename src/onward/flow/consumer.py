@@ -27,6 +27,7 @@ from onward.event import Delivery, Partition
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
 from onward.flow.limits import Limits
 from onward.flow.plane import Actions, ControlPlane, Load, Settlement
+from onward.flow.solitude import Solitude
 from onward.handler import Handler
 from onward.settings import Settings
 
@@ -46,7 +47,16 @@ class NotOurs(Exception):
 class Consumer:
     """One member of a handler's group, from its first receive to its last release."""
 
-    def __init__(self, broker: Broker, engine: Engine, handler: Handler, settings: Settings, *, member: str) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        engine: Engine,
+        handler: Handler,
+        settings: Settings,
+        *,
+        member: str,
+        solitude: Solitude | None = None,
+    ) -> None:
         self._broker = broker
         self._engine = engine
         self._handler = handler
@@ -75,7 +85,8 @@ class Consumer:
                 park_after_s=settings.park_after_s,
                 crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,
-            )
+            ),
+            solitude,
         )
 
     async def run(self) -> None:
@@ -317,6 +328,7 @@ class Consumer:
                 task.cancel()
                 await asyncio.wait([task])
         await self._engine.close()
+        self.plane.leave()
         await subscription.close()
 
 

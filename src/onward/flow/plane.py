@@ -17,9 +17,11 @@ from onward.flow.holding import ALONE, AMONG_OTHERS, Holding, Leaving
 from onward.flow.hot import HotKeys
 from onward.flow.limits import Limits
 from onward.flow.pressure import RESUME_AT, fullest, weight
+from onward.flow.solitude import Solitude
 
 ASIDE_RETRY_S = 1.0
 UNSURE_RETRY_S = 0.1  # how soon to look again whether ownership is certain
+SOLITUDE_RETRY_S = 0.02  # how soon to look again whether the other handlers have come to rest
 SPAN_PACE_S = 1e-5  # the more intervals a settle carries the rarer it is: it stays a small share of the work
 
 Work = Delivery | tuple[Delivery, ...]
@@ -101,8 +103,9 @@ class _Part(msgspec.Struct):
 class ControlPlane:
     """See the module. One settle is in flight at a time; nothing starts at or after `sure_until`."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, solitude: Solitude | None = None) -> None:
         self.limits = limits
+        self._solitude = solitude or Solitude()
         self.counts = Counts()
         self.hot = HotKeys()
         self.running = 0  # calls of the handler
@@ -221,8 +224,9 @@ class ControlPlane:
         """The settle in flight was answered; `lost` were not ours any more."""
         pending, self._pending = self._pending, None
         assert pending is not None, "a settle was answered that was not asked for"
-        if self._recording is self._ended_alone:
+        if self._recording is self._ended_alone and self._ended_alone is not None:
             self._ended_alone = None
+            self._solitude.give_back(self)  # who has more of them asks again, behind the others
         self._settle_at = at.now + self.limits.settle_interval_s + self._spans * SPAN_PACE_S
         lost = set(lost)
         for part in pending:
@@ -272,6 +276,7 @@ class ControlPlane:
         pause, resume, load = self._look(now)
         sure = now < sure_until
         work = self._dispatch(at) if sure else []
+        self._share_solitude(sure=sure)
         settle = self._settlement(now)
         drained, undrained = self._releases(now)
         return Actions(work, pause, resume, load, settle, drained, undrained, self._wake_at(now, sure=sure))
@@ -397,6 +402,8 @@ class ControlPlane:
     def _dispatch(self, at: Instant) -> list[Work]:
         """Fill the free slots: a share to each partition in turn, the oldest first within each."""
         work: list[Work] = []
+        if self._barred():
+            return work
         if self._lone is not None or self._suspects:
             alone = self._dispatch_alone(at.now)
             if self._lone is not None or self._suspects:
@@ -420,8 +427,37 @@ class ControlPlane:
         waiting = [holding for holding in turns if holding.lanes.ready]
         self._ready = dict.fromkeys([*(h for h in waiting if h not in served), *(h for h in waiting if h in served)])
         if self._suspects:
+            self._solitude.ask(self)
             self._dispatch_alone(at.now)  # when nothing runs, nothing else would call for it
         return work
+
+    def leave(self) -> None:
+        """Nothing of it runs, and nothing ever will: whoever waits for that in this process need not any more."""
+        self._solitude.leave(self)
+
+    def _barred(self) -> bool:
+        """Another handler of this process has, or waits for, its lone run."""
+        solitude, wants = self._solitude, self._wants_solitude()
+        if wants:
+            solitude.ask(self)
+        barred = solitude.barred(self)
+        if barred and self._ready and not wants:
+            solitude.turn_away(self)
+        else:
+            solitude.serve(self)
+        return barred
+
+    def _wants_solitude(self) -> bool:
+        return bool(self._lone is not None or self._suspects or self._ended_alone is not None)
+
+    def _share_solitude(self, *, sure: bool) -> None:
+        """Tell the other planes of this process what runs here, and give back what is of no use now."""
+        idle = not sure and (self._lone is None or self._lone.stage is not Stage.RUNNING)
+        if idle or not self._wants_solitude():
+            self._solitude.give_back(self)
+        if not sure:
+            self._solitude.serve(self)
+        self._solitude.report(self, self.running)
 
     def _due(self, turns: list[Holding], now: float) -> list[Holding]:
         """Those that have something to start; of a batch handler, those whose batch is full or has waited enough."""
@@ -511,7 +547,7 @@ class ControlPlane:
         if lone is None:
             self._choose_lone(now)
             return []
-        if lone.stage is not Stage.MARKING or not lone.marked:
+        if lone.stage is not Stage.MARKING or not lone.marked or not self._solitude.granted(self):
             return []
         holding = self._holdings[lone.delivery.partition]
         if lone.removed:
@@ -526,7 +562,7 @@ class ControlPlane:
         return [lone.delivery if self.limits.batch_size == 1 else (lone.delivery,)]
 
     def _choose_lone(self, now: float) -> None:
-        while self._suspects and not self.running:
+        while self._suspects and not self.running and self._solitude.granted(self):
             holding, epoch, entry = self._suspects.popleft()
             if holding.epoch != epoch or holding.release_at is not None:
                 continue
@@ -615,6 +651,8 @@ class ControlPlane:
             times.extend(full for full in fills if full > now)  # else it waits for a slot, not for time
         if self._dirty and self._pending is None:
             times.append(max(self._settle_at, now))
+        if (self._ready or self._suspects or self._lone is not None) and self._solitude.contested(self):
+            times.append(now + SOLITUDE_RETRY_S)
         if not sure and (self._ready or self._suspects or self._lone is not None):
             times.append(now + UNSURE_RETRY_S)  # nobody tells us when it is renewed
         return min(times, default=None)
