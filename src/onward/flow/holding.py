@@ -361,16 +361,16 @@ class Holding:
 
     def done(self, entry: Entry, now: float) -> None:
         self.dirty = True
-        position = entry.delivery.position
-        if entry.ref is not None:
-            self._forget_record(entry.ref.id, entry.ref.key)
-            self.leaving.pop(position, None)
-            self.parking.remove(position)
-            self._undraw(entry, now)
-            self.advance(entry.ref.key, now)
-        else:
+        position, ref = entry.delivery.position, entry.ref
+        if ref is None:
             self.tracker.done(position)
             self._left(entry, now)
+            return
+        self._forget_record(ref.id, ref.key)
+        self.leaving.pop(position, None)
+        self.parking.remove(position)
+        self._undraw(entry, now)
+        self.advance(ref.key, now)
 
     def _left(self, entry: Entry, now: float) -> None:
         """An event of the log has left the flow: free its room and let the next of its lane go."""

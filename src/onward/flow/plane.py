@@ -16,7 +16,7 @@ from onward.flow.entry import Again, Dead, Done, Entry, Instant, Outcome, Split,
 from onward.flow.holding import ALONE, AMONG_OTHERS, Holding, Leaving
 from onward.flow.hot import HotKeys
 from onward.flow.limits import Limits
-from onward.flow.pressure import RESUME_AT, fullest, weight
+from onward.flow.pressure import RESUME_AT, fullest, is_full, weight
 from onward.flow.solitude import Solitude
 
 ASIDE_RETRY_S = 1.0
@@ -117,6 +117,7 @@ class ControlPlane:
         self._revoking: dict[Holding, None] = {}
         self._refused: dict[Holding, None] = {}  # those whose records the store refused
         self._suspects: deque[tuple[Holding, int, Entry]] = deque()
+        self._marks = False  # some may wait for their start to be recorded
         self._lone: Entry | None = None  # runs, or is about to run, with nothing beside it
         self._ended_alone: tuple[Holding, int] | None = None  # the last of those, until its end is recorded
         self._pending: list[_Part] | None = None
@@ -198,18 +199,22 @@ class ControlPlane:
 
     def completed(self, results: Iterable[tuple[Delivery, Outcome]], at: Instant) -> None:
         """Runs have ended."""
-        done, now, touched = 0, at.now, self._touched
+        done, now, running = 0, at.now, Stage.RUNNING
+        partition, holding = None, None
         for delivery, outcome in results:
-            holding = self._holdings.get(delivery.partition)
+            if delivery.partition is not partition:
+                partition = delivery.partition
+                holding = self._holdings.get(partition)
+                if holding is not None:
+                    self._touched[holding] = None
             if holding is None or holding.epoch != delivery.epoch:
-                self._ended_stale(holding, delivery, at.now)
+                self._ended_stale(self._holdings.get(delivery.partition), delivery, now)
                 continue
             entry = holding.tracker.open.get(delivery.position) or holding.drawn.get(delivery.position)
-            if entry is None or entry.stage is not Stage.RUNNING:
+            if entry is None or entry.stage is not running:
                 self.counts.stale += 1
                 continue
             holding.running -= 1
-            touched[holding] = None
             if entry is self._lone:
                 self._ended_alone = holding, delivery.position
             size = self._free_slot(entry)
@@ -385,13 +390,13 @@ class ControlPlane:
             mark = holding.tracker.watermark
             if holding.blocked is None or (holding.blocked[0] != mark and not holding.leaving):
                 holding.blocked = (mark, now)
-            full = weight(holding, limits)
-            if not holding.paused and full >= 1.0:
+            if holding.paused:
+                if weight(holding, limits) <= RESUME_AT:
+                    holding.paused = False
+                    resume.append(holding.partition)
+            elif is_full(holding, limits):
                 holding.paused = True
                 pause.append(holding.partition)
-            elif holding.paused and full <= RESUME_AT:
-                holding.paused = False
-                resume.append(holding.partition)
             after = holding.next_load()
             if after is not None:
                 holding.loading = True
@@ -412,7 +417,6 @@ class ControlPlane:
             return work  # what starts before that is recorded would be taken for innocent in a crash
         free = self.limits.concurrency - self.running - self._marking()
         turns = [holding for holding in self._ready if holding.lanes.ready and holding.release_at is None]
-        self._ready = dict.fromkeys(turns)
         served: dict[Holding, None] = {}
         due = self._due(turns, at.now)
         while free > 0 and due and not self._suspects:
@@ -425,7 +429,9 @@ class ControlPlane:
             due = self._due(due, at.now)
         # Whoever was served comes after those who were not.
         waiting = [holding for holding in turns if holding.lanes.ready]
-        self._ready = dict.fromkeys([*(h for h in waiting if h not in served), *(h for h in waiting if h in served)])
+        self._ready.clear()
+        if waiting:
+            self._ready = dict.fromkeys([h for h in waiting if h not in served] + [h for h in waiting if h in served])
         if self._suspects:
             self._solitude.ask(self)
             self._dispatch_alone(at.now)  # when nothing runs, nothing else would call for it
@@ -489,6 +495,7 @@ class ControlPlane:
                     continue
                 if not entry.marked:  # it has its slot from here on: what cannot run yet would be suspected in vain
                     holding.mark(entry, AMONG_OTHERS)
+                    self._marks = True
                     self._dirty[holding] = None
                     used, marks = used + 1, marks + 1
                     continue
@@ -501,8 +508,12 @@ class ControlPlane:
 
     def _marking(self) -> int:
         """Slots of those that run as soon as their start is recorded."""
+        if not self._marks:
+            return 0
         settling = [part.holding for part in self._pending or ()]
-        return sum(len(holding.marking) for holding in dict.fromkeys([*settling, *self._dirty]))
+        marking = sum(len(holding.marking) for holding in dict.fromkeys([*settling, *self._dirty]))
+        self._marks = marking > 0
+        return marking
 
     def _batch(self, holding: Holding, first: Entry) -> tuple[Delivery, ...]:
         """One call of a batch handler: events of one partition, each key's in order."""
@@ -572,6 +583,7 @@ class ControlPlane:
             if not entry.removed:
                 self._lone = entry
                 holding.mark(entry, ALONE)
+                self._marks = True
                 self._dirty[holding] = None
                 return
             self._drop(holding, entry, now)
@@ -600,7 +612,7 @@ class ControlPlane:
     def _settlement(self, now: float) -> Settlement | None:
         if self._pending is not None or not self._dirty:
             return None
-        if now < self._settle_at and not any(self._urgent(holding, now) for holding in self._dirty):
+        if now < self._settle_at and not self._urgent(now):
             return None
         self._pending = []
         self._recording = self._ended_alone
@@ -621,11 +633,12 @@ class ControlPlane:
         self._spans = sum(len(each.done_above) for each in progress)
         return Settlement(progress, aside, gone)
 
-    def _urgent(self, holding: Holding, now: float) -> bool:
+    def _urgent(self, now: float) -> bool:
         """Something waits for this settle: a lane for its record, a start for its mark, the next owner."""
-        waits = holding.leaving and now >= holding.aside_at
-        ended_alone = self._ended_alone is not None and self._ended_alone[0] is holding
-        return bool(waits or holding.marking or holding.release_at is not None or ended_alone)
+        for holding in self._dirty:
+            if holding.marking or holding.release_at is not None or (holding.leaving and now >= holding.aside_at):
+                return True
+        return self._ended_alone is not None and self._ended_alone[0] in self._dirty
 
     def _releases(self, now: float) -> tuple[list[Partition], list[Partition]]:
         """Of the revoked partitions, those that are drained or late, once their progress is settled."""

@@ -6,6 +6,18 @@ from onward.flow.limits import Limits
 RESUME_AT = 0.7  # of the limit: without the gap a full partition would flap between paused and resumed
 
 
+def is_full(holding: Holding, limits: Limits) -> bool:
+    """Has any limit been reached? Asked on every tick."""
+    tracker = holding.tracker
+    if (
+        len(tracker.open) + len(holding.backlog) + holding.storing >= limits.max_in_flight
+        or holding.bytes >= limits.max_in_flight_bytes
+    ):
+        return True
+    may_be = len(holding.parking.refs) >= limits.max_parked or tracker.span >= limits.max_gap
+    return may_be and weight(holding, limits) >= 1.0
+
+
 def weight(holding: Holding, limits: Limits) -> float:
     """How full the fullest limit is."""
     tracker = holding.tracker

@@ -36,6 +36,9 @@ class Tracker:
     @property
     def watermark(self) -> int:
         """The next position not known done."""
+        flags, low = self._flags, self._low
+        if low < len(flags) and flags[low]:
+            return self._positions[low]
         first = self._first()
         if first >= 0:
             return self._positions[first]
