@@ -10,9 +10,11 @@ from typing import Any
 
 from onward.brokers.base import AsideRecord, Assigned, Failure, Moved, Progress, State, Tries, record_id
 from onward.event import Delivery, Event, Partition
+from onward.flow.actions import Actions, Load, Settlement
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
+from onward.flow.lag import Lag
 from onward.flow.limits import Limits
-from onward.flow.plane import Actions, ControlPlane, Lag, Load, Settlement
+from onward.flow.plane import ControlPlane
 from onward.flow.solitude import Solitude
 
 P = Partition("orders", 0)

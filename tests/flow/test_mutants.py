@@ -13,12 +13,13 @@ import pytest
 from onward.brokers.base import Assigned, Failure, Progress, State, Tries
 from onward.event import Delivery, Partition
 from onward.flow import plane as plane_module
+from onward.flow.actions import Actions
 from onward.flow.entry import Entry, Instant, Outcome, Ref, Stage
 from onward.flow.holding import ALONE, Holding
 from onward.flow.lanes import Lanes
 from onward.flow.limits import Limits
 from onward.flow.parking import Parking
-from onward.flow.plane import Actions, ControlPlane
+from onward.flow.plane import ControlPlane
 from onward.flow.tracker import Tracker
 from onward.testing.simulator import simulate
 from onward.testing.simulator.profile import Profile

@@ -23,8 +23,8 @@ from tests.flow.driver import LOG, WALL, Driver, P, Q, Run, claims, event, failu
 
 from onward.brokers.base import AsideRecord, Progress, State, record_id
 from onward.event import Delivery, Partition
+from onward.flow.actions import Load
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Outcome
-from onward.flow.plane import Load
 
 pytestmark = pytest.mark.slow
 

@@ -24,9 +24,10 @@ from onward.clock import now
 from onward.engines.base import Ended, Engine, Work
 from onward.errors import AsideError, BrokerError, Closed, Undecodable, WorkerDied
 from onward.event import Delivery, Partition
+from onward.flow.actions import Actions, Load, Settlement
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
 from onward.flow.limits import Limits
-from onward.flow.plane import Actions, ControlPlane, Load, Settlement
+from onward.flow.plane import ControlPlane
 from onward.flow.solitude import Solitude
 from onward.handler import Handler
 from onward.settings import Settings

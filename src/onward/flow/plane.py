@@ -12,81 +12,20 @@ import msgspec
 
 from onward.brokers.base import AsideRecord, Assigned, Failure, Moved, Progress, record_position
 from onward.event import Delivery, Partition
+from onward.flow.actions import Actions, Counts, Load, Settlement, Work
+from onward.flow.batching import batch_of, waits_to_fill
 from onward.flow.entry import Again, Dead, Done, Entry, Instant, Outcome, Split, Stage, Unit
 from onward.flow.holding import ALONE, AMONG_OTHERS, Holding, Leaving
 from onward.flow.hot import HotKeys
+from onward.flow.lag import Lag, lag_of
 from onward.flow.limits import Limits
-from onward.flow.pressure import RESUME_AT, fullest, is_full, weight
+from onward.flow.pressure import RESUME_AT, is_full, weight
 from onward.flow.solitude import Solitude
 
 ASIDE_RETRY_S = 1.0
 UNSURE_RETRY_S = 0.1  # how soon to look again whether ownership is certain
 SOLITUDE_RETRY_S = 0.02  # how soon to look again whether the other handlers have come to rest
 SPAN_PACE_S = 1e-5  # the more intervals a settle carries the rarer it is: it stays a small share of the work
-
-Work = Delivery | tuple[Delivery, ...]
-"""One call of the handler: an event, or for a batch handler several of one partition, in order."""
-
-
-class Settlement(msgspec.Struct, frozen=True):
-    """One settle call. Its answer goes back to the plane by `settled` or `aside_refused`."""
-
-    progress: Sequence[Progress]
-    aside: Sequence[AsideRecord] = ()
-    gone: Sequence[str] = ()
-
-
-class Load(msgspec.Struct, frozen=True):
-    """Read a page of records; it goes back to the plane by `loaded`. Try again until it succeeds."""
-
-    partition: Partition
-    epoch: int
-    after: int | None
-
-
-class Actions(msgspec.Struct, frozen=True):
-    """What to do now, in this order."""
-
-    work: Sequence[Work] = ()
-    pause: Sequence[Partition] = ()
-    resume: Sequence[Partition] = ()
-    load: Sequence[Load] = ()
-    settle: Settlement | None = None
-    drained: Sequence[Partition] = ()  # to release: nothing of them runs
-    undrained: Sequence[Partition] = ()  # to release: the deadline came first
-    wake_at: float | None = None  # tick again by then even if nothing happens
-
-
-class Counts(msgspec.Struct):
-    """What the plane has seen, for metrics and tests."""
-
-    delivered: int = 0
-    skipped: int = 0  # delivered again although done
-    stale: int = 0  # deliveries and completions of an ownership that had ended
-    done: int = 0
-    retried: int = 0
-    dead: int = 0
-
-
-class Blocking(msgspec.Struct, frozen=True):
-    """What keeps a partition's watermark where it is."""
-
-    position: int
-    key: str | None
-    state: str
-    for_s: float
-
-
-class Lag(msgspec.Struct, frozen=True):
-    """What this process has of a partition and has not finished; `gap`: done, but above the watermark."""
-
-    queued: int
-    running: int
-    delayed: int
-    parked: int
-    gap: int
-    blocking: Blocking | None
-    paused_by: str | None = None  # the limit that is full; None: it is not paused
 
 
 class _Part(msgspec.Struct):
@@ -307,7 +246,7 @@ class ControlPlane:
 
     def lag(self, now: float) -> Mapping[Partition, Lag]:
         return {
-            holding.partition: self._lag(holding, now)
+            holding.partition: lag_of(holding, self.limits, now)
             for holding in self._holdings.values()
             if holding.epoch is not None
         }
@@ -468,14 +407,16 @@ class ControlPlane:
     def _due(self, turns: list[Holding], now: float) -> list[Holding]:
         """Those that have something to start; of a batch handler, those whose batch is full or has waited enough."""
         ready = [holding for holding in turns if holding.lanes.ready]
-        return [each for each in ready if not self._waits_to_fill(each, now)] if self.limits.batch_wait_s else ready
+        return (
+            [each for each in ready if not waits_to_fill(each, self.limits, now)] if self.limits.batch_wait_s else ready
+        )
 
     def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
         """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""
         lanes, limits, entries = holding.lanes, self.limits, holding.tracker.open
         used = marks = 0
         while used < slots and lanes.ready:
-            if used and limits.batch_wait_s and self._waits_to_fill(holding, at.now):
+            if used and limits.batch_wait_s and waits_to_fill(holding, limits, at.now):
                 break
             position = heappop(lanes.ready)
             entry = entries.get(position) or holding.drawn[position]
@@ -499,7 +440,7 @@ class ControlPlane:
                     self._dirty[holding] = None
                     used, marks = used + 1, marks + 1
                     continue
-            work.append(entry.delivery if limits.batch_size == 1 else self._batch(holding, entry))
+            work.append(entry.delivery if limits.batch_size == 1 else batch_of(holding, entry, limits.batch_size))
             entry.stage = Stage.RUNNING
             holding.running += 1
             used += 1
@@ -514,43 +455,6 @@ class ControlPlane:
         marking = sum(len(holding.marking) for holding in dict.fromkeys([*settling, *self._dirty]))
         self._marks = marking > 0
         return marking
-
-    def _batch(self, holding: Holding, first: Entry) -> tuple[Delivery, ...]:
-        """One call of a batch handler: events of one partition, each key's in order."""
-        limit = first.batch_limit or self.limits.batch_size
-        entries = [first, *self._followers(holding, first, limit - 1)]
-        while len(entries) < limit and holding.lanes.ready:
-            entry = holding.find(holding.lanes.ready[0])
-            assert entry is not None, "something was ready that is not open"
-            limit = min(limit, entry.batch_limit or limit)
-            if _by_itself(entry) or len(entries) >= limit:
-                break
-            heappop(holding.lanes.ready)
-            entries.append(entry)
-            entries.extend(self._followers(holding, entry, limit - len(entries)))
-        unit = Unit(len(entries), len(entries))
-        for entry in entries:
-            entry.unit, entry.stage = unit, Stage.RUNNING
-        holding.running += len(entries) - 1
-        holding.fill_since = None
-        return tuple(entry.delivery for entry in sorted(entries, key=lambda each: each.delivery.position))
-
-    def _followers(self, holding: Holding, entry: Entry, count: int) -> list[Entry]:
-        followers: list[Entry] = []
-        for follower in holding.lanes.followers(entry, count):
-            if _by_itself(follower) or 0 < follower.batch_limit <= len(followers) + 1:
-                break
-            followers.append(follower)
-        return followers
-
-    def _waits_to_fill(self, holding: Holding, now: float) -> bool:
-        limits = self.limits
-        waiting = len(holding.tracker) + len(holding.drawn) - holding.running - holding.delayed
-        if waiting >= limits.batch_size:
-            return False
-        if holding.fill_since is None:
-            holding.fill_since = now
-        return now < holding.fill_since + limits.batch_wait_s
 
     def _dispatch_alone(self, now: float) -> list[Work]:
         """One charged with a crash runs alone: first everything else ends, then its start is recorded."""
@@ -669,26 +573,3 @@ class ControlPlane:
         if not sure and (self._ready or self._suspects or self._lone is not None):
             times.append(now + UNSURE_RETRY_S)  # nobody tells us when it is renewed
         return min(times, default=None)
-
-    def _lag(self, holding: Holding, now: float) -> Lag:
-        tracker = holding.tracker
-        entry = tracker.blocking()
-        blocking = None
-        if entry is not None:
-            since = holding.blocked[1] if holding.blocked and holding.blocked[0] == tracker.watermark else now
-            delivery = entry.delivery
-            blocking = Blocking(delivery.position, delivery.event.key, entry.stage.name.lower(), now - since)
-        return Lag(
-            queued=len(tracker) + len(holding.backlog) + len(holding.drawn) - holding.running - holding.delayed,
-            running=holding.running,
-            delayed=holding.delayed,
-            parked=len(holding.parking),
-            gap=sum(stop - start for start, stop in tracker.done_above()),
-            blocking=blocking,
-            paused_by=fullest(holding, self.limits) if holding.paused else None,
-        )
-
-
-def _by_itself(entry: Entry) -> bool:
-    """Not to be taken into another's batch: it has to be looked at first, or waits for its time."""
-    return entry.cautious or entry.suspect or entry.removed or entry.stage is not Stage.QUEUED

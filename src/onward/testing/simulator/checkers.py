@@ -13,7 +13,7 @@ from onward.testing.simulator.ledger import Ledger, Run, Story
 from onward.testing.simulator.profile import Profile
 
 if TYPE_CHECKING:
-    from onward.flow.plane import Actions, Settlement
+    from onward.flow.actions import Actions, Settlement
     from onward.testing.simulator.process import Process
 
 RESUME_AT = 0.7

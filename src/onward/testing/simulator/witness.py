@@ -8,7 +8,7 @@ from onward.testing.simulator.checkers import Bounds, Epochs, Lanes, Order, Reco
 from onward.testing.simulator.ledger import Run, Story
 
 if TYPE_CHECKING:
-    from onward.flow.plane import Actions, Settlement
+    from onward.flow.actions import Actions, Settlement
     from onward.testing.simulator.broker import Claim
     from onward.testing.simulator.process import Process
     from onward.testing.simulator.world import World
