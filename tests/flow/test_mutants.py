@@ -13,6 +13,7 @@ import pytest
 from onward.brokers.base import Assigned, Failure, Progress, State, Tries
 from onward.event import Delivery, Partition
 from onward.flow import plane as plane_module
+from onward.flow import progress as codec
 from onward.flow.actions import Actions
 from onward.flow.entry import Entry, Instant, Outcome, Ref, Stage
 from onward.flow.holding import ALONE, Holding
@@ -20,6 +21,7 @@ from onward.flow.lanes import Lanes
 from onward.flow.limits import Limits
 from onward.flow.parking import Parking
 from onward.flow.plane import ControlPlane
+from onward.flow.progress import LIMIT_CHARS
 from onward.flow.tracker import Tracker
 from onward.testing.simulator import simulate
 from onward.testing.simulator.profile import Profile
@@ -352,7 +354,7 @@ def test_mutant_runs_a_key_twice_after_it_came_back(monkeypatch: Patch) -> None:
 
 
 def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> None:
-    def refused(holding: Holding, letters: dict[int, Any]) -> None:
+    def refused(holding: Holding, letters: dict[int, Any], retry_at: float) -> None:
         for position in letters:
             holding.leaving.pop(position, None)
         holding.dirty = True
@@ -397,7 +399,62 @@ def flaky_letters(profile: Profile) -> Profile:
     limits = msgspec.structs.replace(profile.limits, on_dead="pass", ordering="key", batch_size=1)
     fates = (0.5, 0.0, 1.0, 0.0, 0.0, 0.0)
     return msgspec.structs.replace(
-        profile, limits=limits, atomic=False, spans=10_000, latency_s=0.2, attempts=1, fates=fates, faults=60
+        profile, limits=limits, atomic=False, metadata=LIMIT_CHARS, latency_s=0.2, attempts=1, fates=fates, faults=60
+    )
+
+
+def test_mutant_lets_events_pass_records_that_are_not_removed_yet(monkeypatch: Patch) -> None:
+    """The record of their predecessor was done, and would have run again, after them, if the owner had died then."""
+    wrap(monkeypatch, Holding, "_forget_record", lambda original, holding, id_, key: original(holding, id_, None))
+    caught_by("suffix", "order", shape=rarely_settled)
+
+
+def rarely_settled(profile: Profile) -> Profile:
+    """Keys that park and drain all the time, settled in slow steps, and members that go between them."""
+    limits = msgspec.structs.replace(
+        profile.limits,
+        ordering="key",
+        on_dead="pass",
+        batch_size=1,
+        max_in_flight=8,
+        settle_interval_s=0.3,
+        park_after_s=1.0,
+        concurrency=4,
+    )
+    load = msgspec.structs.replace(profile, keys=2, partitions=1, members=3, events=400, active_s=12.0, operations=0)
+    return msgspec.structs.replace(
+        load,
+        limits=limits,
+        atomic=False,
+        latency_s=0.3,
+        faults=150,
+        fates=(1.0, 0.0, 0.1, 0.0, 0.0, 0.0),
+        attempts=4,
+        delays_s=(0.0, 0.1),
+    )
+
+
+def test_mutant_truncates_the_codec_from_the_bottom(monkeypatch: Patch) -> None:
+    """What is next to the watermark would run again although its successors would not."""
+    original = codec._done
+
+    def done(told: Progress, room: int) -> tuple[str, int]:
+        section, reached = original(told, room)
+        while told.done_above and reached < told.done_above[-1][1]:
+            told = msgspec.structs.replace(told, done_above=told.done_above[1:])
+            section, reached = original(told, room)
+        return section, reached
+
+    monkeypatch.setattr(codec, "_done", done)
+    caught_by("suffix", "order", "repeats", shape=little_room)
+
+
+def little_room(profile: Profile) -> Profile:
+    """Much is done above a slow event, and not all of it can be stored."""
+    limits = msgspec.structs.replace(profile.limits, ordering="key", max_in_flight=64, max_gap=1_000, concurrency=8)
+    fates = (1.0, 0.1, 0.0, 0.0, 0.0, 0.0)
+    return msgspec.structs.replace(
+        profile, limits=limits, metadata=9, partitions=1, keys=8, holes=0.4, faults=40, fates=fates, operations=0
     )
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from onward.brokers.base import Ordering
 from onward.flow.limits import Limits
+from onward.flow.progress import LIMIT_CHARS
 
 FATES = ("ok", "slow", "flaky", "timeout", "poison", "killer")
 
@@ -33,7 +34,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     # the broker
     atomic: bool  # one transaction per settle; otherwise records, progress and removals one after the other
-    spans: int  # how many intervals above the watermark it can store; what is cut off at the top runs again
+    metadata: int  # characters for what is done above the watermark; what is cut off at the top runs again
     receive_batch: int
     page: int  # records read at once
     lease_s: float
@@ -67,7 +68,7 @@ def draw(rng: Random) -> Profile:
         timeout_s=2.0,
         kills=rng.choice(("process", "process", "worker")),
         atomic=rng.random() < 0.5,
-        spans=rng.choice((10_000, 10_000, 10_000, 2)),
+        metadata=rng.choice((LIMIT_CHARS, LIMIT_CHARS, LIMIT_CHARS, 9)),
         receive_batch=rng.choice((1, 4, 10, 30)),
         page=rng.choice((1, 2, 5, 100)),
         lease_s=3.0,
