@@ -30,6 +30,7 @@ from onward.event import Event, new_id, new_ids
 from onward.failure.expiry import EXPIRES, stamp
 from onward.failure.retry import Retry
 from onward.flow.consumer import Consumer
+from onward.flow.solitude import Solitude
 from onward.handler import EngineName, Function, Handler, bind, bind_once, choose
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
@@ -288,8 +289,10 @@ class Onward:
 
     async def _consume(self) -> None:
         member = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        solitude = Solitude()
         self._consumers = [
-            Consumer(self.broker, _engine(handler), handler, self.settings, member=member) for handler in self.handlers
+            Consumer(self.broker, _engine(handler), handler, self.settings, member=member, solitude=solitude)
+            for handler in self.handlers
         ]
         durability = self.broker.features.durability
         for handler in self.handlers:

@@ -38,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight_bytes: Bytes = 32 << 20
     receive_batch: Count = 1_000
     max_delayed: Count = 100  # of those in flight, waiting in place for a retry
-    max_parked: Count = 100_000  # records set aside, per partition
+    max_parked: Count = 100_000  # records set aside, per partition: at that it is paused
+    max_gap: Count = 1_000_000  # events done behind one that is not, per partition: at that it is paused
     crash_limit: Count = 3  # crashes of the process that one event may cause
 
     # seeing it

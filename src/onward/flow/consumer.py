@@ -24,15 +24,18 @@ from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped
 from onward.event import Delivery, Partition
 from onward.failure.expiry import is_expired
 from onward.failure.judge import Judge
+from onward.flow.actions import Actions, Load, Settlement
 from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome
 from onward.flow.limits import Limits
-from onward.flow.plane import Actions, ControlPlane, Load, Settlement
+from onward.flow.plane import ControlPlane
+from onward.flow.solitude import Solitude
 from onward.handler import Handler
 from onward.settings import Settings
 
 log = logging.getLogger("onward")
 
 _RECEIVE_WAIT_S = 1.0
+_LATER_S = 86_400.0  # what RetryLater asks for is believed so far when it is read back: clocks are set
 _PAGE = 1_000  # records read from the aside at once
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
@@ -41,7 +44,16 @@ _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: 
 class Consumer:
     """One member of a handler's group, from its first receive to its last release."""
 
-    def __init__(self, broker: Broker, engine: Engine, handler: Handler, settings: Settings, *, member: str) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        engine: Engine,
+        handler: Handler,
+        settings: Settings,
+        *,
+        member: str,
+        solitude: Solitude | None = None,
+    ) -> None:
         self._broker = broker
         self._engine = engine
         self._handler = handler
@@ -69,11 +81,13 @@ class Consumer:
                 max_in_flight_bytes=settings.max_in_flight_bytes,
                 max_delayed=settings.max_delayed,
                 max_parked=settings.max_parked,
+                max_gap=settings.max_gap,
                 park_after_s=settings.park_after_s,
-                max_wait_s=handler.retry.longest_s,
+                max_wait_s=max(handler.retry.longest_s, _LATER_S),
                 crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,
-            )
+            ),
+            solitude,
         )
 
     async def run(self) -> None:
@@ -326,6 +340,7 @@ class Consumer:
                 task.cancel()
                 await asyncio.wait([task])
         await self._engine.close()
+        self.plane.leave()
         await subscription.close()
 
 
