@@ -1,5 +1,6 @@
 """Dead letters: stored before anything passes them, moved by others, and a store that is down."""
 
+import pytest
 from tests.flow.driver import FAR_S, LOG, WALL, Driver, P, Q, claims, failure, record, stored, working
 
 from onward.brokers.base import Moved, State, Tries, record_id
@@ -470,3 +471,18 @@ def test_a_letter_stays_when_its_owner_ended_well() -> None:
     d.deliver("a")
     d.done(1)
     assert d.states() == {0: State.DEAD}
+
+
+@pytest.mark.parametrize("on_dead", ["pass", "hold"])
+def test_a_write_of_ours_that_came_after_a_move_is_what_counts(on_dead: str) -> None:
+    """Somebody gave the record up while our write of it was on its way: it stands as we wrote it, and is tried."""
+    d = working(on_dead=on_dead)
+    d.deliver("a", "a")
+    d.again(0, in_s=FAR_S)
+    id_ = d.letter(0).id
+    d.plane.moved(Moved(P, d.owned[P], [id_], State.DEAD, None), d.at)
+    d.turn()
+    assert d.states()[0] is State.WAITING
+    d.wait(FAR_S)
+    assert d.run_out() == [0, 1]
+    assert d.states() == {}

@@ -8,8 +8,6 @@ from tests.flow.driver import Driver, P, stored
 from onward.brokers.base import Tries
 from onward.flow.solitude import Solitude
 
-ALONE = 5  # how many of the first positions of each handler are suspected
-
 
 def pair(**limits: object) -> tuple[Driver, Driver]:
     solitude = Solitude()
@@ -111,10 +109,38 @@ class TestTwoHandlers:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_who_is_suspected_runs_alone_and_everything_ends(seed: int) -> None:
+    play(seed)
+
+
+def test_mutant_does_not_wait_for_the_other_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Solitude, "granted", lambda solitude, member: not solitude.barred(member))
+    assert notices("does not run alone")
+
+
+def test_mutant_starts_beside_a_lone_run_of_another_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Solitude, "barred", lambda *_: False)
+    assert notices("does not run alone")
+
+
+def test_mutant_never_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Solitude, "give_back", lambda *_: None)
+    assert notices("left open")
+
+
+def notices(what: str) -> bool:
+    for seed in range(60):
+        try:
+            play(seed)
+        except AssertionError as error:
+            return what in str(error)
+    return False
+
+
+def play(seed: int) -> None:
     rng, solitude = Random(seed), Solitude()
     drivers = tuple(Driver(solitude, concurrency=rng.choice((1, 4))) for _ in range(rng.choice((2, 3))))
     for driver in drivers:
-        own(driver)
+        own(driver, rng.choice((0, 2, 5)))
         driver.deliver(*rng.choices("abcdef", k=rng.randint(1, 12)))
     for _ in range(60):
         act(rng, rng.choice(drivers))
@@ -126,15 +152,11 @@ def test_who_is_suspected_runs_alone_and_everything_ends(seed: int) -> None:
                 driver.done(driver.running()[0])
         advance(drivers)
         check(drivers)
-    assert [driver.plane.open for driver in drivers] == [0] * len(drivers)
+    assert not any(driver.plane.open for driver in drivers), "left open"
 
 
-def own(driver: Driver) -> None:
-    before = driver.progress.get(P) or stored(0)
-    start = before.watermark
-    again = stored(start, *before.done_above, tries=suspected(*range(start, start + ALONE)))
-    driver.assign(stored=again, unclean=True)
-    driver.inherited[P] = again
+def own(driver: Driver, suspects: int) -> None:
+    driver.assign(stored=stored(0, tries=suspected(*range(suspects))), unclean=True)
 
 
 def act(rng: Random, driver: Driver) -> None:
@@ -149,5 +171,7 @@ def act(rng: Random, driver: Driver) -> None:
 
 def check(drivers: tuple[Driver, ...]) -> None:
     runs = [(driver, delivery) for driver in drivers for delivery in driver.runs.values()]
-    alone = [(d, each) for d, each in runs if each.position < ALONE and each.attempt == 1]
-    assert not alone or len(runs) == 1, f"{alone[0][1].position} does not run alone"
+    for driver, each in runs:
+        before = driver.inherited[P]
+        alone = before is not None and each.position in before.tries and each.attempt == 1
+        assert not alone or len(runs) == 1, f"{each.position} does not run alone"

@@ -67,6 +67,7 @@ class Holding:
         self.moved: list[tuple[int, State | None, float]] = []  # before that: pages may have been read earlier
         self.asked: set[int] = set()  # of the wanted, those known when the page was asked for
         self.wanted: set[int] = set()  # records whose turn has come and whose events are not in memory
+        self.doubted: set[int] = set()  # of the wanted, those whose state is not sure
         self.unread: list[int] = []  # records beyond what was read of the log
         self.drawn = {}  # by position: events drawn from records
         self.postponed: deque[int] = deque()  # records that could be drawn if there were room
@@ -185,6 +186,10 @@ class Holding:
             return self._open_gate(at.now) if last is None else 0
         for position in [p for p in self.wanted if p > after and (last is None or p <= last)]:
             ref = self.parking.refs.get(position)
+            if position in self.asked:
+                self.doubted.discard(position)
+            elif position in self.doubted:
+                continue
             if ref is not None and ref.event is not None:
                 self.wanted.discard(position)
                 self._turn(ref, at.now)
@@ -217,6 +222,10 @@ class Holding:
             wall_due=record.due,
         )
         if known is not None:
+            if record.position in self.doubted:
+                if record.position not in self.asked:
+                    return  # the page may be older than the doubt
+                known.state, known.due = record.state, due
             self.parking.refill(known, event, must=record.position in self.wanted)
         elif record.position not in self.tracker.open and (record.position in self.wanted or not self.loaded):
             self.parking.add(ref)  # what else is unknown was done since the page was read
@@ -341,10 +350,11 @@ class Holding:
             self.advance(ref.key, now)
         elif to is State.DEAD and not ref.stored:
             pass  # our own write may come after the move: the event is still ours to run
-        elif to is State.DEAD and self.limits.on_dead == "pass":
-            self.wanted.discard(position)
-            self.parking.remove(position)
-            self.advance(ref.key, now)
+        elif to is State.DEAD:
+            # A write of ours may have come after the move, and was answered before we heard of it: the store knows.
+            self.parking.drop(ref)
+            self.wanted.add(position)
+            self.doubted.add(position)
         else:
             if ref.state is State.DEAD:
                 ref.tries = Tries()

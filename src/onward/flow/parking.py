@@ -75,6 +75,12 @@ class Parking:
             ref.event = event
             self._cached += ref.size
 
+    def drop(self, ref: Ref) -> None:
+        """Its event is to be read again."""
+        if ref.event is not None:
+            ref.event = None
+            self._cached -= ref.size
+
     def _fit(self, ref: Ref) -> None:
         if ref.event is None:
             return
