@@ -1,20 +1,14 @@
 """The three engines: what an event costs, beside a bare asyncio program, one process and multiprocessing.Pool.
 
-python -m bench.engines [--quick]
-
-Contestants take turns, round by round; a ratio is the median of the rounds' own ratios. "CPU" is processor time of all
-processes together: on a machine that does other work too it says more than the clock.
+"CPU" is processor time of all processes together: on a machine that does other work too it says more than the clock.
 """
 
 import asyncio
 import hashlib
 import math
 import multiprocessing
-import os
-import statistics
-import sys
-import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from bench.kit import Bench, Figure, median, ratios, spread
 from onward import Event, Onward
 from onward.brokers.base import Assigned, Message
 from onward.engines.base import Ended
@@ -39,19 +34,8 @@ SLEEP_S = 0.005
 PARTS = [Partition("orders", index) for index in range(4)]
 WORKERS = 2
 IN_FLIGHT = 400
+PUBLISHED = 2_000
 CHUNKS = (1, 4, 16, 64, 256)
-
-
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table."""
-
-    what: str
-    measured: str
-    value: float
-    beside: str = ""
-    ratio: float | None = None
-    target: str = ""
-    met: bool | None = None
 
 
 class Order(msgspec.Struct):
@@ -66,14 +50,23 @@ class Cost(msgspec.Struct, frozen=True):
     wall_us: float
     cpu_us: float
 
+    @property
+    def per_s(self) -> float:
+        return 1e6 / self.wall_us
+
 
 # -- handlers ------------------------------------------------------------------------------------------------------
 
 
-async def nothing(order: Order) -> None: ...
+seen: list[int] = []
+
+
+async def nothing(order: Order) -> None:
+    seen.append(order.n)
 
 
 async def sleeping(order: Order) -> None:
+    seen.append(order.n)
     await asyncio.sleep(SLEEP_S)
 
 
@@ -102,12 +95,7 @@ def burn_delivery(delivery: Delivery) -> None:
     _burn(delivery)
 
 
-def burn_value(value: bytes) -> None:
-    burn(_decode(value))
-
-
 _burn = bind(burn)
-_decode = msgspec.json.Decoder(Order).decode
 
 
 # -- the plane and the task engine, without a broker ---------------------------------------------------------------
@@ -165,17 +153,10 @@ class Feed:
 
 
 async def stack(function: Callable[[Order], Coroutine[Any, Any, None]], count: int) -> Cost:
-    """Consumer, plane and task engine, 1,000 at once; every key's events must come in order."""
-    last, call = [-1] * KEYS, bind(function)
-
-    def watched(delivery: Delivery) -> Any:
-        n, key = int(delivery.event.id), int(delivery.event.id) % KEYS
-        assert n > last[key], "out of order"
-        last[key] = n
-        return call(delivery)
-
+    """Consumer, plane and task engine, 1,000 at once."""
+    seen.clear()
     feed: Any = Feed(count)
-    handler = _handler(function, call if function is nothing else watched)
+    handler = _handler(function)
     engine = TaskEngine(handler.call, concurrency=KEYS, timeout_s=30.0)
     consumer = Consumer(feed, engine, handler, Settings(), member="bench")
     with _measured(count) as cost:
@@ -184,9 +165,16 @@ async def stack(function: Callable[[Order], Coroutine[Any, Any, None]], count: i
             await asyncio.sleep(0.002)
     consumer.stop()
     await running
-    assert consumer.plane.counts.done == count
-    assert not consumer.plane.counts.retried
     return cost[0]
+
+
+def _judge(bench: Bench, what: str, count: int) -> None:
+    """Were all seen, once each, every key's in order?"""
+    by_key: dict[int, list[int]] = defaultdict(list)
+    for n in seen:
+        by_key[n % KEYS].append(n)
+    ordered = all(numbers == sorted(set(numbers)) for numbers in by_key.values())
+    bench.check(what, ordered and len(seen) == count, f"{len(seen):,} of {count:,} seen, in order: {ordered}")
 
 
 async def bare_sleepers(count: int) -> Cost:
@@ -203,25 +191,32 @@ async def bare_sleepers(count: int) -> Cost:
     return cost[0]
 
 
-def tasks(say: Callable[[str], None], quick: bool) -> Iterator[Figure]:
-    count, rounds = (20_000, 3) if quick else (50_000, 7)
-    say("tasks: typed no-op")
-    costs = [asyncio.run(stack(nothing, count)) for _ in range(rounds)]
-    cpu_us = _median([cost.cpu_us for cost in costs])
-    yield Figure(
-        what="tasks, typed no-op: plane + engine",
-        measured=f"{_spread([c.cpu_us for c in costs])} µs CPU",
-        value=cpu_us,
-        target="≤ 10 µs",
-        met=cpu_us <= 10,
+def _tasks(bench: Bench) -> None:
+    count, rounds = bench.sized((50_000, 7), (20_000, 3))
+    bench.say("engines: tasks, typed no-op")
+    costs = []
+    for _ in range(rounds):
+        costs.append(asyncio.run(stack(nothing, count)))
+        _judge(bench, "tasks, typed no-op", count)
+    cpu_us = [cost.cpu_us for cost in costs]
+    bench.add(
+        Figure(
+            what="tasks, typed no-op: plane + engine",
+            measured=f"{spread(cpu_us, '.1f')} µs CPU",
+            value=median(cpu_us),
+            target="≤ 10 µs",
+            met=median(cpu_us) <= 10,
+            samples={"cpu_us": cpu_us},
+        )
     )
-    say("tasks: 1,000 sleepers")
+    bench.say("engines: tasks, 1,000 sleepers")
     ours: list[Cost] = []
     bare: list[Cost] = []
     for _ in range(rounds):
         ours.append(asyncio.run(stack(sleeping, count)))
+        _judge(bench, "tasks, sleeping", count)
         bare.append(asyncio.run(bare_sleepers(count)))
-    yield _against("tasks, sleeping 5 ms, 1,000 at once", ours, "bare asyncio", bare, 0.8)
+    bench.add(_against("tasks, sleeping 5 ms, 1,000 at once", ours, "bare asyncio", bare, 0.8))
 
 
 # -- processes -----------------------------------------------------------------------------------------------------
@@ -230,16 +225,14 @@ def tasks(say: Callable[[str], None], quick: bool) -> Iterator[Figure]:
 async def _engine_round(deliveries: Sequence[Delivery], workers: int) -> Cost:
     engine = ProcessEngine(target_of(burn), workers=workers, concurrency=IN_FLIGHT, timeout_s=30.0)
     done = asyncio.get_running_loop().create_future()
-    ended: set[int] = set()
-    rest = iter(deliveries[IN_FLIGHT:])
+    left, rest = len(deliveries), iter(deliveries[IN_FLIGHT:])
 
     def take(results: Sequence[Ended]) -> None:
+        nonlocal left
         assert not any(each.error or each.cancelled for each in results)
-        ended.update(each.work.position for each in results if isinstance(each.work, Delivery))
-        following = [each for _, each in zip(results, rest, strict=False)]
-        if following:
-            engine.submit(following)
-        if len(ended) == len(deliveries):
+        left -= len(results)
+        engine.submit([each for _, each in zip(results, rest, strict=False)])
+        if not left:
             done.set_result(None)
 
     engine.start(take)
@@ -268,27 +261,22 @@ def _alone_round(deliveries: Sequence[Delivery]) -> Cost:
     return cost[0]
 
 
-def processes(say: Callable[[str], None], quick: bool) -> Iterator[Figure]:
-    rounds = 3 if quick else 5
+def _processes(bench: Bench) -> None:
     for name, work_us, count in (("1 ms", 1_000, 1_200), ("50 µs", 50, 16_000)):
-        count = count // 2 if quick else count
-        say(f"processes: {name} of pure Python")
+        bench.say(f"engines: processes, {name} of pure Python")
+        count = bench.sized(count, count // 2)
         deliveries = [_delivery(n, Order(n, _loops(work_us), "x" * 200), 0, n) for n in range(count)]
-        values = [delivery.event.value for delivery in deliveries]
         best = _best_chunk(deliveries)
         ours: list[Cost] = []
         alone: list[Cost] = []
         pool: list[Cost] = []
-        bare_pool: list[Cost] = []
-        for _ in range(rounds):
+        for _ in range(bench.sized(5, 3)):
             alone.append(_alone_round(deliveries[: count // 2]))
             ours.append(asyncio.run(_engine_round(deliveries, WORKERS)))
             pool.append(_pool_round(deliveries, burn_delivery, best))
-            bare_pool.append(_pool_round(values, burn_value, best))
-        what = f"processes, {name} of pure Python, {WORKERS} workers"
-        yield _against(what, ours, "one process", alone, 1.8 if work_us == 1_000 else None)
-        yield _against(what, ours, f"Pool.imap_unordered, chunks of {best}", pool, 0.95 if work_us == 1_000 else 1.0)
-        yield _against(what, ours, "the same Pool, given bare values only", bare_pool, None)
+        what, slow = f"processes, {name} of pure Python, {WORKERS} workers", work_us == 1_000
+        bench.add(_against(what, ours, "one process", alone, 1.8 if slow else None))
+        bench.add(_against(what, ours, f"Pool.imap_unordered, chunks of {best}", pool, 0.95 if slow else 1.0))
 
 
 def _best_chunk(deliveries: Sequence[Delivery]) -> int:
@@ -309,28 +297,29 @@ def _loops(work_us: float) -> int:
 # -- the whole stack on SQLite, with the workloads that pyrallel-consumer publishes -------------------------------
 
 
-async def _application(path: Path, function: Callable[[Order], Any], count: int, **options: Any) -> float:
+async def _application(bench: Bench, path: Path, function: Callable[[Order], Any], **options: Any) -> float:
     """Events per second, from the first that is done to the last."""
     app = Onward(f"sqlite:///{path}", partitions=4)
     app.handler("orders", group="bench", **options)(function)
     async with app:
-        await app.publish_many("orders", [(f"key-{n % 100}", Order(n)) for n in range(count)])
+        await app.publish_many("orders", [(f"key-{n % 100}", Order(n)) for n in range(PUBLISHED)])
         running = asyncio.create_task(app.run())
         first = first_done = 0.0
-        while (done := sum(reading.done for reading in app.readings())) < count:
+        while (done := sum(reading.done for reading in app.readings())) < PUBLISHED:
             assert not running.done(), running.exception()
             if done and not first:
                 first, first_done = time.perf_counter(), done
             await asyncio.sleep(0.001)
         last = time.perf_counter()
         (reading,) = app.readings()
-        assert (reading.done, reading.dead, reading.retried) == (count, 0, 0)
+        told = f"done {reading.done}, dead {reading.dead}, retried {reading.retried}"
+        bench.check(f"SQLite, {function.__name__}", told == f"done {PUBLISHED}, dead 0, retried 0", told)
         app.stop()
         await running
-    return (count - first_done) / (last - first)
+    return (PUBLISHED - first_done) / (last - first)
 
 
-def published(say: Callable[[str], None], quick: bool) -> Iterator[Figure]:
+def _published(bench: Bench) -> None:
     """2,000 events, 4 partitions, 100 keys in order. Theirs: hardware not stated, on Kafka."""
     workloads: list[tuple[str, Callable[[Order], Any], dict[str, Any], str]] = [
         ("sleep 5 ms, tasks", sleep_5ms, {}, "2,206 /s async"),
@@ -338,16 +327,19 @@ def published(say: Callable[[str], None], quick: bool) -> Iterator[Figure]:
         ("cpu 500 hashes, processes", hash_500, {"engine": "processes", "workers": WORKERS}, "2,072 /s process"),
     ]
     for name, function, options, theirs in workloads:
-        say(f"whole stack on SQLite: {name}")
-        rates: list[float] = []
-        for _ in range(2 if quick else 5):
-            with tempfile.TemporaryDirectory() as folder:
-                rates.append(asyncio.run(_application(Path(folder) / "shop.db", function, 2_000, **options)))
-        yield Figure(
-            what=f"SQLite, 4 partitions, 100 keys, {name}",
-            measured=f"{_spread(rates)} /s",
-            value=_median(rates),
-            beside=f"pyrallel-consumer publishes {theirs}",
+        bench.say(f"engines: whole stack on SQLite, {name}")
+        rates = [
+            asyncio.run(_application(bench, bench.path(f"{function.__name__}-{turn}.db"), function, **options))
+            for turn in range(bench.sized(5, 2))
+        ]
+        bench.add(
+            Figure(
+                what=f"SQLite, 4 partitions, 100 keys, {name}",
+                measured=f"{spread(rates)} /s",
+                value=median(rates),
+                beside=f"pyrallel-consumer publishes {theirs}, on Kafka and a machine not stated",
+                samples={"per_s": rates},
+            )
         )
 
 
@@ -358,13 +350,13 @@ def _delivery(n: int, order: Order, part: int, position: int) -> Delivery:
     return Delivery(Event(str(n), "orders", f"c-{n % KEYS}", msgspec.json.encode(order)), PARTS[part], position, 1)
 
 
-def _handler(function: Callable[..., Any], call: Callable[[Any], Any]) -> Handler:
+def _handler(function: Callable[..., Any]) -> Handler:
     return Handler(
         topic="orders",
         group="bench",
         name="bench",
         function=function,
-        call=call,
+        call=bind(function),
         ordering="key",
         concurrency=KEYS,
         engine="tasks",
@@ -395,45 +387,25 @@ def _cpu_s() -> float:
 
 
 def _against(what: str, ours: list[Cost], name: str, theirs: list[Cost], least: float | None) -> Figure:
-    ratio = _median([b.wall_us / a.wall_us for a, b in zip(ours, theirs, strict=True)])
-    cpu_ratio = _median([b.cpu_us / a.cpu_us for a, b in zip(ours, theirs, strict=True)])
+    ratio = ratios([cost.per_s for cost in ours], [cost.per_s for cost in theirs])
+    cpu_ratio = ratios([cost.cpu_us for cost in theirs], [cost.cpu_us for cost in ours])
     return Figure(
         what=what,
         measured=_rates(ours),
-        value=1e6 / _median([cost.wall_us for cost in ours]),
+        value=median([cost.per_s for cost in ours]),
         beside=f"{name}: {_rates(theirs)}; per CPU second {cpu_ratio:.2f}x",
         ratio=ratio,
         target="" if least is None else f"≥ {least:g}x" if least != 1.0 else "ahead",
         met=None if least is None else ratio >= least,
+        samples={"ours": [cost.per_s for cost in ours], name: [cost.per_s for cost in theirs]},
     )
 
 
 def _rates(costs: list[Cost]) -> str:
-    return f"{_spread([1e6 / cost.wall_us for cost in costs])} /s, {_median([c.cpu_us for c in costs]):,.1f} µs CPU"
+    return f"{spread([cost.per_s for cost in costs])} /s, {median([cost.cpu_us for cost in costs]):,.1f} µs CPU"
 
 
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
-
-
-def _spread(values: Sequence[float]) -> str:
-    form = ",.0f" if _median(values) >= 100 else ",.1f"
-    return f"{_median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
-def run(say: Callable[[str], None] = print, *, quick: bool = False) -> list[Figure]:
-    """All figures; an event lost, repeated or out of order is an AssertionError."""
-    return [*tasks(say, quick), *processes(say, quick), *published(say, quick)]
-
-
-def main() -> None:
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-    for figure in run(quick="--quick" in sys.argv):
-        ratio = "" if figure.ratio is None else f"  {figure.ratio:.2f}x"
-        met = {True: "met", False: "NOT MET", None: ""}[figure.met]
-        print(f"{figure.what}\n    {figure.measured}\n    {figure.beside}{ratio}  {figure.target} {met}")
-    print(f"load {os.getloadavg()[0]:.1f}")
-
-
-if __name__ == "__main__":
-    main()
+def run(bench: Bench) -> None:
+    _tasks(bench)
+    _processes(bench)
+    _published(bench)

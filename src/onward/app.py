@@ -8,7 +8,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from uuid import uuid4
@@ -24,8 +25,9 @@ from onward.engines.target import check, target_of
 from onward.engines.tasks import TaskEngine
 from onward.engines.threads import ThreadEngine
 from onward.engines.watchdog import Watchdog
-from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
+from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PublishError, TooLarge
 from onward.event import Event, new_id, new_ids
+from onward.failure.expiry import EXPIRES, stamp
 from onward.failure.retry import Retry
 from onward.flow.consumer import Consumer
 from onward.handler import EngineName, Function, Handler, bind, bind_once, choose
@@ -37,8 +39,10 @@ from onward.payload import encode, type_name
 
 log = logging.getLogger("onward")
 AnyFunction = TypeVar("AnyFunction", bound=Function)
+Answer = TypeVar("Answer")
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOP_PATIENCE_S = 5.0  # beyond the broker's own time limit, for a loop that is slow to turn
 
 
 class Onward:
@@ -47,8 +51,9 @@ class Onward:
     Settings come as keywords, in the URL's query, as ONWARD_* or from onward.toml; see `onward.settings.Settings`.
     """
 
-    def __init__(self, url: str | None = None, **settings: Any) -> None:
+    def __init__(self, url: str | None = None, *, retry: Retry | None = None, **settings: Any) -> None:
         self.settings = settings_.load(url, **settings)
+        self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
         self.handlers: list[Handler] = []
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -56,6 +61,7 @@ class Onward:
         self._opening = threading.Lock()
         self._consumers: list[Consumer] = []
         self._stopping = False
+        _apps.add(self)
 
     # -- declaring ----------------------------------------------------------------------------------------------
 
@@ -109,7 +115,7 @@ class Onward:
                 workers=workers,
                 max_events_per_worker=max_events_per_worker,
                 timeout_s=timeout_s,
-                retry=retry or Retry(),
+                retry=self.retry if retry is None else retry,
                 start=start,
                 on_dead=on_dead,
                 batch_size=batch_size,
@@ -141,10 +147,17 @@ class Onward:
         return self._broker
 
     async def publish(
-        self, topic: str, value: Any, *, key: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires_s: float | None = None,
     ) -> Event:
-        """Returns when the event is durably accepted."""
-        event = self.event(topic, value, key=key, headers=headers)
+        """Returns when the event is durably accepted. One whose turn has not come within `expires_s` seconds is not
+        handled but a dead letter."""
+        event = self.event(topic, value, key=key, headers=headers, expires_s=expires_s)
         await self.broker.publish([event])
         return event
 
@@ -159,36 +172,58 @@ class Onward:
         return events
 
     def publish_sync(
-        self, topic: str, value: Any, *, key: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires_s: float | None = None,
     ) -> Event:
         """`publish` for plain scripts and threads. The first call opens the broker, which ends with the process."""
-        event = self.event(topic, value, key=key, headers=headers)
+        event = self.event(topic, value, key=key, headers=headers, expires_s=expires_s)
         if self._loop is not None:  # open elsewhere: one broker object keeps each key's order
             _refuse_loop_thread()
-            asyncio.run_coroutine_threadsafe(self.broker.publish([event]), self._loop).result()
+            _wait(self.broker.publish([event]), self._loop, self.settings, [event])
         else:
             self._sync_door().publish([event])
         return event
 
     def _sync_door(self) -> "_SyncDoor":
         with self._opening:  # several threads may come first
-            if self._door is None or self._door.pid != os.getpid():  # a forked child has none of its parent's threads
+            if self._door is None:
                 self._door = _SyncDoor(self.settings)
             return self._door
 
+    def _close_in_child(self) -> None:
+        """A forked child has none of its parent's threads and loops: here the application is closed, and opens anew."""
+        _inherited.append((self._broker, self._door))
+        self._broker = self._loop = self._door = None
+        self._opening = threading.Lock()
+        self._consumers = []
+
     def event(
-        self, topic: str, value: Any, *, key: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        expires_s: float | None = None,
     ) -> Event:
         """The event that `publish` would send, checked."""
         settings_.check_name("topic", topic)
-        return self._event(new_id(), topic, key, value, _checked_headers(headers), time.time())
+        now, checked = time.time(), _checked_headers(headers)
+        if expires_s is not None:
+            checked[EXPIRES] = stamp(now + expires_s)
+        return self._event(new_id(), topic, key, value, checked, now)
 
     def _event(
         self, id_: str, topic: str, key: str | None, value: Any, headers: Mapping[str, str], now: float
     ) -> Event:
         if key is not None and not isinstance(key, str):
             raise BadSetting(f"key {key!r} is a {type(key).__name__}; keys are str or None")
-        event = Event(id_, topic, key, encode(value), headers, type_name(value), now)
+        event = Event(id_, topic, key, encode(value, topic), headers, type_name(value), now)
         if event.size > self.settings.max_event_bytes:
             raise TooLarge(
                 f"an event of {event.size:,} bytes for topic {topic!r} exceeds "
@@ -280,7 +315,11 @@ class Onward:
                 # One consumer that cannot go on ends them all: half an application that looks healthy helps nobody.
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
                 self.stop()
-                await asyncio.gather(*tasks)
+                errors = [end for end in await asyncio.gather(*tasks, return_exceptions=True) if end is not None]
+            for other in errors[1:]:
+                log.error("and another: %r", other, exc_info=other)
+            if errors:
+                raise errors[0]
         finally:
             for task in (*tasks, *upkeep, telling):
                 task.cancel()
@@ -322,7 +361,7 @@ class Onward:
 
     def metrics(self) -> str:
         """The same as the text that Prometheus scrapes."""
-        return exposition(self.readings())
+        return exposition(self.readings(), prefix=self.settings.metrics_prefix)
 
 
 def _engine(handler: Handler) -> Engine:
@@ -416,24 +455,53 @@ class _SyncDoor:
 
     def __init__(self, settings: settings_.Settings) -> None:
         _refuse_loop_thread()
-        self.pid = os.getpid()
+        self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="onward-sync", daemon=True)
         self._thread.start()
         try:
-            self._broker = self._wait(open_broker(settings))
+            self._broker = _wait(open_broker(settings), self._loop, settings)
         except BaseException:
             self._stop()
             raise
 
     def publish(self, events: list[Event]) -> None:
         _refuse_loop_thread()
-        self._wait(self._broker.publish(events))
+        _wait(self._broker.publish(events), self._loop, self._settings, events)
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def _wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+def _wait(
+    work: Coroutine[Any, Any, Answer],
+    loop: asyncio.AbstractEventLoop,
+    settings: settings_.Settings,
+    events: Sequence[Event] = (),
+) -> Answer:
+    """The answer of work on a loop in another thread. The broker keeps its own time limit; this one is for the loop."""
+    waiting = asyncio.run_coroutine_threadsafe(work, loop)
+    limit_s = settings.publish_timeout_s + _LOOP_PATIENCE_S
+    try:
+        return waiting.result(limit_s)
+    except TimeoutError:
+        if waiting.done():
+            raise  # the work's own
+        waiting.cancel()
+        raise PublishError(
+            f"no answer within {limit_s:g} s: the application's event loop is blocked or has ended; look for a handler "
+            "that blocks it, and do that work in a thread",
+            unknown=events,
+        ) from None
+
+
+def _close_in_child() -> None:
+    for app in list(_apps):
+        app._close_in_child()  # noqa: SLF001 - of our own class
+
+
+_apps: "weakref.WeakSet[Onward]" = weakref.WeakSet()
+_inherited: list[Any] = []  # never closed or collected in the child: the connections in it are its parent's
+os.register_at_fork(after_in_child=_close_in_child)

@@ -14,12 +14,20 @@ OnwardError
 ├── Undecodable                 a stored value does not fit the handler's annotation
 ├── BrokerError                 the broker failed, or its answer was lost
 │   ├── BadStore                not our file, a damaged file, or one from a newer version
+│   ├── GroupDropped            the group was dropped while this member was away
 │   ├── Closed                  the broker, subscription or application is closed
 │   ├── PublishError            some events were refused, or their fate is unknown
 │   │   └── Backlogged          the backlog is at max_backlog_bytes; consumers are behind
 │   └── AsideError              a record could not be set aside; nothing of that settle was done
+├── NoSuchLetter                no dead letter has this id
+├── AlertError                  an alert could not be handed over
+├── Decision                    raised by a handler: what is to become of its event
+│   ├── RetryLater              not now: again in so many seconds
+│   ├── GiveUp                  never: to the dead letters at once
+│   └── Skip                    nothing to do: it counts as handled
 └── HandlerError                how a handler's run ended
     ├── HandlerTimeout          the handler ran longer than timeout_s
+    ├── Expired                 the event's time was over before its turn came
     ├── RemoteError             the handler raised in a worker process; its error, told in text
     ├── Unfinished              nobody's failure: the event stays open and runs again, no attempt charged
     │   ├── Busy                another run of the same event holds the inbox
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from onward.event import Event
 
 __all__ = [
+    "AlertError",
     "AsideError",
     "Backlogged",
     "BadHandler",
@@ -47,15 +56,22 @@ __all__ = [
     "Busy",
     "Closed",
     "ConfigError",
+    "Decision",
+    "Expired",
+    "GiveUp",
+    "GroupDropped",
     "HandlerError",
     "HandlerTimeout",
     "InDoubt",
     "MissingExtra",
+    "NoSuchLetter",
     "OnwardError",
     "PartitionsDiffer",
     "PayloadError",
     "PublishError",
     "RemoteError",
+    "RetryLater",
+    "Skip",
     "Superseded",
     "TooLarge",
     "Undecodable",
@@ -122,6 +138,10 @@ class BadStore(BrokerError):
     pass
 
 
+class GroupDropped(BrokerError):
+    pass
+
+
 class Closed(BrokerError):
     pass
 
@@ -147,11 +167,48 @@ class AsideError(BrokerError):
     pass
 
 
+class NoSuchLetter(OnwardError):
+    pass
+
+
+class AlertError(OnwardError):
+    pass
+
+
+class Decision(OnwardError):
+    """For handlers to raise. In a batch it is taken once the batch is split and the event stands alone."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+
+
+class RetryLater(Decision):
+    """Try this event again in `after_s` seconds. It counts as a failed attempt, so that retries end."""
+
+    def __init__(self, after_s: float, reason: str = "") -> None:
+        if not 0 <= after_s < float("inf"):
+            raise ValueError(f"RetryLater({after_s}): seconds from now, 0 or more")
+        super().__init__(reason or f"again in {after_s:g} s")
+        self.after_s = after_s
+
+
+class GiveUp(Decision):
+    """No further attempt would help: the event is a dead letter with this reason."""
+
+
+class Skip(Decision):
+    """There is nothing to do for this event: it counts as handled, and is counted as skipped."""
+
+
 class HandlerError(OnwardError):
     pass
 
 
 class HandlerTimeout(HandlerError):
+    pass
+
+
+class Expired(HandlerError):
     pass
 
 

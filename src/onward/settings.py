@@ -41,6 +41,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_parked: Count = 100_000  # records set aside, per partition
     crash_limit: Count = 3  # crashes of the process that one event may cause
 
+    # seeing it
+    metrics_prefix: Annotated[str, Meta(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")] = "onward"
+
     # times
     publish_timeout_s: Positive = 30.0
     lease_s: Positive = 10.0

@@ -59,9 +59,3 @@ def handle(order: Order, event: Event) -> None:
 
 
 def never_there(order: Order) -> None: ...
-
-
-if __name__ == "__main__":
-    import asyncio
-
-    asyncio.run(app.run())

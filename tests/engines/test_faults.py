@@ -41,7 +41,7 @@ def app(log: Path) -> Onward:
 @pytest.fixture
 def program(app: Onward) -> Iterator[subprocess.Popen[bytes]]:
     """The same as a process, in a process group of its own, like one that was started at a prompt."""
-    command = [sys.executable, "-m", "tests.engines.programs"]
+    command = [sys.executable, "-m", "onward", "run", "tests.engines.programs:app"]
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
         yield process
         process.kill()
@@ -132,7 +132,7 @@ def test_ctrl_c_when_there_is_no_time_to_drain(
 ) -> None:
     monkeypatch.setenv("PROGRAM_DRAIN_S", "0.2")
     publish(app, [Order(n, seconds=2.0 if n < 4 else 0.01) for n in range(60)])
-    command = [sys.executable, "-m", "tests.engines.programs"]
+    command = [sys.executable, "-m", "onward", "run", "tests.engines.programs:app"]
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as program:
         wait_for(lambda: len(lines(log, "begin")) >= 2)
         os.killpg(program.pid, signal.SIGINT)

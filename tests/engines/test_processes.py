@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from onward.clock import now
 from onward.engines.processes import ProcessEngine
 from onward.engines.target import target_of
 from onward.errors import BadHandler, HandlerTimeout, WorkerDied
@@ -89,6 +91,25 @@ def test_what_waits_behind_a_slow_run_is_called_back(trial: Callable[..., Trial]
             assert 200 not in [first(each.work).position for each in t.ended]
             await t.all()
             assert Counter(note.event for note in t.notes("begin")).most_common(1)[0][1] == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_begins_nothing_when_ownership_is_unsure_though_its_parent_stands_still(
+    trial: Callable[..., Trial],
+) -> None:
+    async def main() -> None:
+        async with trial(workers=1, concurrency=64) as t:
+            await t.all([t.order(n) for n in range(200)])  # so quick that much is given at once
+            t.sure_until = now() + 1.0
+            t.submit([t.order(n, seconds=1.5 if n == 200 else 0.0) for n in range(200, 220)])
+            time.sleep(2.5)  # noqa: ASYNC251  # nobody calls anything back
+            assert [note.event for note in t.notes("begin") if int(note.event) >= 200] == ["200"]
+            ended = await t.all()
+            assert {first(each.work).position for each in ended if each.cancelled} == set(range(201, 220))
+            t.sure_until = math.inf
+            await t.all([t.order(300)])
+            assert not t.errors
 
     asyncio.run(main())
 

@@ -1,12 +1,16 @@
 """The thread engine: what is its own. The rest is in the suite."""
 
 import asyncio
+import logging
 import threading
 import time
 from contextvars import ContextVar
 
+import pytest
+
 from onward.engines.base import Ended
 from onward.engines.threads import ThreadEngine
+from onward.errors import HandlerTimeout
 from onward.event import Delivery, Event, Partition
 
 
@@ -38,35 +42,33 @@ def test_the_variables_of_the_caller_are_seen_in_the_threads() -> None:
     assert seen == {"acme"}
 
 
-def test_threads_over_their_time_are_replaced_up_to_twice_the_pool_and_leave_again() -> None:
+def test_a_thread_over_its_time_is_named_once_and_keeps_its_place(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
 
     def handler(work: Delivery) -> None:
-        if work.position < 10:
+        if work.position == 0:
             gate.wait(20)
 
     async def main() -> None:
         ended: list[Ended] = []
-        engine = ThreadEngine(handler, concurrency=2, timeout_s=0.1)
+        engine = ThreadEngine(handler, concurrency=2, timeout_s=0.05)
         engine.start(ended.extend)
-        works = deliveries(20)
-        engine.submit(works[:2])
-        engine.submit(works[10:])
-        await until_ended(ended, 10)
-        assert all(each.error is None for each in ended), "the stuck ones were reported before they ended"
-        assert (engine.health().workers, engine.health().busy, engine.health().restarted) == (4, 2, 2)
-        engine.submit(works[2:10])
-        await asyncio.sleep(0.4)
-        assert engine.health().workers == 4
+        engine.submit(deliveries(10))
+        await until_ended(ended, 9)
+        async with asyncio.timeout(20):
+            while "position 0" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert all(each.error is None for each in ended), "the stuck one was reported before it ended"
+        assert (engine.health().workers, engine.health().busy) == (2, 1)
         gate.set()
-        await until_ended(ended, 20)
-        async with asyncio.timeout(10):
-            while engine.health().workers > 2:
-                engine.submit(deliveries(1))
-                await asyncio.sleep(0.05)
+        await until_ended(ended, 10)
+        assert isinstance(ended[-1].error, HandlerTimeout)
         await engine.close()
 
-    asyncio.run(main())
+    with caplog.at_level(logging.WARNING, "onward"):
+        asyncio.run(main())
+    assert caplog.text.count("runs longer than timeout_s=0.05") == 1
 
 
 def test_completions_reach_the_loop_in_bursts() -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from onward import Onward
 from onward.engines.watchdog import Watchdog
@@ -59,7 +61,10 @@ def test_what_does_not_block_is_not_named(caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
-def test_other_code_on_the_loop_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_other_code_on_the_loop_is_named_too(
+    caplog: pytest.LogCaptureFixture, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
     async def main() -> None:
         async def task() -> None:
             work_hard()
@@ -68,6 +73,6 @@ def test_other_code_on_the_loop_is_named_too(caplog: pytest.LogCaptureFixture) -
             await asyncio.sleep(0.1)
             await asyncio.create_task(task())
 
-    with caplog.at_level(logging.WARNING, "onward"):
-        asyncio.run(main())
+    with caplog.at_level(logging.WARNING, "onward"), asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
     assert "task has kept the event loop" in caplog.text

@@ -1,5 +1,6 @@
 """What the control plane promises, one sentence at a time, through its public methods."""
 
+import msgspec
 import pytest
 from tests.flow.driver import LOG, WALL, Driver, P, Q, claims, failure, record
 
@@ -719,6 +720,16 @@ class TestParkingByTime:
         assert d.new_starts() == [0, 1, 2]
         assert d.states() == {}
         assert d.lag().parked == 0
+
+    def test_a_clock_that_was_set_back_makes_no_wait_longer_than_it_was_asked_to_be(self) -> None:
+        d = working(max_wait_s=60.0)
+        an_hour_ahead = d.now + WALL + 3_600
+        asked = msgspec.structs.replace(record(1, "b", State.WAITING, due=an_hour_ahead), failure=failure())
+        d.assign(records=[record(0, "a", State.WAITING, due=an_hour_ahead + 60), asked], stored=stored(2))
+        d.wait(59)
+        assert d.running() == []
+        d.wait(2)
+        assert d.running() == [0], "what a person put off stays put off"
 
     def test_its_due_is_written_in_unix_time_and_read_back_from_it(self) -> None:
         d = working()

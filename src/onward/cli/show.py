@@ -76,10 +76,11 @@ def as_line(event: Event) -> Text:
     line = Text(no_wrap=True)
     line.append(f"{datetime.fromtimestamp(event.time):%H:%M:%S.%f}"[:-3], "dim")
     line.append(f" {event.topic}", "cyan")
-    if event.key is not None:
-        line.append(f" {_harmless(event.key)}", "bold yellow")
+    line.append(" key=", "dim")
+    line.append("-" if event.key is None else _word(event.key), "dim" if event.key is None else "bold yellow")
     if event.type:
-        line.append(f" {_harmless(event.type)}", "green")
+        line.append(" type=", "dim")
+        line.append(_word(event.type), "green")
     line.append(f" {_value(event.value)}", "dim italic" if event.value is None else "")
     for name, value in event.headers.items():
         line.append(f" {_harmless(name)}={_harmless(value)}", "dim")
@@ -100,6 +101,12 @@ def _value(data: bytes | None) -> str:
         return "tombstone"
     text = _harmless((compact_json(data) or data).decode("utf-8", "backslashreplace"))
     return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}… ({len(data):,} bytes)"
+
+
+def _word(text: str) -> str:
+    """The text as one word; what could be taken for something else stands in quotes, as JSON."""
+    plain = text.isprintable() and text != "-" and not set(text) & set(' "')
+    return text if text and plain else _harmless(msgspec.json.encode(text).decode())
 
 
 def _harmless(text: str) -> str:

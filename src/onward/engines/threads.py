@@ -18,32 +18,26 @@ from onward.event import Delivery
 log = logging.getLogger("onward")
 
 _CLOSE_S = 1.0  # how long close waits for what runs: nothing can end a thread
-_MOST = 2  # times `concurrency`: so many threads there may be while some overrun their time
 _SWEEP_S = 1.0  # the running are looked at this often, or four times within their time
 
 
 class _Seat:
-    """One thread of the pool. The thread writes `work`, `started` and `left`; the loop reads them."""
+    """One thread of the pool. The thread writes `work` and `started`; the loop reads them."""
 
-    __slots__ = ("left", "overdue", "started", "work")
+    __slots__ = ("overdue", "started", "work")
 
     def __init__(self) -> None:
         self.work: Work | None = None
         self.started = 0.0
-        self.left = False  # the thread has ended
         self.overdue: Work | None = None  # what was named as over its time; the loop's own
-
-    @property
-    def late(self) -> bool:
-        return self.overdue is not None and self.work is self.overdue
 
 
 class ThreadEngine:
     """Runs `def` handlers, `concurrency` at once, each in a fresh copy of the context.
 
     Threads are daemons, hired when needed. Completions go to the loop in bursts, with one wake-up for each. A thread
-    that overruns its time cannot be ended: it is named in the log, another takes its place in the pool, and its
-    event is reported as failed when the thread is really done with it, so nothing of its key runs beside it.
+    that overruns its time cannot be ended: it is named in the log and keeps its place in the pool, and its event is
+    reported as failed when the thread is really done with it, so nothing of its key runs beside it.
     """
 
     failure: BaseException | None = None
@@ -55,7 +49,6 @@ class ThreadEngine:
         self._queue: SimpleQueue[Work | None] = SimpleQueue()  # None: the thread that takes it ends
         self._seats: list[_Seat] = []
         self._open = 0  # submitted and not reported
-        self._replaced = 0
         self._results: deque[Ended] = deque()
         self._called = False  # the loop has been asked to collect the results
         self._sweeper: asyncio.TimerHandle | None = None
@@ -75,13 +68,13 @@ class ThreadEngine:
             return
         for each in work:
             self._queue.put(each)
-        self._hire(self._concurrency)
+        self._hire()
         self._sweep_later()
 
     def health(self) -> Health:
         started = [seat.started for seat in self._seats if seat.work is not None]
         age_s = max(0.0, now() - min(started)) if started else None
-        return Health(len(self._seats), len(started), self._replaced, age_s)
+        return Health(workers=len(self._seats), busy=len(started), restarted=0, oldest_running_s=age_s)
 
     async def drain(self, deadline_s: float) -> bool:
         deadline = now() + deadline_s
@@ -109,9 +102,9 @@ class ThreadEngine:
 
     # -- on the loop --------------------------------------------------------------------------------------------
 
-    def _hire(self, limit: int) -> None:
+    def _hire(self) -> None:
         """As many threads as there is work for, up to the limit."""
-        while len(self._seats) < min(self._open, limit):
+        while len(self._seats) < min(self._open, self._concurrency):
             seat = _Seat()
             self._seats.append(seat)
             threading.Thread(target=self._work, args=(seat,), name=f"onward-{len(self._seats)}", daemon=True).start()
@@ -144,21 +137,18 @@ class ThreadEngine:
             self._sweeper = self._loop.call_later(min(self._timeout_s / 4, _SWEEP_S), self._sweep)
 
     def _sweep(self) -> None:
-        """Name what is over its time, and keep the pool as large as it should be besides those threads."""
+        """Name what is over its time, once."""
         assert self._timeout_s is not None
         at = now()
-        self._seats = [seat for seat in self._seats if not seat.left]
         for seat in self._seats:
             work = seat.work
-            if work is not None and not seat.late and at - seat.started > self._timeout_s:
+            if work is not None and work is not seat.overdue and at - seat.started > self._timeout_s:
                 seat.overdue = work
-                self._replaced += 1
-                log.warning("%s runs longer than timeout_s=%g; a thread cannot be ended", _name(work), self._timeout_s)
-        late = sum(seat.late for seat in self._seats)
-        limit = min(self._concurrency + late, self._concurrency * _MOST)
-        self._hire(limit)
-        if len(self._seats) > limit:
-            self._queue.put(None)  # one of them ends; the next sweep looks again
+                log.warning(
+                    "%s runs longer than timeout_s=%g; a thread cannot be ended: its place and its key stay taken "
+                    "until it is done",
+                    *(_name(work), self._timeout_s),
+                )
         self._sweeper = None
         self._sweep_later()
 
@@ -183,7 +173,6 @@ class ThreadEngine:
             self._tell(Ended(work, error))
             seat.work = None
             del work, error  # or they would live until the next event comes
-        seat.left = True
 
     def _tell(self, ended: Ended) -> None:
         self._results.append(ended)

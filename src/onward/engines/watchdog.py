@@ -79,7 +79,8 @@ def find(innermost: FrameType) -> FrameType | None:
         frame = frame.f_back
     stack.reverse()
     served = [at for at, each in enumerate(stack) if each.f_code.co_filename == tasks.__file__]
-    begin = served[-1] if served else next((at for at, each in enumerate(stack) if _is_loop(each)), len(stack))
+    loops = [at for at, each in enumerate(stack) if _is_loop(each)]
+    begin = (served or loops or [len(stack)])[-1]
     inner = [each for each in stack[begin:] if not each.f_code.co_filename.startswith((_OURS, _ASYNCIO))]
     if not inner or inner[0].f_code.co_filename.endswith("selectors.py"):
         return None
@@ -87,4 +88,6 @@ def find(innermost: FrameType) -> FrameType | None:
 
 
 def _is_loop(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "_run_once" and frame.f_code.co_filename.startswith(_ASYNCIO)
+    """asyncio's own loop, or what called another one, such as uvloop, that has no frames."""
+    code = frame.f_code
+    return code.co_filename.startswith(_ASYNCIO) and code.co_name in ("_run_once", "run")

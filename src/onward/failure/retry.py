@@ -4,17 +4,20 @@ from collections.abc import Callable
 
 import msgspec
 
-from onward.errors import RemoteError
+from onward.errors import Expired, GiveUp, RemoteError, RetryLater, Undecodable
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
     """How often and how soon a failed event is tried again before it is given up as dead.
 
-    `attempts` counts all tries, the first included. The wait grows by `factor` up to `max_delay_s`; `jitter` only
-    lengthens it, by up to that share. Only errors in `on` and not in `give_up_on` are tried again.
+    `attempts` counts all tries, the first included. The first `immediate` retries come at once; the wait before the
+    others grows by `factor` from `first_delay_s` to `max_delay_s`, and `jitter` only lengthens it, by up to that share.
+    Only errors in `on` and not in `give_up_on` are tried again. A handler that raises RetryLater sets the wait itself,
+    one that raises GiveUp ends the tries; `attempts` bounds both.
     """
 
     attempts: int = 5
+    immediate: int = 0
     first_delay_s: float = 1.0
     factor: float = 2.0
     max_delay_s: float = 60.0
@@ -23,8 +26,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     give_up_on: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, low in (("attempts", 1), ("first_delay_s", 0), ("factor", 1), ("max_delay_s", 0), ("jitter", 0)):
-            if getattr(self, name) < low:
+        for name, low in _LOWEST:
+            if not getattr(self, name) >= low:  # NaN is not
                 raise ValueError(f"Retry({name}={getattr(self, name)}): must be at least {low}")
         for name in ("on", "give_up_on"):
             kinds = getattr(self, name)
@@ -33,14 +36,31 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
             ):
                 raise ValueError(f"Retry({name}={kinds!r}): must be a tuple of exception classes")
 
+    @property
+    def longest_s(self) -> float:
+        """No wait is longer."""
+        return self.max_delay_s * (1 + self.jitter)
+
     def delay_s(self, attempt: int, error: BaseException, random: Callable[[], float]) -> float | None:
         """Seconds to wait after this failed attempt, or None: give it up."""
-        if attempt >= self.attempts or not self._takes(error):
+        if attempt >= self.attempts or not self.may_help(error):
             return None
-        wait_s: float = min(self.first_delay_s * self.factor ** min(attempt - 1, 64), self.max_delay_s)
+        if isinstance(error, RetryLater):
+            return error.after_s
+        if attempt <= self.immediate:
+            return 0.0
+        grown = min(attempt - self.immediate - 1, 64)
+        wait_s: float = min(self.first_delay_s * self.factor**grown, self.max_delay_s)
         return wait_s * (1 + self.jitter * random())
 
-    def _takes(self, error: BaseException) -> bool:
+    def may_help(self, error: BaseException) -> bool:
+        """Could another attempt end otherwise?"""
+        if isinstance(error, RetryLater):
+            return True
         if isinstance(error, RemoteError):
             return error.is_a(self.on) and not error.is_a(self.give_up_on)
-        return isinstance(error, self.on) and not isinstance(error, self.give_up_on)
+        return isinstance(error, self.on) and not isinstance(error, (*_FINAL, *self.give_up_on))
+
+
+_FINAL = (Undecodable, GiveUp, Expired)
+_LOWEST = (("attempts", 1), ("immediate", 0), ("first_delay_s", 0), ("factor", 1), ("max_delay_s", 0), ("jitter", 0))

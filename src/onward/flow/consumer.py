@@ -5,14 +5,12 @@ import contextlib
 import logging
 import random
 import time
-import traceback
 from collections.abc import Sequence
 
 from onward import context
 from onward.brokers.base import (
     Assigned,
     Broker,
-    Failure,
     Fenced,
     Message,
     Moved,
@@ -22,9 +20,11 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, Health, Work
-from onward.errors import AsideError, BrokerError, Closed, RemoteError, Undecodable, Unfinished, WorkerDied
+from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip, Unfinished
 from onward.event import Delivery, Partition
-from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
+from onward.failure.expiry import is_expired
+from onward.failure.judge import Judge
+from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome
 from onward.flow.limits import Limits
 from onward.flow.plane import Actions, ControlPlane, Load, Settlement
 from onward.handler import Handler
@@ -34,7 +34,6 @@ log = logging.getLogger("onward")
 
 _RECEIVE_WAIT_S = 1.0
 _PAGE = 1_000  # records read from the aside at once
-_MAX_TEXT = 20_000  # characters of an error's message, and of its traceback
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
 
@@ -48,6 +47,9 @@ class Consumer:
         self._handler = handler
         self._settings = settings
         self._member = member
+        self._judging = Judge(handler.name, handler.retry, random.random)
+        self.skipped = 0  # events that the handler had nothing to do for
+        self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
         self._wake = asyncio.Event()
         self._hungry = asyncio.Event()
         self._sure_until = 0.0
@@ -68,6 +70,7 @@ class Consumer:
                 max_delayed=settings.max_delayed,
                 max_parked=settings.max_parked,
                 park_after_s=settings.park_after_s,
+                max_wait_s=handler.retry.longest_s,
                 crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,
             )
@@ -82,6 +85,7 @@ class Consumer:
         context.group.set(handler.group)  # for what the engine runs
         self._engine.start(self._ended, self._may_start_until)
         receiving = asyncio.create_task(self._receive(subscription))
+        receiving.add_done_callback(lambda _: self._wake.set())
         try:
             while not self._finished(receiving):
                 self._sure_until = subscription.sure_until()
@@ -96,6 +100,7 @@ class Consumer:
         finally:
             await self._leave(subscription, receiving)
         if not receiving.cancelled() and (error := receiving.exception()):
+            error.add_note(f"This ended the consumer of {self._handler.name}.")
             raise error
         if self._engine.failure is not None:
             raise self._engine.failure
@@ -110,9 +115,15 @@ class Consumer:
             self._give_up(self.plane.held, self._settings.drain_timeout_s)
             self._wake.set()
 
+    @property
+    def troubles(self) -> list[str]:
+        """What keeps events of ours from an end, for readiness."""
+        held = self.plane.held
+        return list(dict.fromkeys(why for partition, why in self._refused.items() if partition in held))
+
     async def _act(self, subscription: Subscription, actions: Actions) -> None:
         if actions.work:
-            self._engine.submit(actions.work)
+            self._engine.submit(self._bury_expired(actions.work))
         for load in actions.load:
             task = asyncio.create_task(self._load(load))
             self._loading.add(task)
@@ -124,11 +135,12 @@ class Consumer:
                 await subscription.pause(actions.pause)
             if actions.resume:
                 await subscription.resume(actions.resume)
-            if actions.drained:
-                await subscription.release(actions.drained, drained=True)
-            if actions.undrained:
-                await subscription.release(actions.undrained, drained=False)
-        except BrokerError:
+            async with asyncio.timeout(self._left_s()):
+                if actions.drained:
+                    await subscription.release(actions.drained, drained=True)
+                if actions.undrained:
+                    await subscription.release(actions.undrained, drained=False)
+        except (BrokerError, TimeoutError):
             # Ownership ends by itself when it is not renewed, and the next owner starts from what was settled.
             log.exception("%s: the broker refused to pause, resume or release", self._handler.name)
 
@@ -141,6 +153,8 @@ class Consumer:
                 messages = await subscription.receive(limit, settings.max_in_flight_bytes, wait_s)
             except Closed:
                 return
+            except GroupDropped:
+                raise  # trying again would change nothing: the application ends and says so
             except BrokerError:
                 log.exception("%s: receiving failed, trying again", self._handler.name)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
@@ -221,8 +235,9 @@ class Consumer:
         while True:
             try:
                 lost = await subscription.settle(settlement.progress, aside=settlement.aside, gone=settlement.gone)
-            except AsideError:
+            except AsideError as error:
                 log.exception("%s: dead letters cannot be stored; their keys wait", self._handler.name)
+                self._refused |= {record.partition: str(error) for record in settlement.aside}
                 self.plane.aside_refused(instant())
                 break
             except Closed:
@@ -232,6 +247,8 @@ class Consumer:
                 log.exception("%s: settling failed, trying again", self._handler.name)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
+                for record in settlement.aside:
+                    self._refused.pop(record.partition, None)
                 self.plane.settled(lost, instant())
                 if self._handler.inbox is not None:
                     kept = [each for each in settlement.progress if each.partition not in lost]
@@ -263,45 +280,24 @@ class Consumer:
             self.stop()  # whatever it is given now comes back untouched
 
     def _judge(self, delivery: Delivery, error: BaseException | None) -> Outcome:
-        """Turn a handler's error into what happens to its event. Whatever the error is, the event has an end."""
         if error is None:
             return RELEASED
-        if isinstance(error, Unfinished):
-            log.info(
-                "%s: %s position %d runs again: %s", self._handler.name, *(delivery.partition, delivery.position, error)
-            )
-            return RELEASED
-        try:
-            return self._outcome(delivery, error)
-        except Exception as odd:  # an exception of the user's may raise when it is looked at
-            log.exception("%s: an error of type %s cannot be judged", self._handler.name, type(error).__qualname__)
-            return Dead(self._story(delivery, odd))
+        outcome, level, text = self._judging.rule(delivery, error, instant())
+        log.log(level, text)
+        self.skipped += isinstance(error, Skip)
+        return outcome
 
-    def _outcome(self, delivery: Delivery, error: BaseException) -> Outcome:
-        delay_s = None
-        if not isinstance(error, Undecodable):
-            delay_s = self._handler.retry.delay_s(delivery.attempt, error, random.random)
-        event = delivery.event
-        what = f"{self._handler.name}: {delivery.partition} position {delivery.position} key {event.key!r}"
-        said = f"{_kind(error)}: {_text(error)}"
-        if delay_s is not None:
-            log.warning("%s failed, attempt %d, again in %.1f s: %s", what, delivery.attempt, delay_s, said)
-            return Again(now() + delay_s, crashed=isinstance(error, WorkerDied))
-        log.error("%s is dead after attempt %d: %s", what, delivery.attempt, said)
-        return Dead(self._story(delivery, error))
-
-    def _story(self, delivery: Delivery, error: BaseException) -> Failure:
+    def _bury_expired(self, work: Sequence[Work]) -> Sequence[Work]:
+        """The work that may still run; what has expired ends here, when its turn has come. A batch is split until
+        that stands alone, for its neighbours may only end in their order."""
         wall = time.time()
-        return Failure(
-            reason="undecodable" if isinstance(error, Undecodable) else "exhausted",
-            error=_kind(error),
-            message=_text(error),
-            traceback=_storable(_trace(error)),
-            handler=self._handler.name,
-            attempts=delivery.attempt,
-            first=wall,
-            last=wall,
-        )
+        late: list[Work] = []
+        fresh: list[Work] = []
+        for each in work:
+            (late if _is_late(each, wall) else fresh).append(each)
+        if late:
+            self._ended([Ended(each, Expired("its time was over before its turn came")) for each in late])
+        return fresh
 
     def _finished(self, receiving: asyncio.Task[None]) -> bool:
         if receiving.done():
@@ -309,6 +305,10 @@ class Consumer:
         if self._stop_at is None:
             return False
         return (not self.plane.held and self._settling is None) or now() > self._stop_at + _PATIENCE_S
+
+    def _left_s(self) -> float | None:
+        """The time left for the last settle and release; None: it does not stop."""
+        return None if self._stop_at is None else max(0.0, self._stop_at + _PATIENCE_S - now())
 
     async def _sleep(self, wake_at: float | None) -> None:
         """Until something happened, or the plane's next deadline."""
@@ -329,26 +329,8 @@ class Consumer:
         await subscription.close()
 
 
-def _kind(error: BaseException) -> str:
-    return error.name if isinstance(error, RemoteError) else type(error).__qualname__
-
-
-def _trace(error: BaseException) -> str:
-    return error.trace if isinstance(error, RemoteError) else "".join(traceback.format_exception(error))
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return _storable(str(error))
-    except Exception as odd:
-        return f"its text cannot be had: {type(odd).__qualname__}"
-
-
-def _storable(text: str) -> str:
-    """Text that every store takes: half a surrogate pair, as bad JSON brings, has no bytes; and no more than fits."""
-    if len(text) > _MAX_TEXT:
-        text = f"{text[: _MAX_TEXT // 2]} … {text[-_MAX_TEXT // 2 :]}"
-    return text.encode("utf-8", "backslashreplace").decode()
+def _is_late(work: Work, wall: float) -> bool:
+    return is_expired(work.event, wall) if isinstance(work, Delivery) else any(_is_late(each, wall) for each in work)
 
 
 def instant() -> Instant:

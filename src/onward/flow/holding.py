@@ -1,5 +1,6 @@
 """One partition as this process knows it: what is open, what runs, what stands aside. Pure."""
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
@@ -195,7 +196,9 @@ class Holding:
         known = self.parking.refs.get(record.position)
         event = record.event
         key = event.key if self.limits.ordering == "key" else None
-        due = at.now + (record.due - at.wall) if record.due is not None else 0.0
+        # A clock that was set back makes no wait longer than it was. What died and was moved waits as a person asked.
+        longest = self.limits.max_wait_s if record.failure is None else math.inf
+        due = at.now + min(record.due - at.wall, longest) if record.due is not None else 0.0
         first = record.failure.first if record.failure else 0.0
         ref = Ref(
             record.id,

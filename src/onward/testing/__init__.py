@@ -10,14 +10,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onward.testing.aside import AsideHarness, AsideSuite
     from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad
     from onward.testing.engine import EngineSuite
     from onward.testing.harness import Child, Harness, Member, Process
 
-__all__ = ["BrokerSuite", "BrokerSuiteUnderLoad", "Child", "EngineSuite", "Harness", "Member", "Process"]
+__all__ = [
+    "AsideHarness",
+    "AsideSuite",
+    "BrokerSuite",
+    "BrokerSuiteUnderLoad",
+    "Child",
+    "EngineSuite",
+    "Harness",
+    "Member",
+    "Process",
+]
 
-_HOMES = {"BrokerSuite": "broker", "BrokerSuiteUnderLoad": "broker", "EngineSuite": "engine"}  # the rest: in harness
-_ASSERTING = ("delivery", "engine", "groups", "ownership", "publishing")
+_HOMES = {
+    "AsideHarness": "aside",
+    "AsideSuite": "aside",
+    "BrokerSuite": "broker",
+    "BrokerSuiteUnderLoad": "broker",
+    "EngineSuite": "engine",
+}  # the rest: in harness
+_ASSERTING = ("aside", "delivery", "engine", "groups", "ownership", "publishing")
 
 if "pytest" in sys.modules:  # and not in the processes that a suite starts
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in _ASSERTING))

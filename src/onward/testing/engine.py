@@ -23,7 +23,7 @@ import msgspec
 import pytest
 
 from onward.engines.base import Ended, Engine, Work
-from onward.errors import HandlerTimeout, RemoteError, Undecodable, WorkerDied, kind_name
+from onward.errors import GiveUp, HandlerTimeout, RemoteError, RetryLater, Skip, Undecodable, WorkerDied, kind_name
 from onward.event import Delivery, Event, Partition
 from onward.failure.retry import Retry
 from onward.testing import engine_handlers as handlers
@@ -46,6 +46,7 @@ class Trial:
         self.ended: list[Ended] = []
         self.calls = 0
         self.lost: set[int] = set()  # positions that may not start any more
+        self.sure_until = math.inf  # nor may any other after this
         self._submitted: list[Work] = []
         self._submitting = False
 
@@ -64,7 +65,7 @@ class Trial:
         self.calls += 1
 
     def _may_start_until(self, work: Work) -> float:
-        return 0.0 if first(work).position in self.lost else math.inf
+        return 0.0 if first(work).position in self.lost else self.sure_until
 
     def order(self, number: int, **fields: Any) -> Delivery:
         return self.delivery(number, msgspec.json.encode(Order(log=str(self.log), **fields)))
@@ -208,6 +209,19 @@ class EngineSuite:
                 await t.all([t.delivery(1, b"\xff"), t.order(2)])
                 assert isinstance(t.errors[1], Undecodable)
                 assert set(t.errors) == {1}
+
+        asyncio.run(main())
+
+    def test_what_a_handler_decides_about_its_event_arrives_as_such(self, trial: Callable[..., Trial]) -> None:
+        async def main() -> None:
+            async with trial() as t:
+                await t.all(
+                    [t.order(n, do="raise", what=what) for n, what in enumerate(("RetryLater", "GiveUp", "Skip"))]
+                )
+                later, give_up, skip = (t.errors[n] for n in range(3))
+                assert (type(later), type(give_up), type(skip)) == (RetryLater, GiveUp, Skip)
+                assert isinstance(later, RetryLater)
+                assert (later.after_s, str(later), str(give_up)) == (7.5, "closed until noon", "no such customer")
 
         asyncio.run(main())
 

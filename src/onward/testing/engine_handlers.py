@@ -14,6 +14,7 @@ import msgspec
 
 from onward import context
 from onward.clock import now
+from onward.errors import GiveUp, RetryLater, Skip
 from onward.event import Event
 
 
@@ -95,6 +96,9 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "SystemExit": lambda: SystemExit(3),
     "KeyboardInterrupt": KeyboardInterrupt,
     "GeneratorExit": GeneratorExit,
+    "RetryLater": lambda: RetryLater(7.5, "closed until noon"),
+    "GiveUp": lambda: GiveUp("no such customer"),
+    "Skip": lambda: Skip("seen before"),
 }
 
 

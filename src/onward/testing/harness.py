@@ -209,6 +209,11 @@ class Process:
         assert text, f"child {self.pid} ended with {self._process.wait()}"
         return json.loads(text)
 
+    def rest(self) -> list[Any]:
+        """What it had said before it was killed and nobody has read yet."""
+        assert self._process.stdout is not None
+        return [json.loads(line) for line in self._process.stdout.read().splitlines()]
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -1,7 +1,8 @@
 """A member in a process of its own, to be stopped and killed: `python -m onward.testing.member TASK`.
 
 Modes: `hold` receives and settles nothing; `work` writes each event to the effects file and settles; `flood`
-publishes as fast as it can. It says what happens on stdout, a JSON line each, and ends when its stdin closes.
+publishes as fast as it can; `aside` sets its events aside one by one, then removes their records. It says what happens
+on stdout, a JSON line each, and ends when its stdin closes.
 """
 
 import asyncio
@@ -11,11 +12,14 @@ import sys
 import threading
 from typing import Any
 
+import msgspec
+
 from onward import settings
 from onward.brokers import open_broker
-from onward.brokers.base import Broker, Revoked
+from onward.brokers.base import Broker, Revoked, State, record_id
 from onward.clock import now
 from onward.event import Delivery
+from onward.testing.aside import make_record
 from onward.testing.harness import Member, event
 
 
@@ -63,11 +67,30 @@ async def flood(broker: Broker, task: dict[str, Any]) -> None:
     await asyncio.Event().wait()
 
 
+async def aside(broker: Broker, task: dict[str, Any]) -> None:
+    member = await (await Member.join(broker, task["topic"], task["group"], yields=False)).hold(1)
+    (assigned,) = member.assigned.values()
+    deliveries = (await member.take(12)).copy()
+    settle = member.subscription.settle
+    ids = []
+    for n, delivery in enumerate(deliveries):
+        record = make_record(delivery, assigned.log_id, State.HELD, group=task["group"])
+        name = record_id(task["group"], assigned.log_id, delivery.partition, delivery.position)
+        ids.append(name)
+        say("setting", number=n)
+        await settle(member.progress([delivery]), aside=[msgspec.structs.replace(record, id=name)])
+        say("set", number=n)
+    for n, name in enumerate(ids):
+        say("removing", number=n)
+        await settle([], gone=[name])
+        say("removed", number=n)
+
+
 async def main() -> None:
     task = json.loads(sys.argv[1])
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     broker = await open_broker(settings.load(task["url"], **task["settings"]))
-    await {"hold": hold, "work": work, "flood": flood}[task["mode"]](broker, task)
+    await {"hold": hold, "work": work, "flood": flood, "aside": aside}[task["mode"]](broker, task)
     await broker.close()
 
 

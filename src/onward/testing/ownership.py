@@ -135,6 +135,22 @@ class OwnershipScenarios:
         assert now() - stopped >= kit.options["lease_s"] * 0.3, "taken over while the stopped owner could be sure"
         child.go_on()
 
+    @scenario(revoke_grace_s=0.5)
+    async def test_whoever_has_not_heard_of_a_loss_is_sure_of_nothing(self, kit: Kit) -> None:
+        """What it lost may be finished by another: until receive has told it so, it must start nothing."""
+        one, two = await kit.broker(), await kit.broker()
+        slow = await (await kit.member(one, yields=False)).hold(4)
+        rival = await kit.member(two)
+        await _together([slow, rival], lambda: any(isinstance(message, Revoked) for message in slow.history))
+        told = len(slow.history)
+        await rival.hold(2)
+        assert len(slow.history) == told
+        for _ in range(20):  # also while its broker renews the rest
+            assert slow.subscription.sure_until() <= now(), "sure of what another owns"
+            await asyncio.sleep(0.02)
+        await slow.until(lambda: any(isinstance(message, Fenced) for message in slow.history))
+        await slow.until(lambda: slow.subscription.sure_until() > now())
+
     @scenario(max_poll_gap_s=1.0)
     async def test_an_owner_that_does_not_receive_loses_its_partitions(self, kit: Kit) -> None:
         one, two = await kit.broker(), await kit.broker(max_poll_gap_s=60.0)

@@ -12,14 +12,16 @@ from onward.brokers.sqlite.reader import Reader
 from onward.brokers.sqlite.roster import bump
 from onward.brokers.sqlite.transaction import Transaction
 from onward.brokers.sqlite.writer import Writer
+from onward.errors import BrokerError
 from onward.event import Partition
 
 _SCAN_ROWS = 500  # looked at per query of a scan, whose filter may match few
 _decode = msgspec.msgpack.Decoder(AsideRecord).decode
 
 _INSERT = """
-INSERT OR REPLACE INTO onward_aside (id, grp, part, position, state, due, key, error, last, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO onward_aside (id, grp, part, position, state, due, key, error, last, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
+SET state = excluded.state, due = excluded.due, error = excluded.error, last = excluded.last, data = excluded.data
 """
 _LOAD = """
 SELECT state, due, data FROM onward_aside
@@ -137,8 +139,11 @@ def _matching(
 def _place(after: str | None) -> tuple[int, int, str]:
     if after is None:
         return (-1, -1, "")
-    part, position, name = after.split(":", 2)
-    return int(part), int(position), name
+    try:
+        part, position, name = after.split(":", 2)
+        return int(part), int(position), name
+    except ValueError as error:
+        raise BrokerError(f"the cursor {after!r} is none of ours; start again without one") from error
 
 
 def _condition(where: Filter) -> tuple[str, list[Any]]:

@@ -27,7 +27,7 @@ from onward.engines.base import Call, Work
 from onward.engines.processes import wire
 from onward.engines.steps import in_context
 from onward.engines.target import follow, import_main, public_name
-from onward.errors import Undecodable, kind_name
+from onward.errors import RetryLater, kind_name
 from onward.handler import bind
 
 _PR_SET_PDEATHSIG = 1
@@ -86,18 +86,19 @@ class Worker:
             if not self._refill():
                 self._say(wire.Idle())
                 self._link.recv(1, socket.MSG_PEEK)  # until there is something
+            at = now()  # the end of a run is the begin of the next
             while (task := self._next()) is not None:
                 number, work, until = task
-                started = now()
-                if started >= until:
+                if at >= until:
                     self._say(wire.Returned([number]))
                     continue
-                begin(number, started)
+                begin(number, at)
                 try:
-                    base.copy().run(run_context.enter, call, work, timeout_s and started + timeout_s)
+                    base.copy().run(run_context.enter, call, work, timeout_s and at + timeout_s)
                 except BaseException as error:
                     self._say(_failed(number, error))
-                finish(number, now())
+                at = now()
+                finish(number, at)
 
     async def _serve_coroutines(self, call: Call, timeout_s: float | None) -> None:
         base = copy_context()
@@ -196,9 +197,14 @@ def _failed(number: int, error: BaseException) -> wire.Failed:
         error.__traceback__ = error.__traceback__.tb_next  # without the frame of this file
     trace = "".join(traceback.format_exception(error))
     kinds = [public_name(kind_name(kind)) for kind in type(error).__mro__]
-    undecodable = isinstance(error, Undecodable)
     return wire.Failed(
-        number, type(error).__qualname__, message[:_MESSAGE_CHARS], kinds, trace[-_TRACE_CHARS:], undecodable
+        number=number,
+        name=type(error).__qualname__,
+        message=message[:_MESSAGE_CHARS],
+        kinds=kinds,
+        trace=trace[-_TRACE_CHARS:],
+        ours=next((kind.__name__ for kind in wire.DECIDING if isinstance(error, kind)), ""),
+        after_s=error.after_s if isinstance(error, RetryLater) else 0.0,
     )
 
 

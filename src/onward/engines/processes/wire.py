@@ -13,7 +13,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from onward.errors import GiveUp, RetryLater, Skip, Undecodable
 from onward.event import Delivery
+
+DECIDING = (Undecodable, RetryLater, GiveUp, Skip)
+"""Errors that say what is to become of the event: the engine's process raises them anew."""
 
 _LENGTH = struct.Struct(">I")
 _PAGE_BYTES = 4096
@@ -83,7 +87,8 @@ class Failed(Up, frozen=True):
     message: str
     kinds: list[str]
     trace: str
-    undecodable: bool
+    ours: str  # the name of an error of ours that says what is to become of the event, or nothing
+    after_s: float  # of RetryLater
 
 
 FromEngine = Setup | Events | Batches | Retire

@@ -13,7 +13,7 @@ from onward.clock import now
 from onward.engines.base import Ended, Work
 from onward.engines.processes import wire
 from onward.engines.processes.line import Line
-from onward.errors import RemoteError, Undecodable
+from onward.errors import GiveUp, RemoteError, RetryLater, Skip, Undecodable
 from onward.event import Delivery
 
 _BOOT = (
@@ -214,8 +214,15 @@ def _spawn(target: str, descriptors: tuple[int, int, int]) -> subprocess.Popen[b
 
 def _error(told: wire.Failed) -> BaseException:
     error = RemoteError(told.name, told.message, told.kinds, told.trace)
-    if not told.undecodable:
+    decision = _decision(told)
+    if decision is None:
         return error
-    undecodable = Undecodable(told.message)
-    undecodable.__cause__ = error
-    return undecodable
+    decision.__cause__ = error
+    return decision
+
+
+def _decision(told: wire.Failed) -> BaseException | None:
+    if told.ours == RetryLater.__name__:
+        return RetryLater(told.after_s, told.message)
+    others: list[type[BaseException]] = [Undecodable, GiveUp, Skip]
+    return next((kind(told.message) for kind in others if kind.__name__ == told.ours), None)

@@ -1,6 +1,6 @@
 import pytest
 
-from onward import Retry
+from onward import GiveUp, OnwardError, Retry, RetryLater
 
 
 def test_waits_grow_to_the_cap_and_end() -> None:
@@ -12,6 +12,7 @@ def test_jitter_only_lengthens() -> None:
     retry = Retry(first_delay_s=10, jitter=0.5)
     assert retry.delay_s(1, ValueError(), lambda: 0.0) == 10
     assert retry.delay_s(1, ValueError(), lambda: 1.0) == 15
+    assert retry.delay_s(4, ValueError(), lambda: 1.0) == retry.longest_s == 90
 
 
 def test_only_what_is_named_is_tried_again() -> None:
@@ -25,7 +26,17 @@ def test_a_thousand_attempts_do_not_overflow() -> None:
     assert Retry(attempts=10_000).delay_s(9_999, ValueError(), lambda: 0.0) == 60
 
 
-@pytest.mark.parametrize("field", [{"attempts": 0}, {"factor": 0.5}, {"first_delay_s": -1}, {"jitter": -0.1}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"attempts": 0},
+        {"factor": 0.5},
+        {"first_delay_s": -1},
+        {"jitter": -0.1},
+        {"immediate": -1},
+        {"first_delay_s": float("nan")},
+    ],
+)
 def test_a_policy_that_cannot_work_is_refused(field: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(field))):
         Retry(**field)  # type: ignore[arg-type]
@@ -35,3 +46,23 @@ def test_a_policy_that_cannot_work_is_refused(field: dict[str, float]) -> None:
 def test_error_classes_come_as_a_tuple(kinds: object) -> None:
     with pytest.raises(ValueError, match="tuple of exception classes"):
         Retry(on=kinds)  # type: ignore[arg-type]
+
+
+def test_the_first_retries_may_come_at_once() -> None:
+    retry = Retry(attempts=6, immediate=2, first_delay_s=1, factor=2, jitter=0)
+    assert [retry.delay_s(n, ValueError(), lambda: 0.0) for n in range(1, 7)] == [0, 0, 1, 2, 4, None]
+
+
+def test_a_handler_may_set_the_wait_but_not_the_end() -> None:
+    retry = Retry(attempts=3, max_delay_s=5, give_up_on=(OnwardError,), on=(OSError,))
+    assert [retry.delay_s(n, RetryLater(90), lambda: 1.0) for n in (1, 2, 3)] == [90, 90, None]
+
+
+def test_a_handler_may_give_up() -> None:
+    assert Retry().delay_s(1, GiveUp("no such customer"), lambda: 0.0) is None
+
+
+@pytest.mark.parametrize("after_s", [-1, float("nan"), float("inf")])
+def test_a_wait_that_is_none_is_refused_where_it_is_raised(after_s: float) -> None:
+    with pytest.raises(ValueError, match="seconds from now"):
+        RetryLater(after_s)

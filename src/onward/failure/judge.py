@@ -1,0 +1,104 @@
+"""The judge: what becomes of an event whose run ended with an error. It reads no clock and writes no log."""
+
+import logging
+import traceback
+from collections.abc import Callable
+from typing import NamedTuple
+
+from onward.brokers.base import Failure
+from onward.errors import Expired, GiveUp, RemoteError, RetryLater, Skip, Undecodable, Unfinished, WorkerDied
+from onward.event import Delivery
+from onward.failure.retry import Retry
+from onward.flow.entry import DONE, RELEASED, Again, Dead, Instant, Outcome
+
+_MAX_TEXT = 20_000  # characters of an error's message, and of its traceback
+
+
+class Ruling(NamedTuple):
+    """What happens to the event, and what to write in the log about it."""
+
+    outcome: Outcome
+    level: int
+    text: str
+
+
+class Judge:
+    """One handler's: its name, its policy, and the randomness that its jitter is drawn from."""
+
+    def __init__(self, handler: str, retry: Retry, random: Callable[[], float]) -> None:
+        self._handler = handler
+        self._retry = retry
+        self._random = random
+
+    def rule(self, delivery: Delivery, error: BaseException, at: Instant) -> Ruling:
+        """Whatever the error is, the event has an end: done, again, or dead."""
+        try:
+            return self._rule(delivery, error, at)
+        except Exception as odd:  # an exception of the user's may raise when it is looked at
+            text = f"{self._what(delivery)} is dead: an error of type {type(error).__qualname__} cannot be judged"
+            return Ruling(Dead(self._story(delivery, odd, at)), logging.ERROR, text)
+
+    def _rule(self, delivery: Delivery, error: BaseException, at: Instant) -> Ruling:
+        what, said = self._what(delivery), f"{_kind(error)}: {_text(error)}"
+        if isinstance(error, Skip):
+            return Ruling(DONE, logging.INFO, f"{what} was skipped: {_text(error)}")
+        if isinstance(error, Unfinished):
+            return Ruling(RELEASED, logging.INFO, f"{what} runs again: {_text(error)}")
+        delay_s = self._retry.delay_s(delivery.attempt, error, self._random)
+        if delay_s is not None:
+            text = f"{what} failed, attempt {delivery.attempt}, again in {delay_s:.1f} s: {said}"
+            return Ruling(Again(at.now + delay_s, crashed=isinstance(error, WorkerDied)), logging.WARNING, text)
+        story = self._story(delivery, error, at)
+        return Ruling(Dead(story), logging.ERROR, f"{what} is dead after attempt {delivery.attempt}: {said}")
+
+    def _what(self, delivery: Delivery) -> str:
+        return f"{self._handler}: {delivery.partition} position {delivery.position} key {delivery.event.key!r}"
+
+    def _story(self, delivery: Delivery, error: BaseException, at: Instant) -> Failure:
+        return Failure(
+            reason=self._reason(delivery, error),
+            error=_kind(error),
+            message=_text(error),
+            traceback=_storable(_trace(error)),
+            handler=self._handler,
+            attempts=delivery.attempt - isinstance(error, Expired),  # the handler was not called
+            first=at.wall,
+            last=at.wall,
+        )
+
+    def _reason(self, delivery: Delivery, error: BaseException) -> str:
+        for kind, reason in _REASONS.items():
+            if isinstance(error, kind):
+                return reason
+        return "exhausted" if delivery.attempt >= self._retry.attempts else "refused"
+
+
+_REASONS: dict[type[BaseException], str] = {
+    Undecodable: "undecodable",
+    Expired: "expired",
+    GiveUp: "refused",
+    WorkerDied: "crashed",
+    RetryLater: "exhausted",
+}
+
+
+def _kind(error: BaseException) -> str:
+    return error.name if isinstance(error, RemoteError) else type(error).__qualname__
+
+
+def _trace(error: BaseException) -> str:
+    return error.trace if isinstance(error, RemoteError) else "".join(traceback.format_exception(error))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return _storable(str(error))
+    except Exception as odd:
+        return f"its text cannot be had: {type(odd).__qualname__}"
+
+
+def _storable(text: str) -> str:
+    """Text that every store takes: half a surrogate pair, as bad JSON brings, has no bytes; and no more than fits."""
+    if len(text) > _MAX_TEXT:
+        text = f"{text[: _MAX_TEXT // 2]} … {text[-_MAX_TEXT // 2 :]}"
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,421 @@
+"""The aside suite: what onward.brokers.base says of records out of the flow, as scenarios, the same for all brokers.
+
+A subclass provides the fixture `harness`. A broker that cannot browse its records (`features.aside`) is passed over.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import msgspec
+import pytest
+
+from onward.brokers.base import AsideRecord, Broker, Failure, Filter, Moved, Progress, State, Tries, record_id
+from onward.errors import AsideError, BrokerError
+from onward.event import Delivery, Event, new_id
+from onward.testing.harness import Harness, Kit, Member, event, scenario
+
+GROUP = "group"
+MANY = 100_000
+_PAGE = 1_000
+_ROOM = 1 << 24
+
+
+class AsideHarness(Harness, Protocol):
+    def refuse_aside(self) -> AbstractContextManager[None]:
+        """Within it the store takes no record."""
+
+
+class Owner:
+    """A member that owns the one partition of its topic, and its events by position."""
+
+    def __init__(self, broker: Broker, member: Member, events: Sequence[Delivery]) -> None:
+        self.broker = broker
+        self.member = member
+        self.deliveries = list(events)
+        (self.assigned,) = member.assigned.values()
+        self.partition = self.assigned.partition
+        self.aside = broker.aside(GROUP)
+
+    @classmethod
+    async def of(cls, kit: Kit, count: int, *, keys: int = 1, **options: Any) -> "Owner":
+        broker = await kit.broker(partitions=1, **options)
+        if not broker.features.aside:
+            pytest.skip("this broker does not browse its records")
+        await broker.publish(kit.events(count, keys=keys))
+        member = await (await kit.member(broker, GROUP)).hold(1)
+        return cls(broker, member, (await member.take(count))[:count])
+
+    def record(self, n: int, state: State = State.DEAD, **fields: Any) -> AsideRecord:
+        return make_record(self.deliveries[n], self.assigned.log_id, state, **fields)
+
+    def progress(self, watermark: int) -> Progress:
+        done = [each.position for each in self.deliveries[:watermark]]
+        end = self.deliveries[watermark - 1].position + 1 if watermark else self.deliveries[0].position
+        return Progress(self.partition, self.assigned.epoch, end, (), done)
+
+    async def set_aside(self, records: Sequence[AsideRecord], watermark: int = 0) -> None:
+        progress = [self.progress(watermark)] if watermark else []
+        assert not await self.member.subscription.settle(progress, aside=records)
+
+    async def gone(self, *ids: str) -> None:
+        assert not await self.member.subscription.settle([], gone=ids)
+
+    async def loaded(self, *, after: int | None = None, dead: bool = False) -> list[AsideRecord]:
+        return list(await self.aside.load(self.partition, after=after, limit=_PAGE, max_bytes=_ROOM, dead=dead))
+
+    async def moved(self, count: int) -> list[Moved]:
+        """What it hears, until it has heard of so many records."""
+        await self.member.until(lambda: sum(len(each.ids) for each in self._moved()) >= count)
+        return self._moved()
+
+    def _moved(self) -> list[Moved]:
+        return [message for message in self.member.history if isinstance(message, Moved)]
+
+
+def make_record(delivery: Delivery, log_id: str, state: State, **fields: Any) -> AsideRecord:
+    n = int(delivery.event.value or b"0")
+    failure = Failure("exhausted", "ValueError", f"no stock for {n}", "Traceback", "bill", 5, 1.0, float(n))
+    record = AsideRecord(
+        id=record_id(GROUP, log_id, delivery.partition, delivery.position),
+        group=GROUP,
+        partition=delivery.partition,
+        position=delivery.position,
+        state=state,
+        due=50.0 if state is State.WAITING else None,
+        event=delivery.event,
+        tries=Tries(failed=5),
+        failure=failure if state is State.DEAD else None,
+    )
+    return msgspec.structs.replace(record, **fields)
+
+
+async def scanned(broker: Broker, where: Filter | None = None, *, limit: int = _PAGE) -> list[AsideRecord]:
+    aside, after = broker.aside(GROUP), None
+    found: list[AsideRecord] = []
+    while True:
+        page = await aside.scan(where or Filter(), after, limit)
+        found += page.records
+        after = page.after
+        if after is None:
+            return found
+
+
+class RecordScenarios:
+    @scenario()
+    async def test_a_record_comes_back_as_it_was(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 4)
+        odd = [None, b"", b"\xff\x00", "grün ☂".encode()]
+        events = [
+            Event(new_id(), kit.topic, key, value, {"a": "ü"}, "Placed", 1.5)
+            for key, value in zip([None, "", "k", "ключ"], odd, strict=True)
+        ]
+        states = [State.WAITING, State.HELD, State.DEAD, State.DEAD]
+        records = [owner.record(n, state, event=events[n]) for n, state in enumerate(states)]
+        await owner.set_aside(records, 4)
+        assert await owner.loaded(dead=True) == records
+        other = await kit.broker(partitions=1)
+        assert await scanned(other) == records, "another process sees something else"
+
+    @scenario()
+    async def test_a_record_set_aside_again_replaces_the_first(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 3)
+        await owner.set_aside([owner.record(n) for n in range(3)], 3)
+        again = owner.record(1, State.WAITING, tries=Tries(failed=7), due=99.0)
+        await owner.set_aside([again])
+        assert await scanned(owner.broker) == [owner.record(0), again, owner.record(2)]
+
+    @scenario()
+    async def test_order_is_by_position_whatever_was_written_first(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 40)
+        shuffled = list(range(40))
+        random.Random(6).shuffle(shuffled)
+        for start in range(0, 40, 8):
+            await owner.set_aside([owner.record(n, State.HELD) for n in shuffled[start : start + 8]])
+        expected = [delivery.position for delivery in owner.deliveries]
+        assert [record.position for record in await owner.loaded()] == expected
+        assert [record.position for record in await scanned(owner.broker, limit=7)] == expected
+
+    @scenario()
+    async def test_load_goes_in_pages_and_gives_at_least_one(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 10)
+        states = [State.DEAD if n % 3 == 0 else State.HELD for n in range(10)]
+        await owner.set_aside([owner.record(n, state) for n, state in enumerate(states)], 10)
+        after: int | None = None
+        found: list[AsideRecord] = []
+        while page := await owner.aside.load(owner.partition, after=after, limit=2, max_bytes=_ROOM):
+            assert len(page) <= 2
+            found += page
+            after = page[-1].position
+        assert found == [owner.record(n, State.HELD) for n in range(10) if n % 3]
+        (one,) = await owner.aside.load(owner.partition, after=None, limit=5, max_bytes=1)
+        assert one == owner.record(1, State.HELD)
+        assert len(await owner.loaded(dead=True)) == 10
+        assert not await owner.broker.aside("other").load(owner.partition, after=None, limit=5, max_bytes=_ROOM)
+
+    @scenario()
+    async def test_gone_is_gone_and_the_unknown_is_no_error(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 3)
+        await owner.set_aside([owner.record(n, State.HELD) for n in range(3)], 3)
+        unknown = record_id(GROUP, "never", owner.partition, 7)
+        await owner.gone(owner.record(0).id, unknown)
+        await owner.gone(owner.record(0).id)
+        assert await owner.loaded() == [owner.record(n, State.HELD) for n in (1, 2)]
+
+    @scenario()
+    async def test_what_a_former_owner_writes_is_void(self, kit: Kit) -> None:
+        old = await Owner.of(kit, 6)
+        await old.set_aside([old.record(0), old.record(1, State.HELD)], 2)
+        await old.member.subscription.release([old.partition], drained=False)
+        new = await (await kit.member(await kit.broker(partitions=1), GROUP)).hold(1)
+        settle = old.member.subscription.settle
+        late = [old.record(n, State.HELD) for n in (2, 3)]
+        assert list(await settle([old.progress(4)], aside=late, gone=[old.record(0).id])) == [old.partition]
+        assert await settle([], aside=[old.record(1, State.DEAD)]) == [old.partition]
+        await settle([], gone=[old.record(1).id])
+        assert await scanned(old.broker) == [old.record(0), old.record(1, State.HELD)]
+        await new.take(4)
+        assert new.values == [2, 3, 4, 5], "a former owner's progress counted"
+
+    @scenario()
+    async def test_when_the_store_refuses_nothing_of_the_settle_is_done(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 4)
+        await owner.set_aside([owner.record(0)], 1)
+        harness: Any = kit.harness
+        with harness.refuse_aside():
+            with pytest.raises(AsideError):
+                await owner.member.subscription.settle(
+                    [owner.progress(3)], aside=[owner.record(2)], gone=[owner.record(0).id]
+                )
+            assert await scanned(owner.broker) == [owner.record(0)]
+        await owner.member.subscription.close()
+        again = await kit.member(owner.broker, GROUP)
+        await again.take(3)
+        assert again.values == [1, 2, 3], "progress was written without its record"
+
+    @scenario()
+    async def test_a_dropped_group_takes_its_records_with_it(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 2)
+        await owner.set_aside([owner.record(0)], 1)
+        await owner.member.subscription.close()
+        await owner.broker.drop_group(kit.topic, GROUP)
+        assert not await scanned(owner.broker)
+
+    @scenario()
+    async def test_what_is_set_aside_survives_the_end_of_its_events_in_the_log(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 3, retention_s=0.0, retention_bytes=1)
+        await owner.set_aside([owner.record(n) for n in range(3)], 3)
+        await owner.broker.publish(kit.events(5))
+        await owner.member.take(8)
+        await owner.member.settle()
+        assert await scanned(owner.broker) == [owner.record(n) for n in range(3)]
+
+
+class MoveScenarios:
+    @scenario()
+    async def test_a_move_compares_and_the_owner_hears_of_it(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 4)
+        await owner.set_aside([owner.record(n) for n in range(4)], 4)
+        ids = [owner.record(n).id for n in range(4)]
+        aside = (await kit.broker(partitions=1)).aside(GROUP)
+        assert await aside.move(ids[:2], expect=State.WAITING, to=State.DEAD, due=None) == 0
+        assert await aside.move([*ids[:2], ids[0]], expect=State.DEAD, to=State.WAITING, due=7.0) == 2
+        assert await aside.move(ids[:2], expect=State.DEAD, to=State.WAITING, due=8.0) == 0
+        heard = await owner.moved(2)
+        assert {(each.partition, each.epoch, each.to, each.due) for each in heard} == {
+            (owner.partition, owner.assigned.epoch, State.WAITING, 7.0)
+        }
+        assert sorted(name for each in heard for name in each.ids) == sorted(ids[:2])
+        assert await aside.remove(ids, expect=State.DEAD) == 2
+        assert await aside.remove(ids, expect=State.DEAD) == 0
+        removed = (await owner.moved(4))[len(heard) :]
+        assert sorted(name for each in removed for name in each.ids) == sorted(ids[2:])
+        assert {each.to for each in removed} == {None}
+        assert [record.state for record in await scanned(owner.broker)] == [State.WAITING] * 2
+
+    @scenario()
+    async def test_what_leaves_the_dead_is_counted_afresh_and_keeps_its_story(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 1)
+        record = owner.record(0)
+        await owner.set_aside([record], 1)
+        await owner.aside.move([record.id], expect=State.DEAD, to=State.WAITING, due=7.0)
+        expected = msgspec.structs.replace(record, state=State.WAITING, due=7.0, tries=Tries())
+        assert await scanned(owner.broker) == [expected]
+        assert await owner.loaded() == [expected]
+
+    @scenario()
+    async def test_many_who_move_the_same_records_move_each_once(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 120)
+        await owner.set_aside([owner.record(n) for n in range(120)], 120)
+        ids = [owner.record(n).id for n in range(120)]
+        brokers = [await kit.broker(partitions=1) for _ in range(4)]
+
+        async def mover(broker: Broker, seed: int) -> int:
+            mine, moved = ids.copy(), 0
+            random.Random(seed).shuffle(mine)
+            for start in range(0, 120, 10):
+                chunk = mine[start : start + 10]
+                moved += await broker.aside(GROUP).move(chunk, expect=State.DEAD, to=State.WAITING, due=float(seed))
+            return moved
+
+        moved = await asyncio.gather(*(mover(broker, seed) for seed, broker in enumerate(brokers)))
+        assert sum(moved) == 120
+        heard = [name for each in await owner.moved(120) for name in each.ids]
+        assert sorted(heard) == sorted(ids), "the owner heard of a record twice or not at all"
+        dues = {name: each.due for each in await owner.moved(120) for name in each.ids}
+        assert {record.id: record.due for record in await scanned(owner.broker)} == dues
+
+    @scenario()
+    async def test_a_move_and_the_owners_removal_of_the_same_record_do_not_both_win(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 60)
+        await owner.set_aside([owner.record(n, State.WAITING) for n in range(60)], 60)
+        ids = [owner.record(n).id for n in range(60)]
+        other = (await kit.broker(partitions=1)).aside(GROUP)
+        results = await asyncio.gather(
+            *(other.move([name], expect=State.WAITING, to=State.DEAD, due=None) for name in ids),
+            *(owner.gone(name) for name in reversed(ids)),
+        )
+        assert not await scanned(owner.broker), "a record outlived its removal by the owner"
+        moved = sum(answer for answer in results[:60] if answer is not None)
+        heard = [name for each in await owner.moved(moved) for name in each.ids] if moved else []
+        assert len(heard) == moved
+
+    @scenario()
+    async def test_what_is_moved_while_nobody_owns_it_is_loaded_by_the_next_owner(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 3)
+        await owner.set_aside([owner.record(n) for n in range(3)], 3)
+        await owner.member.subscription.close()
+        ids = [owner.record(n).id for n in range(3)]
+        assert await owner.aside.move(ids[:2], expect=State.DEAD, to=State.WAITING, due=0.0) == 2
+        assert await owner.aside.remove(ids[2:], expect=State.DEAD) == 1
+        next_one = await (await kit.member(await kit.broker(partitions=1), GROUP)).hold(1)
+        assert [record.id for record in await owner.loaded(dead=True)] == ids[:2]
+        await next_one.quiet(0.3)
+        assert not any(isinstance(each, Moved) for each in next_one.history), "told of a move before its time"
+
+
+class ScanScenarios:
+    @scenario()
+    async def test_a_filter_matches_what_it_says(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 6, keys=2)
+        records = [owner.record(n) for n in range(6)]
+        assert records[4].failure is not None
+        records[4] = owner.record(4, failure=msgspec.structs.replace(records[4].failure, error="KeyError"))
+        records[1] = owner.record(1, State.HELD)
+        await owner.set_aside(records, 6)
+        dead = [0, 2, 3, 4, 5]
+
+        async def found(**where: Any) -> list[int]:
+            return [records.index(record) for record in await scanned(owner.broker, Filter(**where), limit=2)]
+
+        assert await found() == [0, 1, 2, 3, 4, 5]
+        assert await found(states=frozenset({State.DEAD})) == dead
+        assert await found(topic=kit.topic, key="key-1") == [1, 3, 5]
+        assert await found(topic="another") == []
+        assert await found(error="KeyError") == [4]
+        assert await found(text="stock for 2") == [4, 5]
+        assert await found(since=1.0, until=2.0) == [2, 3]
+
+    @scenario()
+    async def test_what_comes_and_goes_neither_repeats_nor_hides_the_others(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 90)
+        early = [n for n in range(90) if n % 3]
+        late = [n for n in range(90) if not n % 3]
+        await owner.set_aside([owner.record(n) for n in early], 90)
+        goes, comes = iter(early[::5]), iter(late)
+        removed: set[int] = set()
+        after: str | None = None
+        found: list[int] = []
+        while True:
+            page = await owner.aside.scan(Filter(), after, 7)
+            found += [int(record.event.value or b"") for record in page.records]
+            after = page.after
+            if after is None:
+                break
+            for n in (next(goes, None), *page.records[-1:]):
+                number = int(n.event.value or b"") if isinstance(n, AsideRecord) else n
+                if number is not None:
+                    removed.add(number)
+                    await owner.gone(owner.record(number).id)
+            await owner.set_aside([owner.record(n) for n in (next(comes), next(comes))])
+        assert len(found) == len(set(found)), "a record came twice"
+        assert set(early) - removed <= set(found), "a record was hidden"
+
+    @scenario()
+    async def test_a_cursor_that_is_none_of_ours_is_an_error(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 1)
+        with pytest.raises(BrokerError, match="cursor"):
+            await owner.aside.scan(Filter(), "nonsense", 5)
+
+
+class AsideSuite(RecordScenarios, MoveScenarios, ScanScenarios):
+    @pytest.mark.slow
+    @scenario()
+    async def test_a_hundred_thousand_records_of_one_key_drain_in_order(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 1)
+        for start in range(0, MANY, 5_000):
+            batch = [_held(owner, n) for n in range(start, start + 5_000)]
+            random.Random(start).shuffle(batch)
+            await owner.set_aside(batch)
+        after: int | None = None
+        drained = 0
+        while page := await owner.loaded(after=after):
+            assert [record.position for record in page] == list(range(drained, drained + len(page)))
+            drained += len(page)
+            after = page[-1].position
+            await owner.gone(*(record.id for record in page))
+        assert drained == MANY
+        assert not await scanned(owner.broker)
+
+    @pytest.mark.slow
+    @scenario(partitions=1)
+    async def test_a_crash_at_any_step_loses_no_event(self, kit: Kit) -> None:
+        """A child sets its events aside, then removes their records, and is killed in every step of it."""
+        broker = await kit.broker()
+        if not broker.features.aside:
+            pytest.skip("this broker does not browse its records")
+        steps = [("setting", 0.0), ("setting", 0.002), ("setting", 0.01), ("set", 0.0)]
+        steps += [("removing", 0.0), ("removing", 0.002), ("removing", 0.01), ("removed", 0.0)]
+        for number, (step, delay_s) in enumerate(steps):
+            group = f"{GROUP}-{number}"
+            topic = f"{kit.topic}-{number}"
+            await broker.publish([event(topic, "k", n) for n in range(12)])
+            said = await _killed_at(kit, topic, group, step, delay_s)
+            await _whole(kit, broker, (topic, group), said)
+
+
+def _held(owner: Owner, n: int) -> AsideRecord:
+    record = owner.record(0, State.HELD)
+    name = record_id(GROUP, owner.assigned.log_id, owner.partition, n)
+    return msgspec.structs.replace(record, id=name, position=n)
+
+
+async def _killed_at(kit: Kit, topic: str, group: str, step: str, delay_s: float) -> dict[str, list[int]]:
+    """What the child said before it was killed: by step, the numbers of the events concerned."""
+    child = kit.child("aside", group, topic=topic)
+    lines = [await child.line()]
+    while lines[-1] != {"said": step, "number": 5}:  # in the midst of it
+        lines.append(await child.line())
+    await asyncio.sleep(delay_s)
+    child.kill()
+    said: dict[str, list[int]] = {}
+    for line in (*lines, *child.rest()):
+        said.setdefault(line["said"], []).append(line["number"])
+    return said
+
+
+async def _whole(kit: Kit, broker: Broker, place: tuple[str, str], said: dict[str, list[int]]) -> None:
+    """Each event is open, has a record, or was handled; and what was said to be done is done."""
+    topic, group = place
+    member = await (await kit.member(broker, group, topic=topic)).hold(1)
+    (partition,) = member.assigned
+    loaded = await broker.aside(group).load(partition, after=None, limit=_PAGE, max_bytes=_ROOM)
+    kept = {int(record.event.value or b"") for record in loaded}
+    assert set(said.get("set", ())) - set(said.get("removing", ())) <= kept, "a record that was set aside is gone"
+    assert not kept & set(said.get("removed", ())), "a record that was removed is back"
+    missing = set(range(12)) - kept - set(said.get("removing", ()))
+    await member.until(lambda: missing <= set(member.values))
+    assert not set(member.values) & set(said.get("set", ())), "delivered although it was set aside"
+    await member.subscription.close()

@@ -1,0 +1,100 @@
+"""From an error to what becomes of its event."""
+
+import logging
+
+import pytest
+
+from onward import GiveUp, Retry, RetryLater, Skip
+from onward.errors import Expired, Undecodable, WorkerDied
+from onward.event import Delivery, Event, Partition
+from onward.failure.judge import Judge, Ruling
+from onward.flow.entry import DONE, Again, Dead, Instant
+
+AT = Instant(now=100.0, wall=1_700_000_000.0)
+
+
+def rule(error: BaseException, *, attempt: int = 1, attempts: int = 3) -> Ruling:
+    judge = Judge("shop.bill", Retry(attempts=attempts, first_delay_s=2, give_up_on=(KeyError,)), lambda: 0.5)
+    event = Event("id-1", "orders", "c-1", b"{}")
+    return judge.rule(Delivery(event, Partition("orders", 3), 17, 1, attempt), error, AT)
+
+
+def test_a_failure_is_tried_again_at_its_time() -> None:
+    outcome, level, text = rule(ValueError("no stock"))
+    assert outcome == Again(102.1)
+    assert level == logging.WARNING
+    assert text == ("shop.bill: orders/3 position 17 key 'c-1' failed, attempt 1, again in 2.1 s: ValueError: no stock")
+
+
+def test_a_worker_that_died_is_charged_with_it() -> None:
+    assert rule(WorkerDied("signal 9")).outcome == Again(102.1, crashed=True)
+
+
+def test_a_handler_sets_its_own_wait() -> None:
+    assert rule(RetryLater(60)).outcome == Again(160.0)
+
+
+def test_skipped_counts_as_handled() -> None:
+    outcome, level, text = rule(Skip("a test order"))
+    assert outcome is DONE
+    assert level == logging.INFO
+    assert text.endswith("was skipped: a test order")
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "reason", "attempts"),
+    [
+        (ValueError("no stock"), 3, "exhausted", 3),
+        (RetryLater(1), 3, "exhausted", 3),
+        (GiveUp("no such customer"), 1, "refused", 1),
+        (KeyError("id"), 2, "refused", 2),
+        (Undecodable("the value is no Order"), 1, "undecodable", 1),
+        (Expired("its time was over"), 2, "expired", 1),  # the second attempt was not made
+        (WorkerDied("signal 9"), 3, "crashed", 3),
+    ],
+)
+def test_the_dead_have_a_reason_and_a_story(error: Exception, attempt: int, reason: str, attempts: int) -> None:
+    outcome = rule(error, attempt=attempt).outcome
+    assert isinstance(outcome, Dead)
+    story = outcome.failure
+    assert (story.reason, story.attempts, story.handler) == (reason, attempts, "shop.bill")
+    assert (story.error, story.message) == (type(error).__name__, str(error))
+    assert type(error).__name__ in story.traceback
+    assert story.first == story.last == AT.wall
+
+
+def test_the_cause_of_a_decision_is_in_the_story() -> None:
+    try:
+        try:
+            raise ConnectionError("the bank is closed")
+        except ConnectionError as cause:
+            raise GiveUp("no bank") from cause
+    except GiveUp as error:
+        outcome = rule(error).outcome
+    assert isinstance(outcome, Dead)
+    assert "the bank is closed" in outcome.failure.traceback
+
+
+class Hostile(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("not to be looked at")
+
+
+def test_whatever_the_error_is_the_event_has_an_end() -> None:
+    outcome, level, text = rule(Hostile())
+    assert isinstance(outcome, Dead)
+    assert level == logging.ERROR
+    assert "Hostile cannot be judged" in text
+
+
+def test_a_long_story_is_cut_in_the_middle_and_can_be_stored() -> None:
+    outcome = rule(ValueError("a" * 50_000 + "\ud800"), attempt=3).outcome
+    assert isinstance(outcome, Dead)
+    message = outcome.failure.message
+    assert len(message) < 21_000
+    assert message.endswith("\\ud800")
+    assert "…" in message
