@@ -121,6 +121,26 @@ def test_a_batch_handler_has_a_cursor(tmp_path: Path) -> None:
     engine.dispose()
 
 
+def test_what_a_batch_handler_gets_from_the_aside_is_marked_by_a_row(tmp_path: Path) -> None:
+    engine, app = effects_at(tmp_path), application(tmp_path, park_after_s=0.01)
+    inbox = SqlInbox(engine)
+    inbox.create()
+    failed: list[int] = []
+
+    @app.handler("orders", inbox=inbox, batch_size=5, retry=Retry(attempts=100, first_delay_s=0.05, factor=1))
+    def bill(orders: list[dict[str, int]], connection: Connection) -> None:
+        if len(failed) < 20 and any(order["id"] == 3 for order in orders):
+            failed.append(len(orders))
+            raise ValueError("until it has been set aside")
+        connection.execute(text("INSERT INTO effect VALUES (:id)"), orders)
+
+    asyncio.run(run_until(app, lambda: len(made(engine)) == 30, publish=30))
+    assert made(engine) == list(range(30))
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM onward_inbox")).scalar_one() >= 1
+    engine.dispose()
+
+
 def test_an_event_done_before_its_settle_is_not_done_again(tmp_path: Path) -> None:
     """The group forgets its progress, as after a crash between commit and settle, for every event."""
     engine = effects_at(tmp_path)
