@@ -107,6 +107,18 @@ def test_without_its_tables_the_inbox_does_not_start(sqlite_database: Open) -> N
     asyncio.run(scenario())
 
 
+def test_many_may_make_the_tables_at_once(database: Open) -> None:
+    async def scenario() -> None:
+        async with database() as place:
+            for _ in range(5):
+                for table in ("onward_inbox", "onward_inbox_cursor"):
+                    await place.sql(f"DROP TABLE {table}")
+                await asyncio.gather(*(place.make_tables() for _ in range(6)))
+                await place.inbox.start(ground())
+
+    asyncio.run(scenario())
+
+
 def test_a_database_that_does_not_roll_back_is_refused(database: Open) -> None:
     async def scenario() -> None:
         with pytest.raises(BadSetting, match="does not roll back"):

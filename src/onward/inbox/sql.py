@@ -59,12 +59,17 @@ class SqlInbox:
         """Make the tables that are not there."""
         if isinstance(self._engine, AsyncEngine):
             raise BadSetting("this inbox has an AsyncEngine: `await inbox.create_async()`")
-        with self._engine.begin() as connection:
-            self._store.create(connection)
+        try:
+            _in_transaction(self._engine, self._store.create)
+        except DBAPIError:  # PostgreSQL's IF NOT EXISTS fails where two do it at once: the other has done it
+            _in_transaction(self._engine, self._store.create)
 
     async def create_async(self) -> None:
         """`create`, with an AsyncEngine."""
-        await self._work(self._store.create)
+        try:
+            await self._work(self._store.create)
+        except DBAPIError:
+            await self._work(self._store.create)
 
     # -- the contract ---------------------------------------------------------------------------------------------
 
