@@ -279,6 +279,8 @@ class Onward:
             if self._broker is None:
                 await stack.enter_async_context(self)
             stack.enter_context(_signals(self.stop))
+            stack.push_async_callback(self._close_inboxes)
+            await self._start_inboxes()
             await self._consume()
 
     def stop(self) -> None:
@@ -307,7 +309,6 @@ class Onward:
                 *(handler.name, handler.topic, handler.group, handler.engine, handler.ordering),
                 *(handler.concurrency, durability),
             )
-        await self._start_inboxes()
         tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
         upkeep = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
         telling = asyncio.create_task(tell(self.readings))
@@ -327,8 +328,6 @@ class Onward:
             for task in (*tasks, *upkeep, telling):
                 task.cancel()
             await asyncio.wait([*tasks, *upkeep, telling])
-            for inbox in self._inboxes():
-                await inbox.close()
             self._consumers = []
             self._stopping = False
 
@@ -346,6 +345,10 @@ class Onward:
                     longest_redelivery_s=longest_redelivery_s(self.settings, handler.retry, handler.timeout_s),
                 )
                 await handler.inbox.start(ground)
+
+    async def _close_inboxes(self) -> None:
+        for inbox in self._inboxes():
+            await inbox.close()
 
     # -- seeing it ----------------------------------------------------------------------------------------------
 

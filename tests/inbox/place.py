@@ -76,6 +76,9 @@ class Place:
         for table in ("onward_inbox", "onward_inbox_cursor", "effect"):
             await self.sql(f"DROP TABLE IF EXISTS {table}")
         await self.sql("CREATE TABLE effect (name VARCHAR(200) NOT NULL)")
+        await self.make_tables()
+
+    async def make_tables(self) -> None:
         if self.is_async:
             await self.inbox.create_async()
         else:

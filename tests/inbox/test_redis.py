@@ -301,5 +301,20 @@ def test_a_busy_event_stays_open_through_the_application(
     asyncio.run(scenario())
 
 
+def test_what_a_start_opened_is_closed_when_another_is_refused(url: str, tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/events.db", partitions=1)
+    first = RedisInbox(url)
+
+    @app.handler("orders", inbox=first)
+    async def bill(event: Event) -> None: ...
+
+    @app.handler("orders", inbox=RedisInbox(url, horizon_s=1))
+    async def ship(event: Event) -> None: ...
+
+    with pytest.raises(BadSetting, match="too short"):
+        asyncio.run(app.run())
+    assert first._client is None
+
+
 async def settled(app: Onward) -> int:
     return sum(sum(info.watermarks.values()) for info in await app.broker.groups("orders"))

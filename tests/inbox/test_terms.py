@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,11 +13,11 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from onward import Onward, Retry, settings
-from onward.errors import BadHandler, BadSetting, BadStore
+from onward.errors import BadHandler, BadSetting, BadStore, Busy
 from onward.inbox import SqlInbox
 from onward.inbox.horizon import horizon_s, longest_redelivery_s
-from tests.inbox.conftest import Open
-from tests.inbox.place import FEATURES, Place, delivery, ground
+from tests.inbox.conftest import Open, opener
+from tests.inbox.place import FEATURES, Gate, Place, delivery, ground
 
 
 def sync_inbox() -> SqlInbox:
@@ -102,6 +103,44 @@ def test_without_its_tables_the_inbox_does_not_start(sqlite_database: Open) -> N
             for statement in place.inbox.schema().split(";\n")[:-1]:
                 await place.sql(statement)
             await place.inbox.start(ground())
+
+    asyncio.run(scenario())
+
+
+def test_many_may_make_the_tables_at_once(database: Open) -> None:
+    async def scenario() -> None:
+        async with database() as place:
+            for _ in range(5):
+                for table in ("onward_inbox", "onward_inbox_cursor"):
+                    await place.sql(f"DROP TABLE {table}")
+                await asyncio.gather(*(place.make_tables() for _ in range(6)))
+                await place.inbox.start(ground())
+
+    asyncio.run(scenario())
+
+
+def test_a_database_that_does_not_roll_back_is_refused(database: Open) -> None:
+    async def scenario() -> None:
+        with pytest.raises(BadSetting, match="does not roll back"):
+            async with database(isolation_level="AUTOCOMMIT"):
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_a_lock_that_is_not_to_be_had_is_busy(tmp_path: Path) -> None:
+    """On SQLite with a short patience: the event stays open, and the handler has not run."""
+
+    async def scenario() -> None:
+        async with opener("sqlite", f"sqlite:///{tmp_path}/effects.db")(connect_args={"timeout": 0.1}) as place:
+            gate = Gate()
+            first = asyncio.create_task(place.call(delivery("a"), gate=gate))
+            await gate.until_reached()
+            with pytest.raises(Busy):
+                await place.call(delivery("a"))
+            gate.open.set()
+            await first
+            assert await place.effects() == ["a"]
 
     asyncio.run(scenario())
 

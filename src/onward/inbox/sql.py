@@ -4,8 +4,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, Transaction, event
 from sqlalchemy.exc import DBAPIError
@@ -19,7 +20,7 @@ from onward.event import Delivery
 from onward.inbox.base import Asked, Ground, Run
 from onward.inbox.horizon import horizon_s
 from onward.inbox.statements import statements
-from onward.inbox.store import Store, is_conflict
+from onward.inbox.store import Store, Undo, is_conflict, is_timeout
 
 log = logging.getLogger("onward")
 
@@ -58,12 +59,17 @@ class SqlInbox:
         """Make the tables that are not there."""
         if isinstance(self._engine, AsyncEngine):
             raise BadSetting("this inbox has an AsyncEngine: `await inbox.create_async()`")
-        with self._engine.begin() as connection:
-            self._store.create(connection)
+        try:
+            _in_transaction(self._engine, self._store.create)
+        except DBAPIError:  # PostgreSQL's IF NOT EXISTS fails where two do it at once: the other has done it
+            _in_transaction(self._engine, self._store.create)
 
     async def create_async(self) -> None:
         """`create`, with an AsyncEngine."""
-        await self._work(self._store.create)
+        try:
+            await self._work(self._store.create)
+        except DBAPIError:
+            await self._work(self._store.create)
 
     # -- the contract ---------------------------------------------------------------------------------------------
 
@@ -86,6 +92,7 @@ class SqlInbox:
             )
         longest_s = max(self._horizon_s, horizon_s(ground.name, self._given_s, ground.longest_redelivery_s))
         await self._work(self._store.probe)
+        await self._check_rollback()
         self._horizon_s = longest_s
 
     def settled(self, group: str, progress: Sequence[Progress]) -> None:
@@ -112,6 +119,17 @@ class SqlInbox:
             swept += count
             if count < _PAGE:
                 return swept
+
+    async def _check_rollback(self) -> None:
+        """An engine in autocommit, or tables without transactions, would keep a mark whose effect failed: a loss."""
+        name = uuid4().hex
+        with suppress(Undo):
+            await self._work(lambda connection: self._store.try_rollback(connection, name))
+        if await self._work(lambda connection: self._store.remains(connection, name)):
+            raise BadSetting(
+                "the inbox's database does not roll back: give it an engine without isolation_level='AUTOCOMMIT', "
+                "and tables of a storage engine that has transactions"
+            )
 
     async def _work(self, work: Callable[[Connection], Any]) -> Any:
         """Do this in a transaction, off the event loop."""
@@ -243,7 +261,7 @@ def _in_transaction(engine: Engine, work: Callable[[Connection], Any]) -> Any:
 
 def _raise_busy(error: DBAPIError, last: bool) -> None:
     """Nothing has run yet: whoever holds the lock for so long holds the same event, or its partition."""
-    if last and is_conflict(error):
+    if is_timeout(error) or (last and is_conflict(error)):
         raise Busy(f"another transaction holds this event's mark ({error.orig})") from error
 
 

@@ -15,6 +15,7 @@ class Statements(NamedTuple):
     begin: str  # a cursor that is not there yet
     write: str
     overwrite: str  # a cursor that stands as we left it: no row counted, and it does not, or is another's
+    forget: str  # one row
     drop_old: str  # a page of rows that are older than the horizon
     probe: tuple[str, ...]
 
@@ -27,6 +28,7 @@ _BEGIN = (
 _LOCK = f"SELECT fence, done FROM {{t}}_cursor WHERE {_KEY} FOR UPDATE"
 _WRITE = f"UPDATE {{t}}_cursor SET fence = :fence, done = :done WHERE {_KEY} AND fence <= :fence"
 _OVERWRITE = f"UPDATE {{t}}_cursor SET done = :done WHERE {_KEY} AND fence = :fence AND done = :known"
+_FORGET = "DELETE FROM {t} WHERE grp = :grp AND topic = :topic AND event_id = :event_id"
 _PROBE = (
     "SELECT grp, topic, event_id, done_at FROM {t} WHERE 1 = 0",
     "SELECT grp, topic, part, log_id, fence, done FROM {t}_cursor WHERE 1 = 0",
@@ -59,6 +61,7 @@ CREATE TABLE IF NOT EXISTS {t}_cursor (
     begin=_BEGIN + " ON CONFLICT DO NOTHING",
     write=_WRITE,
     overwrite=_OVERWRITE,
+    forget=_FORGET,
     drop_old="DELETE FROM {t} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {t} WHERE done_at < :before "
     "ORDER BY done_at LIMIT :page FOR UPDATE SKIP LOCKED))",
     probe=_PROBE,
@@ -91,6 +94,7 @@ CREATE TABLE IF NOT EXISTS {t}_cursor (
     begin=_BEGIN,
     write=_WRITE,
     overwrite=_OVERWRITE,
+    forget=_FORGET,
     drop_old="DELETE FROM {t} WHERE done_at < :before ORDER BY done_at LIMIT :page",
     probe=_PROBE,
 )
@@ -123,6 +127,7 @@ CREATE TABLE IF NOT EXISTS {t}_cursor (
     begin=_BEGIN + " ON CONFLICT DO NOTHING",
     write=_WRITE,
     overwrite=_OVERWRITE,
+    forget=_FORGET,
     drop_old="DELETE FROM {t} WHERE (grp, topic, event_id) IN "
     "(SELECT grp, topic, event_id FROM {t} WHERE done_at < :before ORDER BY done_at LIMIT :page)",
     probe=_PROBE,

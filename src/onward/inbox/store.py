@@ -15,8 +15,9 @@ from onward.inbox import cursor
 from onward.inbox.horizon import stored_id
 from onward.inbox.statements import Statements
 
-_POSTGRESQL_CONFLICTS = {"40001", "40P01", "55P03"}
-_MARIADB_CONFLICTS = {1020, 1205, 1213}  # the record changed, the lock wait is over, a deadlock
+_LOCK_TIMEOUTS = {"55P03", 1205}
+_POSTGRESQL_CONFLICTS = {"40001", "40P01"}
+_MARIADB_CONFLICTS = {1020, 1213}  # the record changed, a deadlock
 _MARIADB_DUPLICATE = 1062
 _SQLITE_CONFLICTS = {5, 6}  # busy, locked
 
@@ -48,6 +49,10 @@ class Left(NamedTuple):
         return self.done[-1][1]
 
 
+class Undo(Exception):
+    """Raised to have a transaction rolled back."""
+
+
 class Statement:
     """A statement in its driver's own words: nothing of SQLAlchemy's is between, which would cost as much again."""
 
@@ -70,6 +75,7 @@ class Store:
         self._insert, self._lock = Statement(dialect, statements.insert), Statement(dialect, statements.lock)
         self._begin, self._write = Statement(dialect, statements.begin), Statement(dialect, statements.write)
         self._overwrite = Statement(dialect, statements.overwrite)
+        self._forget = Statement(dialect, statements.forget)
         self._drop_old = Statement(dialect, statements.drop_old)
         self._settled: dict[tuple[str, Partition], int] = {}
         self._left: dict[tuple[str, Partition], Left] = {}
@@ -89,6 +95,15 @@ class Store:
                 f"the inbox's tables are not there, or not as they should be ({error.orig}): "
                 "call inbox.create() once, or run what inbox.schema() says"
             ) from error
+
+    def try_rollback(self, connection: Connection, name: str) -> None:
+        """Write a row and fail: it must be gone afterwards."""
+        self._insert(connection, {"grp": "onward", "topic": "probe", "event_id": name, "now": int(time.time())})
+        raise Undo
+
+    def remains(self, connection: Connection, name: str) -> bool:
+        """Is that row still there? Not any more."""
+        return self._forget(connection, {"grp": "onward", "topic": "probe", "event_id": name}).rowcount > 0
 
     def settled(self, group: str, progress: Sequence[Progress]) -> None:
         with self._guard:
@@ -182,14 +197,20 @@ class Store:
 
 def is_conflict(error: DBAPIError) -> bool:
     """Did the database give way to another transaction? All of this one is undone, and it may be tried again."""
+    return _code(error) in _POSTGRESQL_CONFLICTS | _MARIADB_CONFLICTS or is_timeout(error)
+
+
+def is_timeout(error: DBAPIError) -> bool:
+    """Did the database wait for a lock for as long as it is set to?"""
     orig: Any = error.orig
-    if getattr(orig, "sqlstate", None) in _POSTGRESQL_CONFLICTS:
-        return True
-    code = getattr(orig, "sqlite_errorcode", None)
-    if code is not None:
-        return code & 0xFF in _SQLITE_CONFLICTS
-    number = orig.args[0] if orig is not None and orig.args else None
-    return number in _MARIADB_CONFLICTS or number == "database is locked"
+    primary = getattr(orig, "sqlite_errorcode", 0) & 0xFF
+    return primary in _SQLITE_CONFLICTS or _code(error) in _LOCK_TIMEOUTS
+
+
+def _code(error: DBAPIError) -> Any:
+    """PostgreSQL's state, or MariaDB's number."""
+    orig: Any = error.orig
+    return getattr(orig, "sqlstate", None) or (orig.args[0] if orig is not None and orig.args else None)
 
 
 def _is_duplicate(error: IntegrityError) -> bool:

@@ -122,6 +122,17 @@ class OwnershipScenarios:
         assert all(ids[0].values())
 
     @scenario()
+    async def test_a_delivery_names_its_fence_and_its_log(self, kit: Kit) -> None:
+        """An inbox in another store tells by them whether a position is done, and who may write it."""
+        broker = await kit.broker()
+        await broker.publish(kit.events(10))
+        member = await (await kit.member(broker)).hold(4)
+        await member.take(10)
+        for delivery in member.deliveries:
+            assigned = member.assigned[delivery.partition]
+            assert (delivery.fence, delivery.log_id, delivery.drawn) == (assigned.fence, assigned.log_id, False)
+
+    @scenario()
     async def test_sure_until_has_passed_before_another_is_given_the_partition(self, kit: Kit) -> None:
         one, two = await kit.broker(), await kit.broker(max_poll_gap_s=30.0)
         await one.publish(kit.events(3))
