@@ -26,9 +26,13 @@ from onward.engines.tasks import TaskEngine
 from onward.engines.threads import ThreadEngine
 from onward.engines.watchdog import Watchdog
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PublishError, TooLarge
-from onward.event import Event, new_id, new_ids
+from onward.event import Event, Partition, new_id, new_ids
+from onward.failure.dead import DeadLetters
 from onward.failure.expiry import EXPIRES, stamp
+from onward.failure.health import Health
+from onward.failure.monitor import Hook, Monitor
 from onward.failure.retry import Retry
+from onward.failure.watch import Tally, Thresholds
 from onward.flow.consumer import Consumer
 from onward.flow.solitude import Solitude
 from onward.handler import EngineName, Function, Handler, bind, bind_once, choose
@@ -41,6 +45,7 @@ from onward.payload import encode, type_name
 log = logging.getLogger("onward")
 AnyFunction = TypeVar("AnyFunction", bound=Function)
 Answer = TypeVar("Answer")
+AnyHook = TypeVar("AnyHook", bound=Hook)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOP_PATIENCE_S = 5.0  # beyond the broker's own time limit, for a loop that is slow to turn
@@ -56,6 +61,7 @@ class Onward:
         self.settings = settings_.load(url, **settings)
         self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
         self.handlers: list[Handler] = []
+        self._hooks: list[Hook] = []
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._door: _SyncDoor | None = None
@@ -247,6 +253,38 @@ class Onward:
             raise BadSetting(f"idempotency_key: {len(groups)} handlers take topic {topic!r}; say group=... here")
         return groups[0]
 
+    # -- failing ------------------------------------------------------------------------------------------------
+
+    @property
+    def dead(self) -> DeadLetters:
+        """The dead letters: list, show, replay, drop, export, send. Only within `async with app` or `run`."""
+        return DeadLetters(self.broker, [(handler.topic, handler.group) for handler in self.handlers])
+
+    def alert(self, hook: AnyHook) -> AnyHook:
+        """Have this called with each Alert of the monitor; a decorator for a function of yours, or
+        `app.alert(Webhook(...))`. More than `dead_threshold` dead letters are one."""
+        self._hooks.append(hook)
+        return hook
+
+    async def _tallies(self) -> list[Tally]:
+        """Of the groups whose partition 0 is ours: over the fleet each is watched by one process."""
+        if not self.broker.features.aside:
+            return []
+        pairs = zip(self.handlers, self._consumers, strict=True)
+        ours = [handler for handler, consumer in pairs if Partition(handler.topic, 0) in consumer.plane.held]
+        return [await self.dead.tally(handler.topic, handler.group) for handler in ours]
+
+    def _monitor(self) -> Monitor:
+        thresholds = Thresholds(depth=self.settings.dead_threshold)
+        return Monitor(self._tallies, self._hooks, thresholds=thresholds, every_s=self.settings.dead_check_s)
+
+    def health(self) -> Health:
+        """Ready means: handlers run, and dead letters can be stored."""
+        if not self._consumers:
+            return Health(False, ("no handler runs",))
+        troubles = tuple(trouble for consumer in self._consumers for trouble in consumer.troubles)
+        return Health(not troubles, troubles)
+
     # -- running ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -310,8 +348,8 @@ class Onward:
                 *(handler.concurrency, durability),
             )
         tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
-        upkeep = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
-        telling = asyncio.create_task(tell(self.readings))
+        beside = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
+        beside += [asyncio.create_task(self._monitor().run()), asyncio.create_task(tell(self.readings))]
         if self._stopping:
             self.stop()
         try:
@@ -325,9 +363,9 @@ class Onward:
             if errors:
                 raise errors[0]
         finally:
-            for task in (*tasks, *upkeep, telling):
+            for task in (*tasks, *beside):
                 task.cancel()
-            await asyncio.wait([*tasks, *upkeep, telling])
+            await asyncio.wait([*tasks, *beside])
             self._consumers = []
             self._stopping = False
 

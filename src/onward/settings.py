@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_parked: Count = 100_000  # records set aside, per partition: at that it is paused
     max_gap: Count = 1_000_000  # events done behind one that is not, per partition: at that it is paused
     crash_limit: Count = 3  # crashes of the process that one event may cause
+    dead_threshold: Count = 100  # more dead letters of a topic and group are an alert
 
     # seeing it
     metrics_prefix: Annotated[str, Meta(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")] = "onward"
@@ -54,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: Seconds = 30.0
     settle_interval_s: Seconds = 0.05
     park_after_s: Seconds = 30.0  # a retry due later than this leaves the flow, and its key with it
+    dead_check_s: Positive = 300.0  # how often they are counted
 
 
 _TYPES: Mapping[str, Any] = get_type_hints(Settings, include_extras=True)

@@ -73,7 +73,12 @@ def test_the_page_lives_and_its_buttons_do_what_they_say(demo: Running) -> None:
     assert demo.post("/kill?worker=2") == 202
     assert gone(victim)
     assert demo.post("/poison") == 202
-    demo.until(lambda now: now["balance"]["dead"] == 1)
+    (letter,) = demo.until(lambda now: now["dead"] and now["balance"]["dead"] == 1)["dead"]
+    assert "the card was declined" in letter["error"]
+    assert letter["attempts"] == 3
+    assert demo.post("/replay?order=0") == 409
+    assert demo.post(f"/replay?order={letter['number']}") == 202
+    demo.until(lambda now: not now["dead"] and now["balance"]["dead"] == 0)
     settled = demo.until(lambda now: now["balance"]["handled"] > 500 and now["balance"]["in_flight"] < 20)
     balance = settled["balance"]
     assert balance["lost"] == balance["inverted"] == 0

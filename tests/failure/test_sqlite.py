@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.testing import AsideSuite
+from onward.testing import AsideSuite, FailureSuite
 from tests.failure.sqlite import SqliteHarness
 
 
@@ -14,4 +14,8 @@ def harness(tmp_path: Path) -> SqliteHarness:
 
 
 class TestAside(AsideSuite):
+    pass
+
+
+class TestFailure(FailureSuite):
     pass

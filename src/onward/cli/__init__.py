@@ -4,6 +4,7 @@ run.py        `onward run`, by the way of supervisor.py when there are several p
               policy.py, its tie to a child in leash.py, the files of --reload in watch.py
 publish.py    `onward publish`
 tail.py       `onward tail`: follow.py reads, show.py makes lines of events
+dead.py       `onward dead`: its options in dead_choice.py, tables in dead_show.py, the bar in dead_replay.py
 demo.py       `onward demo`
 find.py       which system a command talks to; say.py: how it talks to the person; policy.py: exit codes
 """
@@ -25,6 +26,7 @@ COMMANDS = {
     "run": "Run an application's handlers.",
     "publish": "Publish one event.",
     "tail": "Show a topic's events as they come.",
+    "dead": "Look at events that were given up, run them again or drop them.",
     "demo": "See the whole path on one SQLite file, with workers to kill.",
 }
 
@@ -63,8 +65,11 @@ class Commands(TyperGroup):
 
 
 def _command(name: str) -> Any:
+    found = getattr(import_module(f"onward.cli.{name}"), name)
+    if isinstance(found, typer.Typer):  # a command of commands
+        return typer.main.get_command(found)
     one = typer.Typer(add_completion=False, rich_markup_mode=None)
-    one.command(name)(getattr(import_module(f"onward.cli.{name}"), name))
+    one.command(name)(found)
     return typer.main.get_command(one)
 
 

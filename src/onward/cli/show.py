@@ -1,16 +1,15 @@
 """An event as one line: a JSON object for programs, colours for people."""
 
-import base64
 import select
 import sys
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
 from onward.event import Event
+from onward.failure.letter import compact_json, event_fields
 
 _MOST_CHARS = 1_000  # of a value in a line for people
 
@@ -53,22 +52,7 @@ class _Console(Console):
 
 def as_json(event: Event) -> bytes:
     """The whole event in one line. A tombstone says so, for `null` is also a value."""
-    line: dict[str, Any] = {
-        "id": event.id,
-        "topic": event.topic,
-        "key": event.key,
-        "type": event.type,
-        "time": _iso(event.time),
-        "headers": dict(event.headers),
-    }
-    compact = None if event.value is None else compact_json(event.value)
-    if event.value is None:
-        line |= {"value": None, "tombstone": True}
-    elif compact is not None:
-        line["value"] = msgspec.Raw(compact)
-    else:
-        line["value_base64"] = base64.b64encode(event.value).decode()
-    return msgspec.json.encode(line)
+    return msgspec.json.encode(event_fields(event))
 
 
 def as_line(event: Event) -> Text:
@@ -83,37 +67,24 @@ def as_line(event: Event) -> Text:
         line.append(_word(event.type), "green")
     line.append(f" {_value(event.value)}", "dim italic" if event.value is None else "")
     for name, value in event.headers.items():
-        line.append(f" {_harmless(name)}={_harmless(value)}", "dim")
+        line.append(f" {harmless(name)}={harmless(value)}", "dim")
     return line
-
-
-def compact_json(data: bytes) -> bytes | None:
-    """The JSON without white space, digits and order as they were; None if it is not JSON."""
-    try:
-        msgspec.json.decode(data)  # format alone lets strings pass that are not UTF-8
-        return msgspec.json.format(data, indent=-1)
-    except (ValueError, RecursionError, msgspec.MsgspecError):
-        return None
 
 
 def _value(data: bytes | None) -> str:
     if data is None:
         return "tombstone"
-    text = _harmless((compact_json(data) or data).decode("utf-8", "backslashreplace"))
+    text = harmless((compact_json(data) or data).decode("utf-8", "backslashreplace"))
     return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}… ({len(data):,} bytes)"
 
 
 def _word(text: str) -> str:
     """The text as one word; what could be taken for something else stands in quotes, as JSON."""
     plain = text.isprintable() and text != "-" and not set(text) & set(' "')
-    return text if text and plain else _harmless(msgspec.json.encode(text).decode())
+    return text if text and plain else harmless(msgspec.json.encode(text).decode())
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _iso(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

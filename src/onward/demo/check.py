@@ -15,7 +15,7 @@ from onward import Onward
 from onward.demo import effects
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Effect, Judge
-from onward.demo.shop import Shop, Work, dead_numbers, open_app
+from onward.demo.shop import Shop, Work, dead_letters, open_app
 
 KEYS = 1_000
 STALL_S = 30.0  # nothing accepted and nothing handled for so long: the run has failed
@@ -77,7 +77,7 @@ class Check:
             )
             with contextlib.closing(Shop(self._folder, app)) as shop:
                 why = await self._flow(app, shop)
-            dead = await dead_numbers(app)
+            dead = await dead_letters(app)
         balance, reasons = judged(self._folder, dead)
         if why:
             reasons.insert(0, why)
@@ -106,7 +106,7 @@ class Check:
                 news = judge.read()
                 self._kill_half_way(judge.balance(), news.effects, fleet)
                 fleet.tend()
-                if news.published or news.effects or judge.bury(await dead_numbers(app)):
+                if news.published or news.effects or judge.bury(await dead_letters(app)):
                     moved = time.monotonic()
                 if time.monotonic() - moved > STALL_S:
                     return f"nothing moved for {STALL_S:.0f} s"

@@ -6,18 +6,19 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from onward import Onward
+from onward.brokers.base import AsideRecord
 from onward.demo import effects
 from onward.demo.check import KEYS
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Judge, News
 from onward.demo.page import Page, Server
-from onward.demo.shop import ATTEMPTS, LEASE_S, PARTITIONS, Shop, Work, dead_numbers, lane_of, open_app
+from onward.demo.shop import ATTEMPTS, GROUP, LEASE_S, PARTITIONS, Shop, Work, dead_letters, lane_of, open_app
 from onward.demo.view import TICK_S, Lanes, View
 from onward.errors import BrokerError
 
@@ -79,6 +80,8 @@ class Live:
         self._burst = burst
         self._tasks: set[asyncio.Task[None]] = set()
         self._poison: dict[int, str] = {}  # open poison orders and their customers
+        self._letters: Mapping[int, AsideRecord] = {}  # the dead, by number
+        self._replayed: set[int] = set()  # on their way back
         self._bursts: list[tuple[float, int, int]] = []  # when, first and last number
         self._look_for_dead_at = 0.0
         self.balance = self._judge.balance()
@@ -99,7 +102,7 @@ class Live:
         finally:
             self._fleet.end_now()
         self._judge.read()
-        self._judge.bury(await dead_numbers(self._app))
+        self._judge.bury(await dead_letters(self._app))
         self.balance = self._judge.balance()
         self._judge.close()
 
@@ -113,12 +116,12 @@ class Live:
         if self._poison or self._judge.overtaken or time.monotonic() >= self._look_for_dead_at:
             self._look_for_dead_at = time.monotonic() + _LOOK_FOR_DEAD_S
             try:
-                self._bury(await dead_numbers(self._app))
+                self._bury(await dead_letters(self._app))
             except BrokerError as error:
                 self._view.log.add("bad", f"the dead letters cannot be read just now: {error}")
         self.balance = self._judge.balance()
         self._view.take(news, self.balance)
-        return self._view.snapshot(self.balance, news, self._fleet.workers)
+        return self._view.snapshot(self.balance, news, self._fleet.workers, self._letters)
 
     async def _keep_ordering(self) -> None:
         while True:
@@ -128,15 +131,21 @@ class Live:
                 self._view.log.add("bad", f"an order was placed, but not published: {error}")
             await asyncio.sleep(random.expovariate(ORDERS_PER_S))
 
-    def _bury(self, dead: Mapping[int, str]) -> None:
+    def _bury(self, dead: Mapping[int, AsideRecord]) -> None:
+        self._letters = dead
         for number in self._judge.bury(dead):
-            self._view.lanes.bury(dead[number])
-            behind = f"; the orders of {dead[number]} behind it went on, in order" if number in self._poison else ""
+            customer = dead[number].event.key or ""
+            self._view.lanes.bury(customer)
+            behind = f"; the orders of {customer} behind it went on, in order" if number in self._poison else ""
             self._poison.pop(number, None)
             self._view.log.add("bad", f"order {number} was given up after {ATTEMPTS} tries: a dead letter{behind}")
 
     def _tell(self, news: News) -> None:
         for effect in news.effects:
+            if effect.number in self._replayed and effect.done:
+                self._replayed.discard(effect.number)
+                text = f"order {effect.number} of {effect.customer} was replayed and handled"
+                self._view.log.add("good", text)
             if effect.number in self._poison and not effect.done:
                 text = f"order {effect.number} of {effect.customer} failed, try {effect.attempt} of {ATTEMPTS}"
                 self._view.log.add("bad", text)
@@ -151,7 +160,7 @@ class Live:
 
     def door(self, loop: asyncio.AbstractEventLoop) -> Callable[[str, Mapping[str, str]], tuple[HTTPStatus, str]]:
         """The way from the page's threads into the event loop."""
-        actions = {"kill": self._kill, "poison": self._send_poison, "burst": self._send_burst}
+        actions = {"kill": self._kill, "poison": self._send_poison, "burst": self._send_burst, "replay": self._replay}
 
         async def act(action: str, arguments: Mapping[str, str]) -> tuple[HTTPStatus, str]:
             return actions[action](arguments)
@@ -182,6 +191,26 @@ class Live:
         self._poison[order.number] = customer
         self._view.log.add("shop", f"poison order {order.number} of {customer} placed, {BEHIND_POISON} more behind it")
         await self._shop.place([customer] * BEHIND_POISON)
+
+    def _replay(self, arguments: Mapping[str, str]) -> tuple[HTTPStatus, str]:
+        """One dead order by its number, or all of them."""
+        number = arguments.get("order", "")
+        chosen = [each for each in self._letters if number in ("", str(each))]
+        if not chosen:
+            return HTTPStatus.CONFLICT, "no such dead letter: it is on its way back, or was handled"
+        self._begin(self._replaying(chosen))
+        return HTTPStatus.ACCEPTED, f"{len(chosen)} to be replayed"
+
+    async def _replaying(self, numbers: Sequence[int]) -> None:
+        letters = {number: self._letters[number] for number in numbers if number in self._letters}
+        answer = await self._app.dead.replay(group=GROUP, ids=[letter.id for letter in letters.values()])
+        self._letters = {number: letter for number, letter in self._letters.items() if number not in letters}
+        self._replayed |= letters.keys()
+        for letter in letters.values():
+            self._view.lanes.revive(letter.event.key or "")
+        names = ", ".join(str(number) for number in letters)
+        text = f"order {names} replayed, at the head of its lane; {answer.left} left"
+        self._view.log.add("shop", text)
 
     def _send_burst(self, _: Mapping[str, str]) -> tuple[HTTPStatus, str]:
         if len(self._tasks) > MOST_AT_ONCE or self.balance.in_flight > MOST_IN_FLIGHT:

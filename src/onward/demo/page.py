@@ -2,7 +2,7 @@
 
 GET /          the page and its two files
 GET /events    snapshots as server-sent events
-POST /kill /poison /burst
+POST /kill /poison /burst /replay
 """
 
 import json
@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 ADDRESS = "127.0.0.1"
 PORTS_TRIED = 50
 MOST_READERS = 32  # of the stream at a time
-ACTIONS = frozenset({"kill", "poison", "burst"})
+ACTIONS = frozenset({"kill", "poison", "burst", "replay"})
 
 _STATIC = Path(__file__).parent / "static"
 _FILES = {

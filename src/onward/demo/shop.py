@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from onward import Onward, Retry
-from onward.brokers.base import Filter, Ordering, State
+from onward.brokers.base import AsideRecord, Ordering
 from onward.brokers.partition import partition_of
 from onward.demo.effects import Effects, Subject
 from onward.errors import PublishError
@@ -84,7 +84,8 @@ def billing(app: Onward, effects: Effects, work: Work) -> None:
         subject = Subject(order.number, order.customer, order.n, order.placed)
         stumbles = order.number % STUMBLE_EVERY == 0
         attempt = effects.attempt(order.number) if order.poison or stumbles else 1
-        if order.poison or (stumbles and attempt == 1):
+        # The card of a poison order works again by the time somebody replays it.
+        if (order.poison and attempt <= ATTEMPTS) or (stumbles and attempt == 1):
             await effects.failed(subject, attempt)
             raise CardDeclined(f"order {order.number} of {order.customer}: the card was declined")
         await effects.done(subject, attempt)
@@ -143,14 +144,13 @@ class Shop:
             self._db.executemany("INSERT INTO orders VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
-async def dead_numbers(app: Onward) -> Mapping[int, str]:
-    """The orders that billing gave up, and whose they are."""
-    aside = app.broker.aside(GROUP)
-    found: dict[int, str] = {}
+async def dead_letters(app: Onward) -> Mapping[int, AsideRecord]:
+    """The orders that billing gave up, by number."""
+    found: dict[int, AsideRecord] = {}
     after: str | None = None
     while True:
-        page = await aside.scan(Filter(states=frozenset({State.DEAD})), after, 1000)
-        found.update((number_of(record.event), record.event.key or "") for record in page.records)
+        page = await app.dead.list(group=GROUP, after=after, limit=1000)
+        found.update((number_of(letter.event), letter) for letter in page.letters)
         if page.after is None:
             return found
         after = page.after

@@ -5,12 +5,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from onward.brokers.base import AsideRecord
 from onward.demo.fleet import Worker
 from onward.demo.judge import Balance, Effect, News
 
 TICK_S = 0.2
 RECENT = 40  # events in a snapshot
 LINES = 60  # of the log
+LETTERS = 20  # dead ones, the newest
 HISTORY_S = 90
 _RATE_OVER = 5  # ticks
 
@@ -80,6 +82,10 @@ class Lanes:
     def bury(self, customer: str) -> None:
         self._open[self.of(customer)] -= 1
 
+    def revive(self, customer: str) -> None:
+        """A dead order of this customer is to be handled after all."""
+        self._open[self.of(customer)] += 1
+
     def snapshot(self) -> Sequence[Mapping[str, Any]]:
         # An order can be handled a moment before its publish returned.
         return [{"open": max(0, n), "worker": w} for n, w in zip(self._open, self._owner, strict=True)]
@@ -134,7 +140,9 @@ class View:
         by_worker = {f"worker {slot}": count for slot, count in self._by_worker.items()}
         self._rates.sample({"published": balance.published, "handled": balance.handled, **by_worker})
 
-    def snapshot(self, balance: Balance, news: News, workers: Sequence[Worker]) -> Mapping[str, Any]:
+    def snapshot(
+        self, balance: Balance, news: News, workers: Sequence[Worker], dead: Mapping[int, AsideRecord]
+    ) -> Mapping[str, Any]:
         return {
             **self._facts,
             "balance": balance._asdict(),
@@ -144,6 +152,7 @@ class View:
             "workers": [self._worker(worker) for worker in workers],
             "placed": [(number, self.lanes.of(customer), customer) for number, customer in news.published[-RECENT:]],
             "handled": [self._event(effect) for effect in self._recent],
+            "dead": [_letter(number, dead[number]) for number in sorted(dead, reverse=True)[:LETTERS]],
             "log": self.log.lines(),
         }
 
@@ -164,3 +173,14 @@ class View:
         lane = self.lanes.of(effect.customer)
         wait_ms = round(effect.waited_s * 1000)
         return (effect.seq, effect.customer, effect.n, effect.worker, lane, wait_ms, effect.attempt, effect.first)
+
+
+def _letter(number: int, record: AsideRecord) -> Mapping[str, Any]:
+    story = record.failure
+    return {
+        "number": number,
+        "customer": record.event.key,
+        "error": f"{story.error}: {story.message}" if story else "",
+        "attempts": story.attempts if story else 0,
+        "died": story.last if story else 0.0,
+    }

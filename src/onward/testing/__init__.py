@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onward.testing.aside import AsideHarness, AsideSuite
     from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad
     from onward.testing.engine import EngineSuite
+    from onward.testing.failure import FailureSuite
     from onward.testing.harness import Child, Harness, Member, Process
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "BrokerSuiteUnderLoad",
     "Child",
     "EngineSuite",
+    "FailureSuite",
     "Harness",
     "Member",
     "Process",
@@ -33,8 +35,9 @@ _HOMES = {
     "BrokerSuite": "broker",
     "BrokerSuiteUnderLoad": "broker",
     "EngineSuite": "engine",
+    "FailureSuite": "failure",
 }  # the rest: in harness
-_ASSERTING = ("aside", "delivery", "engine", "groups", "ownership", "publishing")
+_ASSERTING = ("aside", "delivery", "engine", "failure", "failure_shop", "groups", "ownership", "publishing")
 
 if "pytest" in sys.modules:  # and not in the processes that a suite starts
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in _ASSERTING))

@@ -169,15 +169,13 @@ class RecordScenarios:
         old = await Owner.of(kit, 6)
         await old.set_aside([old.record(0), old.record(1, State.HELD)], 2)
         await old.member.subscription.release([old.partition], drained=False)
-        new = await (await kit.member(await kit.broker(partitions=1), GROUP)).hold(1)
-        settle = old.member.subscription.settle
-        late = [old.record(n, State.HELD) for n in (2, 3)]
-        assert list(await settle([old.progress(4)], aside=late, gone=[old.record(0).id])) == [old.partition]
-        assert await settle([], aside=[old.record(1, State.DEAD)]) == [old.partition]
-        await settle([], gone=[old.record(1).id])
-        assert await scanned(old.broker) == [old.record(0), old.record(1, State.HELD)]
-        await new.take(4)
-        assert new.values == [2, 3, 4, 5], "a former owner's progress counted"
+        await _without_effect(kit, old)
+
+    @scenario()
+    async def test_what_an_owner_writes_that_does_not_know_of_its_loss_is_void(self, kit: Kit) -> None:
+        old = await Owner.of(kit, 6, max_poll_gap_s=1.0)
+        await old.set_aside([old.record(0), old.record(1, State.HELD)], 2)
+        await _without_effect(kit, old)  # it does not receive any more, so another is given the partition
 
     @scenario()
     async def test_when_the_store_refuses_nothing_of_the_settle_is_done(self, kit: Kit) -> None:
@@ -384,6 +382,19 @@ class AsideSuite(RecordScenarios, MoveScenarios, ScanScenarios):
             await broker.publish([event(topic, "k", n) for n in range(12)])
             said = await _killed_at(kit, topic, group, step, delay_s)
             await _whole(kit, broker, (topic, group), said)
+
+
+async def _without_effect(kit: Kit, old: Owner) -> None:
+    """Another owns the partition: what `old` sets aside, removes or settles from here on changes nothing."""
+    new = await (await kit.member(await kit.broker(partitions=1, max_poll_gap_s=60.0), GROUP)).hold(1)
+    settle = old.member.subscription.settle
+    await settle([], gone=[old.record(1).id])
+    late = [old.record(n, State.HELD) for n in (2, 3)]
+    assert list(await settle([old.progress(4)], aside=late, gone=[old.record(0).id])) == [old.partition]
+    assert list(await settle([], aside=[old.record(1, State.DEAD)])) == [old.partition]
+    assert await scanned(old.broker) == [old.record(0), old.record(1, State.HELD)]
+    await new.take(4)
+    assert new.values == [2, 3, 4, 5], "a former owner's progress counted"
 
 
 def _held(owner: Owner, n: int) -> AsideRecord:

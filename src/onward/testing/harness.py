@@ -55,8 +55,12 @@ class Kit:
 
     def child(self, mode: str, group: str = "group", **options: Any) -> "Child":
         child = Child(self, mode, group, options)
-        self._children.append(child)
+        self.adopt(child)
         return child
+
+    def adopt(self, child: "Process") -> None:
+        """It ends with the scenario."""
+        self._children.append(child)
 
     def events(self, count: int, keys: int = 1) -> list[Event]:
         """Numbered events: value n counts within its key."""

@@ -40,6 +40,7 @@ function show(now) {
   showLanes(now);
   showWorkers(now.workers);
   showEvents(now.handled);
+  showLetters(now.dead);
   showRates(now);
   showLog(now.log);
   flow.take(now);
@@ -114,6 +115,36 @@ function showEvents(handled) {
     if (attempt > 1) key.append(element(`<span class="badge">try ${attempt}</span>`));
     if (!first) key.append(element(`<span class="badge">again</span>`));
   }
+}
+
+function showLetters(letters) {
+  const body = $("dead-letters");
+  body.parentElement.hidden = !letters.length;
+  body.parentElement.nextElementSibling.hidden = letters.length > 0;
+  while (body.children.length > letters.length) body.lastChild.remove();
+  letters.forEach((letter, i) => {
+    const row = child(body, i, letterRow);
+    if (row.dataset.number === String(letter.number)) return;
+    row.dataset.number = letter.number;
+    const [order, customer, why, died, act] = row.children;
+    order.textContent = letter.number;
+    customer.textContent = letter.customer;
+    customer.style.setProperty("--key", hue(letter.customer));
+    why.textContent = `${letter.error}, ${letter.attempts} tries`;
+    died.textContent = new Date(letter.died * 1000).toLocaleTimeString("en-GB");
+    const button = act.firstElementChild;
+    button.disabled = false;
+    button.setAttribute("aria-label", `Replay order ${letter.number}`);
+  });
+}
+
+function letterRow() {
+  const row = element(`<tr><td></td><td class="key"></td><td class="why"></td><td></td><td><button type="button">Replay</button></td></tr>`);
+  row.querySelector("button").addEventListener("click", (event) => {
+    event.currentTarget.disabled = true;
+    post(`replay?order=${row.dataset.number}`);
+  });
+  return row;
 }
 
 function showRates({ history, rate, handled }) {

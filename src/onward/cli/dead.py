@@ -1,0 +1,250 @@
+"""`onward dead`: the dead letters. dead_choice.py: which ones; dead_show.py: how they look; dead_replay.py: replays."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from onward.cli import find
+from onward.cli.dead_choice import (
+    ErrorOption,
+    GroupOption,
+    IdsArgument,
+    KeyOption,
+    SinceOption,
+    TextOption,
+    TopicOption,
+    UntilOption,
+    chosen,
+)
+from onward.cli.say import Misuse, say
+
+if TYPE_CHECKING:
+    from onward.app import Onward
+    from onward.failure.dead import Dropped, Where
+
+T = TypeVar("T")
+
+dead = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
+LimitOption = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many.")]
+
+
+@dead.callback()
+def root() -> None:
+    """Events that were given up: look at them, run them again, or drop them.
+
+    \b
+    Example:
+      onward dead list --topic orders
+      onward dead show 0198c5e2-7f0a-7a44-9d52-3e6c0a3a5f10
+      onward dead replay --error ConnectionError --rate 50
+    """
+
+
+@dead.command("list")
+def list_(
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    key: KeyOption = None,
+    error: ErrorOption = None,
+    text: TextOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")] = 50,
+    after: Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where a page ended.")] = None,
+    json: JsonOption = False,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+) -> None:
+    """List dead letters, by group, partition and position. With --json: one array, each letter whole."""
+    from onward.cli import dead_show
+
+    where = chosen(topic, group, key, error, text, since, until)
+    page = _with(app, url, lambda system: system.dead.list(after=after, limit=limit, **where))
+    if json:
+        dead_show.print_array(page.letters)
+    else:
+        dead_show.print_table(page.letters)
+    if page.after is not None:
+        say(f"there are more: add --after {page.after}")
+
+
+@dead.command()
+def show(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="Of the letter, or of its event.")],
+    group: GroupOption = None,
+    json: JsonOption = False,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+    topic: TopicOption = None,
+) -> None:
+    """Show one dead letter whole: the event, the error, its traceback."""
+    from onward.cli import dead_show
+
+    letter = _with(app, url, lambda system: system.dead.show(id_, group=group, topic=topic))
+    if json:
+        dead_show.print_object(letter)
+    else:
+        dead_show.print_letter(letter)
+
+
+@dead.command()
+def replay(
+    ids: IdsArgument = None,
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    key: KeyOption = None,
+    error: ErrorOption = None,
+    text: TextOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitOption = None,
+    rate: Annotated[float | None, typer.Option(metavar="N", min=0.001, help="At most so many a second.")] = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+) -> None:
+    """Run dead letters again: in their group only, each at the head of its key's lane, its attempts counted afresh.
+
+    Ctrl-C stops it and says where it stands. What is replayed runs as soon as the group does.
+    """
+    from onward.cli.dead_replay import run
+    from onward.cli.dead_show import print_answer
+
+    where = chosen(topic, group, key, error, text, since, until, ids=ids)
+
+    async def work(system: "Onward") -> None:
+        replay = system.dead.replaying(limit=limit, rate=rate, **where)
+        answer = await replay.rehearse() if dry_run else await run(replay)
+        verb = "would be replayed" if dry_run else "replayed"
+        note = f"{answer.replayed:,} {verb}, {answer.failed:,} were not dead any more, {answer.left:,} left"
+        print_answer(answer, note, json=json)
+        if replay.stopped:
+            say("stopped by you; run it again for the rest")
+            raise typer.Exit(130)
+
+    _with(app, url, work)
+
+
+@dead.command()
+def drop(
+    ids: IdsArgument = None,
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    key: KeyOption = None,
+    error: ErrorOption = None,
+    text: TextOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitOption = None,
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: JsonOption = False,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+) -> None:
+    """Remove dead letters for good. It asks first; where nobody can answer it needs --yes."""
+    from onward.cli.dead_show import print_answer
+
+    where = chosen(topic, group, key, error, text, since, until, ids=ids)
+
+    async def work(system: "Onward") -> "Dropped":
+        if not dry_run and not yes:
+            await _confirm(system, where, limit)
+        return await system.dead.drop(limit=limit, dry_run=dry_run, **where)
+
+    answer = _with(app, url, work)
+    verb = "would be dropped" if dry_run else "dropped"
+    note = f"{answer.dropped:,} {verb}, {answer.failed:,} were not dead any more, {answer.left:,} left"
+    print_answer(answer, note, json=json)
+
+
+@dead.command()
+def export(
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    key: KeyOption = None,
+    error: ErrorOption = None,
+    text: TextOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+) -> None:
+    """Print dead letters as JSON lines, each whole; they stay where they are."""
+    where = chosen(topic, group, key, error, text, since, until)
+
+    async def work(system: "Onward") -> int:
+        count = 0
+        async for line in system.dead.export(**where):
+            sys.stdout.buffer.write(line + b"\n")
+            count += 1
+        sys.stdout.flush()
+        return count
+
+    try:
+        say(f"{_with(app, url, work):,} letters")
+    except BrokenPipeError:
+        # Nobody reads any more. Python flushes stdout once again at its end, which must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@dead.command()
+def send(
+    to: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Where to.")],
+    ids: IdsArgument = None,
+    origin: Annotated[str | None, typer.Option("--from", metavar="TOPIC", help="Of this topic.")] = None,
+    group: GroupOption = None,
+    key: KeyOption = None,
+    error: ErrorOption = None,
+    text: TextOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitOption = None,
+    json: JsonOption = False,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+) -> None:
+    """Publish copies of dead letters to a topic; the letters stay where they are.
+
+    Every group of that topic sees them. To run them again in their own group and order, use replay.
+    """
+    where = chosen(origin, group, key, error, text, since, until, ids=ids)
+    sent = _with(app, url, lambda system: system.dead.send(to, limit=limit, **where))
+    typer.echo(f'{{"sent":{sent}}}' if json else f"{sent:,} copies sent to {to}")
+
+
+def _with(app: str | None, url: str | None, work: Callable[["Onward"], Awaitable[T]]) -> T:
+    system = find.system(app, url)
+    _check_file(system.settings.url)
+
+    async def run() -> T:
+        async with system:
+            return await work(system)
+
+    return asyncio.run(run())
+
+
+def _check_file(url: str) -> None:
+    """Opening a database would create it, and nobody has died in a new one."""
+    if url.startswith("sqlite:"):
+        from onward.brokers.sqlite.store import locate
+
+        path = locate(url)
+        if not path.exists():
+            raise Misuse(f"{path.absolute()} does not exist: nothing was ever published there; is the URL right?")
+
+
+async def _confirm(system: "Onward", where: "Where", limit: int | None) -> None:
+    planned = await system.dead.drop(limit=limit, dry_run=True, **where)
+    if not sys.stdin.isatty():
+        raise Misuse(f"{planned.dropped:,} dead letters would be gone for good, and nobody is here to ask; add --yes")
+    if not typer.confirm(f"Drop {planned.dropped:,} dead letters for good?", err=True):
+        raise typer.Exit(1)

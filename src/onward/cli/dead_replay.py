@@ -1,0 +1,36 @@
+"""A replay that a person watches: a bar where there is a terminal, and Ctrl-C that stops it between two steps."""
+
+import asyncio
+import signal
+import threading
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from onward.failure.dead import Replay, Replayed
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+async def run(replay: Replay) -> Replayed:
+    console = Console(stderr=True)
+    columns = (TextColumn("replayed"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    loop = asyncio.get_running_loop()
+    caught = _STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("replayed", total=None)
+
+        def stop() -> None:
+            replay.stop()
+            for number in caught:  # a second one ends at once
+                loop.remove_signal_handler(number)
+
+        for number in caught:
+            loop.add_signal_handler(number, stop)
+        try:
+            return await replay.run(
+                lambda replay: bar.update(task, total=replay.total, completed=replay.replayed + replay.failed)
+            )
+        finally:
+            for number in caught:
+                loop.remove_signal_handler(number)

@@ -1,0 +1,97 @@
+"""Dead letters on the screen: a table, a page, JSON."""
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from onward.brokers.base import AsideRecord
+from onward.cli.show import as_line, harmless
+from onward.failure.letter import as_json, fields
+
+_MOST_CHARS = 200  # of an error in the table
+_PIPE_WIDTH = 1_000
+
+
+def print_array(letters: Sequence[AsideRecord]) -> None:
+    """One JSON array, a letter a line."""
+    body = b",\n ".join(as_json(letter) for letter in letters)
+    sys.stdout.buffer.write(b"[" + body + b"]\n")
+    sys.stdout.flush()
+
+
+def print_object(letter: AsideRecord) -> None:
+    data = msgspec.json.format(msgspec.json.encode(fields(letter)), indent=2)
+    sys.stdout.buffer.write(data + b"\n")
+    sys.stdout.flush()
+
+
+def print_answer(answer: Any, note: str, *, json: bool) -> None:
+    typer.echo(msgspec.json.encode(answer).decode() if json else note)
+
+
+def print_table(letters: Sequence[AsideRecord]) -> None:
+    if not letters:
+        typer.echo("no dead letters")
+        return
+    # What is piped is not folded to the width of a screen that is not there.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("died", no_wrap=True)
+    table.add_column("event", no_wrap=True)
+    table.add_column("group, topic, key: error", overflow="fold")
+    for letter in letters:
+        story = letter.failure
+        table.add_row(Text(_clock(story.last) if story else "", "dim"), Text(letter.event.id), _gist(letter))
+    console.print(table)
+
+
+def _gist(letter: AsideRecord) -> Text:
+    text = Text(letter.group)
+    text.append(f" {letter.partition.topic}", "cyan")
+    if letter.event.key is not None:
+        text.append(f" {harmless(letter.event.key)}", "bold yellow")
+    if letter.failure is not None:
+        first = letter.failure.message.partition("\n")[0]
+        said = harmless(f"{letter.failure.error}: {first}")
+        text.append(": ").append(said if len(said) <= _MOST_CHARS else f"{said[: _MOST_CHARS - 1]}…", "red")
+        tries = letter.failure.attempts
+        text.append(f" ({tries} {'try' if tries == 1 else 'tries'})", "dim")
+    return text
+
+
+def print_letter(letter: AsideRecord) -> None:
+    console = Console(highlight=False)
+    story = letter.failure
+    facts = {
+        "letter": letter.id,
+        "event": letter.event.id,
+        "origin": f"{letter.partition} position {letter.position}",
+        "group": letter.group,
+    }
+    if story is not None:
+        facts |= {
+            "handler": story.handler,
+            "reason": f"{story.reason} after {story.attempts} attempt{'s' * (story.attempts != 1)}",
+            "first failure": _clock(story.first),
+            "last failure": _clock(story.last),
+            "error": f"{story.error}: {story.message}",
+        }
+    for name, value in facts.items():
+        console.print(Text(f"{name:<14}", "dim") + Text(harmless(value)), soft_wrap=True)
+    console.print(Text("\n") + as_line(letter.event), soft_wrap=True)
+    if story is not None and story.traceback:
+        lines = [harmless(line) for line in story.traceback.splitlines()]
+        console.print(Text("\n" + "\n".join(lines), "red"), soft_wrap=True)
+
+
+def _clock(time: float) -> str:
+    """The local time, without the day if that is today."""
+    moment = datetime.fromtimestamp(time)
+    return f"{moment:%H:%M:%S}" if moment.date() == datetime.now().date() else f"{moment:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,96 @@
+"""Alert hooks that come with the library: a webhook in Slack's format, and mail. Standard library only.
+
+Both block, so the monitor calls them in a thread. Neither shows its secret: a webhook's path is one.
+"""
+
+import http.client
+import json
+import smtplib
+from collections.abc import Sequence
+from email.message import EmailMessage
+from urllib.parse import urlsplit
+
+from onward.errors import AlertError, BadSetting
+from onward.failure.watch import Alert
+
+_MARKS = {"high": "\N{POLICE CARS REVOLVING LIGHT}", "broken": "\N{WARNING SIGN}"}
+
+
+class Webhook:
+    """Posts `{"text": ...}`, as Slack, Mattermost and many others take it."""
+
+    def __init__(self, url: str, *, timeout_s: float = 10.0) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadSetting("a webhook needs a URL such as https://hooks.slack.com/services/...")
+        self._secure = parts.scheme == "https"
+        self._host = parts.netloc.rpartition("@")[2]
+        self._target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+        self._timeout_s = timeout_s
+        self.__name__ = f"webhook {self._host}"
+
+    def __call__(self, alert: Alert) -> None:
+        mark = _MARKS.get(alert.kind, "\N{WHITE HEAVY CHECK MARK}")
+        body = json.dumps({"text": f"{mark} {_escaped(alert.text)}"}).encode()
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, timeout=self._timeout_s)
+        try:
+            connection.request("POST", self._target, body, {"Content-Type": "application/json"})
+            with connection.getresponse() as answer:
+                said = answer.read(200).decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise AlertError(f"{self._host} cannot be reached: {error!r}; check the address and the network") from error
+        finally:
+            connection.close()
+        if not 200 <= answer.status < 300:
+            raise AlertError(f"{self._host} refused the alert: {answer.status} {said!r}; check the webhook's URL")
+
+
+class Mail:
+    """Sends a mail by SMTP: plain, with STARTTLS, or (`tls="implicit"`, usually port 465) with TLS from the start."""
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        sender: str,
+        to: Sequence[str] | str,
+        port: int = 25,
+        login: tuple[str, str] | None = None,
+        tls: str | None = None,
+    ) -> None:
+        if tls not in (None, "starttls", "implicit"):
+            raise BadSetting(f"tls={tls!r}: None, 'starttls' or 'implicit'")
+        self._address = host, port
+        self._sender = sender
+        self._to = [to] if isinstance(to, str) else list(to)
+        self._login = login
+        self._tls = tls
+        self.__name__ = f"mail by {host}:{port}"
+
+    def __call__(self, alert: Alert) -> None:
+        message = EmailMessage()
+        message["Subject"] = f"[onward] {alert.kind}: {alert.subject}"
+        message["From"], message["To"] = self._sender, ", ".join(self._to)
+        message.set_content(alert.text)
+        try:
+            self._send(message)
+        except (OSError, smtplib.SMTPException) as error:
+            host, port = self._address
+            raise AlertError(
+                f"no mail by {host}:{port}: {error!r}; check the server, its port and the login"
+            ) from error
+
+    def _send(self, message: EmailMessage) -> None:
+        kind = smtplib.SMTP_SSL if self._tls == "implicit" else smtplib.SMTP
+        with kind(*self._address, timeout=10.0) as server:
+            if self._tls == "starttls":
+                server.starttls()
+            if self._login is not None:
+                server.login(*self._login)
+            server.send_message(message)
+
+
+def _escaped(text: str) -> str:
+    """Slack's three special characters."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,307 @@
+"""The dead letters of an application: list, show, replay, drop, export, send.
+
+A replay runs through the key's lane of that group only, never by publishing again. Everything works from any process,
+while the group runs and while it does not: a letter is moved by compare and set, and its owner hears of it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, TypedDict, Unpack
+
+import msgspec
+
+from onward.brokers.base import Aside, AsideRecord, Broker, Filter, State
+from onward.clock import now
+from onward.errors import BadSetting, ConfigError, NoSuchLetter
+from onward.event import Event
+from onward.failure.letter import as_json, copy
+from onward.failure.watch import Tally
+from onward.settings import check_name
+
+_PAGE = 500
+_STEP = 100  # letters moved, removed or published by one call
+_PACE_S = 0.1  # how often a replay with a rate moves some
+_DEAD = frozenset({State.DEAD})
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """A page of dead letters. Hand `after` back for the next; None: there is no more."""
+
+    letters: Sequence[AsideRecord]
+    after: str | None
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """`replayed`: on their way into their lanes; `failed`: not dead any more when their turn came, somebody else was
+    faster; `left`: dead letters that still match."""
+
+    replayed: int
+    failed: int
+    left: int
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    dropped: int
+    failed: int  # not dead any more when their turn came
+    left: int
+
+
+class Where(TypedDict, total=False):
+    """The fields of Choice, as keywords."""
+
+    topic: str | None
+    group: str | None
+    key: str | None
+    error: str | None
+    text: str | None
+    since: float | None
+    until: float | None
+    ids: Iterable[str] | str | None
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which letters: everything that is set must match. Times are Unix time, of the last failure."""
+
+    topic: str | None = None
+    group: str | None = None
+    key: str | None = None
+    error: str | None = None  # the error's type, by name
+    text: str | None = None  # found in the error's message or in the value
+    since: float | None = None
+    until: float | None = None
+    ids: frozenset[str] = frozenset()  # of letters, or of their events
+
+    @property
+    def where(self) -> Filter:
+        return Filter(_DEAD, self.topic, self.key, self.error, self.text, self.since, self.until)
+
+    def names(self, record: AsideRecord) -> bool:
+        return not self.ids or record.id in self.ids or record.event.id in self.ids
+
+
+class DeadLetters:
+    """`places`: the topics and groups that the application handles; where to look when no group is named."""
+
+    def __init__(self, broker: Broker, places: Iterable[tuple[str, str]]) -> None:
+        self._broker = broker
+        self._places = frozenset(places)
+
+    async def list(self, *, after: str | None = None, limit: int = 50, **choice: Unpack[Where]) -> Letters:
+        """A page of letters, by group, partition and position. `choice`: the fields of Choice, each optional."""
+        chosen = _choice(choice)
+        at, place = _cursor(after)
+        groups = [group for group in await self._groups(chosen) if group >= at]
+        found: list[AsideRecord] = []
+        for group, following in pairwise([*groups, ""]):
+            async for page, inner in self._pages(group, chosen, place if group == at else None, limit - len(found)):
+                found += page
+                if len(found) >= limit and (inner or following):
+                    return Letters(found, f"{group}:{inner}" if inner else f"{following}:")
+        return Letters(found, None)
+
+    async def show(self, id_: str, *, group: str | None = None, topic: str | None = None) -> AsideRecord:
+        """The letter with this id, or of the event with this id."""
+        chosen = Choice(ids=frozenset({id_}), group=group, topic=topic)
+        found = [record async for record in self._matching(chosen)]
+        if not found:
+            raise NoSuchLetter(f"no dead letter {id_!r}; it was replayed or dropped, or its group is another one")
+        if len(found) > 1:
+            groups = ", ".join(sorted(record.group for record in found))
+            raise NoSuchLetter(f"event {id_!r} is dead in the groups {groups}; name one of them")
+        return found[0]
+
+    async def count(self, **choice: Unpack[Where]) -> int:
+        return await self.total(_choice(choice))
+
+    async def total(self, chosen: Choice) -> int:
+        return sum([1 async for _ in self._matching(chosen)])
+
+    async def tally(self, topic: str, group: str) -> Tally:
+        """How many there are, and how old the oldest is; for the monitor."""
+        depth, oldest = 0, time.time()
+        async for record in self._matching(Choice(topic=topic, group=group)):
+            depth += 1
+            oldest = min(oldest, record.failure.last if record.failure else oldest)
+        return Tally(topic, group, depth, max(0.0, time.time() - oldest) if depth else 0.0)
+
+    def replaying(self, *, limit: int | None = None, rate: float | None = None, **choice: Unpack[Where]) -> "Replay":
+        """A replay to be run, watched and stopped: at most `limit` letters, at most `rate` of them a second."""
+        if rate is not None and not rate > 0:
+            raise BadSetting(f"rate={rate}: letters per second, more than 0")
+        if limit is not None and limit < 0:
+            raise BadSetting(f"limit={limit}: a number of letters")
+        return Replay(self, _choice(choice), limit, rate)
+
+    async def replay(
+        self, *, limit: int | None = None, rate: float | None = None, dry_run: bool = False, **choice: Unpack[Where]
+    ) -> Replayed:
+        """Run letters again, each at the head of its key's lane and with a fresh count of attempts. With `dry_run`
+        nothing is moved: it answers how many would be."""
+        replay = self.replaying(limit=limit, rate=rate, **choice)
+        return await replay.rehearse() if dry_run else await replay.run()
+
+    async def drop(self, *, limit: int | None = None, dry_run: bool = False, **choice: Unpack[Where]) -> Dropped:
+        """Remove letters for good."""
+        chosen = _choice(choice)
+        dropped = failed = 0
+        async for group, ids in self.steps(chosen, limit, _STEP):
+            removed = len(ids) if dry_run else await self.aside(group).remove(ids, expect=State.DEAD)
+            dropped, failed = dropped + removed, failed + len(ids) - removed
+        left = await self.total(chosen)
+        return Dropped(dropped, failed, left - dropped if dry_run else left)
+
+    async def export(self, **choice: Unpack[Where]) -> AsyncIterator[bytes]:
+        """Each letter as a line of JSON, without its line end."""
+        async for record in self._matching(_choice(choice)):
+            yield as_json(record)
+
+    async def send(self, to: str, *, limit: int | None = None, **choice: Unpack[Where]) -> int:
+        """Publish copies to a topic; the letters stay where they are. Answers how many were sent."""
+        check_name("topic", to)
+        sent = 0
+        batch: list[Event] = []
+        async for record in self._matching(_choice(choice)):
+            if limit is not None and sent + len(batch) >= limit:
+                break
+            batch.append(copy(record, to))
+            if len(batch) == _STEP:
+                await self._broker.publish(batch)
+                sent, batch = sent + len(batch), []
+        if batch:
+            await self._broker.publish(batch)
+        return sent + len(batch)
+
+    def aside(self, group: str) -> Aside:
+        return self._broker.aside(group)
+
+    async def steps(self, chosen: Choice, limit: int | None, size: int) -> AsyncIterator[tuple[str, Sequence[str]]]:
+        """Matching letters by group, a few at a time, in the order of their positions."""
+        left = limit
+        step: list[AsideRecord] = []
+        async for record in self._matching(chosen):
+            if left is not None and left <= 0:
+                break
+            if step and (len(step) == size or step[0].group != record.group):
+                yield step[0].group, [each.id for each in step]
+                step = []
+            step.append(record)
+            left = left - 1 if left is not None else None
+        if step:
+            yield step[0].group, [each.id for each in step]
+
+    async def _matching(self, chosen: Choice) -> AsyncIterator[AsideRecord]:
+        for group in await self._groups(chosen):
+            async for page, _ in self._pages(group, chosen, None, _PAGE):
+                for record in page:
+                    yield record
+
+    async def _pages(
+        self, group: str, chosen: Choice, after: str | None, limit: int
+    ) -> AsyncIterator[tuple[Sequence[AsideRecord], str | None]]:
+        while True:
+            page = await self.aside(group).scan(chosen.where, after, max(1, limit))
+            after = page.after
+            yield [record for record in page.records if chosen.names(record)], after
+            if after is None:
+                return
+
+    async def _groups(self, chosen: Choice) -> Sequence[str]:
+        """Where to look. A broker does not tell all its topics, so somebody must name a group or a topic."""
+        if not self._broker.features.aside:
+            raise ConfigError("this broker cannot browse its dead letters; give it a store for them with aside_url=")
+        if chosen.group is not None:
+            return [check_name("group", chosen.group)]
+        topics = {chosen.topic} if chosen.topic is not None else {topic for topic, _ in self._places}
+        if not topics:
+            raise ConfigError("whose dead letters? Name a topic or a group, or the application that handles them")
+        known = {group for topic, group in self._places if topic in topics}
+        for topic in topics:
+            known |= {info.group for info in await self._broker.groups(topic)}
+        if not known:
+            raise ConfigError(
+                f"no group has ever taken topic {', '.join(topics)}, so it has no dead letters; is the name right?"
+            )
+        return sorted(known)
+
+
+class Replay:
+    """One replay. `run` it once; meanwhile `replayed`, `failed` and `total` say where it stands, and `stop` ends it
+    between two steps: what was moved runs, the rest stays dead."""
+
+    def __init__(self, dead: DeadLetters, chosen: Choice, limit: int | None, rate: float | None) -> None:
+        self._dead = dead
+        self._chosen = chosen
+        self._limit = limit
+        self._rate = rate
+        self._stopped = asyncio.Event()
+        self.total: int | None = None  # how many there are to replay, once counted
+        self.replayed = 0
+        self.failed = 0
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    async def rehearse(self) -> Replayed:
+        """What `run` would do."""
+        matching = await self._dead.total(self._chosen)
+        would = matching if self._limit is None else min(matching, self._limit)
+        return Replayed(would, 0, matching - would)
+
+    async def run(self, progress: Callable[["Replay"], None] = lambda _: None) -> Replayed:
+        """Move the letters that match now: what dies meanwhile, also for the second time, is left."""
+        self.total = (await self.rehearse()).replayed
+        progress(self)
+        begun = now()
+        async for group, ids in self._dead.steps(self._chosen, self.total, self._step):
+            if self.stopped:
+                break
+            aside = self._dead.aside(group)
+            moved = await aside.move(ids, expect=State.DEAD, to=State.WAITING, due=time.time())
+            self.replayed += moved
+            self.failed += len(ids) - moved
+            progress(self)
+            await self._pace(begun)
+        left = await self._dead.total(self._chosen)
+        return Replayed(self.replayed, self.failed, left)
+
+    @property
+    def _step(self) -> int:
+        return _STEP if self._rate is None else max(1, min(_STEP, int(self._rate * _PACE_S)))
+
+    async def _pace(self, begun: float) -> None:
+        """Wait until the rate allows for more, or until stopped."""
+        tried = self.replayed + self.failed
+        if self._rate is None or tried >= (self.total or 0):
+            return
+        wait_s = begun + tried / self._rate - now()
+        if wait_s > 0:
+            try:
+                await asyncio.wait_for(self._stopped.wait(), wait_s)
+            except TimeoutError:
+                return
+
+
+def _choice(where: Where) -> Choice:
+    ids = where.get("ids")
+    if ids is None:
+        names: frozenset[str] = frozenset()
+    else:
+        names = frozenset([ids] if isinstance(ids, str) else ids)
+        if not names:
+            raise BadSetting("ids=[]: name at least one letter, or leave it out to mean all that match")
+    rest: dict[str, Any] = {name: value for name, value in where.items() if name != "ids"}
+    return Choice(**rest, ids=names)
+
+
+def _cursor(after: str | None) -> tuple[str, str | None]:
+    """The group and the place in it where a page begins."""
+    group, separator, place = (after or ":").partition(":")
+    if not separator:
+        raise BadSetting(f"after={after!r} is no cursor of a page before; start again without it")
+    return group, place or None

@@ -1,0 +1,88 @@
+"""A dead letter as JSON, for programs, and as a copy to be published."""
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from onward.brokers.base import AsideRecord, Failure
+from onward.event import Event, new_id
+from onward.failure.expiry import EXPIRES
+
+_MAX_HEADER = 500  # characters of an error's message in a copy
+
+
+def as_json(record: AsideRecord) -> bytes:
+    """The whole letter in one line: the event as it was published, and the story of its end."""
+    return msgspec.json.encode(fields(record))
+
+
+def fields(record: AsideRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "group": record.group,
+        "topic": record.partition.topic,
+        "partition": record.partition.index,
+        "position": record.position,
+        "event": event_fields(record.event),
+        "failure": _story(record.failure),
+    }
+
+
+def event_fields(event: Event) -> dict[str, Any]:
+    """The whole event. A tombstone says so, for `null` is also a value."""
+    line: dict[str, Any] = {
+        "id": event.id,
+        "topic": event.topic,
+        "key": event.key,
+        "type": event.type,
+        "time": iso(event.time),
+        "headers": dict(event.headers),
+    }
+    compact = None if event.value is None else compact_json(event.value)
+    if event.value is None:
+        line |= {"value": None, "tombstone": True}
+    elif compact is not None:
+        line["value"] = msgspec.Raw(compact)
+    else:
+        line["value_base64"] = base64.b64encode(event.value).decode()
+    return line
+
+
+def compact_json(data: bytes) -> bytes | None:
+    """The JSON without white space, digits and order as they were; None if it is not JSON."""
+    try:
+        msgspec.json.decode(data)  # format alone lets strings pass that are not UTF-8
+        return msgspec.json.format(data, indent=-1)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return None
+
+
+def iso(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def copy(record: AsideRecord, topic: str) -> Event:
+    """An event of its own for this topic, that says where it comes from. It does not expire again."""
+    event, failure = record.event, record.failure
+    origin = {
+        "onward-origin-id": event.id,
+        "onward-origin-topic": record.partition.topic,
+        "onward-origin-group": record.group,
+        "onward-dead-id": record.id,
+    }
+    if failure is not None:
+        origin |= {
+            "onward-dead-reason": failure.reason,
+            "onward-dead-error": failure.error,
+            "onward-dead-message": failure.message[:_MAX_HEADER],
+        }
+    headers = {name: value for name, value in event.headers.items() if name != EXPIRES}
+    return Event(new_id(), topic, event.key, event.value, headers | origin, event.type, event.time)
+
+
+def _story(failure: Failure | None) -> dict[str, Any] | None:
+    if failure is None:
+        return None
+    return msgspec.structs.asdict(failure) | {"first": iso(failure.first), "last": iso(failure.last)}

@@ -1,0 +1,101 @@
+"""The monitor: counts the dead letters now and then, and calls the alert hooks."""
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from onward.failure.watch import Alert, Tally, Thresholds, Watchman
+
+log = logging.getLogger("onward")
+
+Hook = Callable[[Alert], Any]
+"""Called with an alert; an `async def` on the event loop, everything else in a thread."""
+
+_FIRST_S = 30.0  # a process that lives shorter than the interval has looked once at least
+_HOOK_TIMEOUT_S = 30.0
+_MOST_PENDING = 100  # alerts kept for a hook that does not work; the oldest go first
+
+
+class Monitor:
+    """`read` counts. An alert that a hook did not take is handed to it again at the next check."""
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Sequence[Tally]]],
+        hooks: Sequence[Hook],
+        *,
+        thresholds: Thresholds,
+        every_s: float,
+    ) -> None:
+        self._read = read
+        self._watchman = Watchman(thresholds)
+        self._bells = [Bell(hook) for hook in hooks]
+        self._every_s = every_s
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        wait_s = min(_FIRST_S, self._every_s)
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = self._every_s
+            await self.check()
+
+    async def check(self) -> None:
+        try:
+            alerts = self._watchman.see(await self._read())
+        except Exception as error:  # whatever it is, a monitor that does not work must say so
+            log.exception("the dead letters cannot be counted")
+            alerts = self._watchman.fail(str(error) or type(error).__qualname__)
+        await self._ring(alerts)
+
+    async def _ring(self, alerts: Sequence[Alert]) -> None:
+        for alert in alerts:
+            log.log(logging.ERROR if alert.kind in ("high", "broken") else logging.INFO, "alert: %s", alert.text)
+        news = [alert for bell in self._bells for alert in await bell.ring(alerts)]
+        for bell in self._bells:  # those that work hear of those that do not
+            if others := [alert for alert in news if alert.subject != bell.name]:
+                await bell.ring(others)
+
+
+class Bell:
+    """One hook, and what it has not taken yet."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.name = getattr(hook, "__name__", None) or str(hook)
+        self._hook = hook
+        self._pending: deque[Alert] = deque(maxlen=_MOST_PENDING)
+        self._broken = False
+
+    async def ring(self, alerts: Sequence[Alert]) -> list[Alert]:
+        """Hand these over, after what is still pending. Answers what there is to say about the hook itself."""
+        self._pending.extend(alerts)
+        if not self._pending:
+            return []
+        try:
+            while self._pending:
+                async with asyncio.timeout(_HOOK_TIMEOUT_S):
+                    await _call(self._hook, self._pending[0])
+                self._pending.popleft()
+        except Exception as error:  # a hook may raise anything; the others are called all the same
+            log.exception("the alert hook %s failed; it is tried again with the next check", self.name)
+            if not self._broken:
+                self._broken = True
+                why = str(error) or type(error).__qualname__
+                return [Alert("broken", self.name, f"the alert hook {self.name} failed: {why}")]
+            return []
+        if self._broken:
+            self._broken = False
+            return [Alert("repaired", self.name, f"the alert hook {self.name} works again")]
+        return []
+
+
+async def _call(hook: Hook, alert: Alert) -> None:
+    if inspect.iscoroutinefunction(hook):
+        await hook(alert)
+        return
+    answer = await asyncio.to_thread(hook, alert)
+    if inspect.isawaitable(answer):
+        await answer

@@ -1,0 +1,392 @@
+"""The failure suite: what becomes of events whose handlers fail, through the application, the same for all brokers.
+
+A subclass provides the fixture `harness` (an AsideHarness).
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from onward import GiveUp, Retry, RetryLater, Skip
+from onward.brokers.base import State
+from onward.testing.failure_shop import (
+    GROUP,
+    FailureMember,
+    Shop,
+    eventually,
+    fine,
+    has_records,
+    has_state,
+    none_left,
+    publish,
+    until,
+)
+from onward.testing.harness import Kit, scenario
+
+MANY = 100_000
+
+
+class EndScenarios:
+    """Exhausted, recovered, decided by the handler, undecodable, expired."""
+
+    @scenario()
+    async def test_exhausted_is_a_letter_with_the_whole_story_and_its_key_goes_on(self, kit: Kit) -> None:
+        async def handle(key: str, n: int) -> None:
+            if (key, n) == ("a", 1):
+                raise ValueError(f"no stock for {n}")
+
+        before = time.time()
+        await publish(kit, {"a": range(4), "b": range(4)})
+        async with Shop(kit, handle).open() as shop:
+            await until(lambda: len(shop.done) == 7, "all but one are handled")
+            (letter,) = await shop.records()
+        assert (shop.of("a"), shop.of("b")) == ([0, 2, 3], [0, 1, 2, 3])
+        assert shop.tried.count(("a", 1)) == 3
+        assert letter.state is State.DEAD
+        assert (letter.event.key, letter.event.value) == ("a", b'{"n":1}')
+        story = letter.failure
+        assert story is not None
+        assert (story.reason, story.error, story.message) == ("exhausted", "ValueError", "no stock for 1")
+        assert "raise ValueError" in story.traceback
+        assert story.handler.endswith("bill")
+        assert story.attempts == 3
+        assert before <= story.first <= story.last - 0.1, "the first failure is not the last"
+
+    @scenario()
+    async def test_recovered_runs_in_its_place(self, kit: Kit) -> None:
+        async def handle(key: str, n: int) -> None:
+            if n % 3 == 1 and shop.tried.count((key, n)) < 3:
+                raise ConnectionError("the bank is closed")
+
+        await publish(kit, {key: range(6) for key in "abcd"})
+        async with Shop(kit, handle).open() as shop:
+            await until(lambda: len(shop.done) == 24, "all are handled")
+            assert not await shop.records()
+        assert {key: shop.of(key) for key in "abcd"} == {key: list(range(6)) for key in "abcd"}
+
+    @scenario()
+    async def test_a_handler_decides(self, kit: Kit) -> None:
+        async def handle(key: str, n: int) -> None:
+            match n:
+                case 0:
+                    raise Skip("nothing to do")
+                case 1:
+                    raise GiveUp("no such customer")
+                case 2 if shop.tried.count((key, n)) == 1:
+                    raise RetryLater(0.2)
+
+        await publish(kit, {"a": range(4)})
+        async with Shop(kit, handle).open() as shop:
+            await until(lambda: shop.of("a") == [2, 3], "what was neither skipped nor given up is handled")
+            (letter,) = await shop.records()
+        assert shop.tried == [("a", 0), ("a", 1), ("a", 2), ("a", 2), ("a", 3)]
+        assert letter.failure is not None
+        assert (letter.failure.reason, letter.failure.message) == ("refused", "no such customer")
+
+    @scenario()
+    async def test_the_undecodable_is_dead_at_once_and_raw(self, kit: Kit) -> None:
+        shop = Shop(kit, fine)
+        async with shop.open():
+            await shop.app.publish(kit.topic, b"\xff no json", key="a", headers={"origin": "shell"})
+            await shop.app.publish(kit.topic, {"n": 1}, key="a")
+            await until(lambda: shop.of("a") == [1], "the key goes on")
+            (letter,) = await shop.records()
+        assert (letter.event.value, letter.event.headers) == (b"\xff no json", {"origin": "shell"})
+        assert letter.failure is not None
+        assert (letter.failure.reason, letter.failure.attempts) == ("undecodable", 1)
+
+    @scenario()
+    async def test_the_expired_is_dead_when_its_turn_comes(self, kit: Kit) -> None:
+        async def handle(_: str, n: int) -> None:
+            if n == 0:
+                await asyncio.sleep(0.6)
+
+        shop = Shop(kit, handle)
+        async with shop.open():
+            for n, expires_s in enumerate([None, 0.3, 60.0]):
+                await shop.app.publish(kit.topic, {"n": n}, key="a", expires_s=expires_s)
+            await until(lambda: shop.of("a") == [0, 2], "the key goes on")
+            (letter,) = await shop.records()
+        assert ("a", 1) not in shop.tried
+        assert letter.failure is not None
+        assert (letter.failure.reason, letter.failure.attempts) == ("expired", 0)
+
+
+class ParkingScenarios:
+    @scenario(park_after_s=0.05, partitions=1)
+    async def test_parked_by_time_and_drained_in_order_while_new_ones_arrive(self, kit: Kit) -> None:
+        async def handle(key: str, n: int) -> None:
+            if (key, n) == ("a", 2) and shop.tried.count((key, n)) < 3:
+                raise ConnectionError("the bank is closed")
+
+        retry = Retry(attempts=5, first_delay_s=0.5, factor=1, jitter=0)
+        await publish(kit, {"a": range(20), "b": range(20)})
+        async with Shop(kit, handle, retry=retry).open() as shop:
+            await until(lambda: len(shop.of("b")) == 20, "the other key goes on")
+            assert shop.of("a") == [0, 1]
+            for n in range(20, 60):
+                await shop.app.publish(kit.topic, {"n": n}, key="a")
+            await until(lambda: len(shop.of("a")) == 60, "the key has drained")
+            await eventually(none_left(shop), "its records are gone")
+        assert shop.of("a") == list(range(60))
+
+    @scenario(max_in_flight=40, partitions=1)
+    async def test_parked_by_share_and_drained_in_order_while_new_ones_arrive(self, kit: Kit) -> None:
+        gate = asyncio.Event()
+
+        async def handle(key: str, _: int) -> None:
+            if key == "a":
+                await gate.wait()
+
+        await publish(kit, {"a": range(100), "b": range(30)})
+        async with Shop(kit, handle).open() as shop:
+            await until(lambda: len(shop.of("b")) == 30, "a key that is stuck stalls nobody else")
+            assert len(await shop.records(State.HELD)) >= 50
+            gate.set()
+            for n in range(100, 130):
+                await shop.app.publish(kit.topic, {"n": n}, key="a")
+            await until(lambda: len(shop.of("a")) == 130, "the key has drained")
+            await eventually(none_left(shop), "its records are gone")
+        assert shop.of("a") == list(range(130))
+
+    @scenario()
+    async def test_without_order_a_delayed_retry_is_a_waiting_record(self, kit: Kit) -> None:
+        async def handle(key: str, n: int) -> None:
+            if n == 0 and shop.tried.count((key, n)) == 1:
+                raise RetryLater(1.0)
+
+        await publish(kit, {"a": range(3)})
+        async with Shop(kit, handle, ordering="none").open() as shop:
+            await until(lambda: sorted(shop.of("a")) == [1, 2], "nobody waits for it")
+            await eventually(lambda: has_state(shop, State.WAITING), "it waits in the store")
+            await until(lambda: sorted(shop.of("a")) == [0, 1, 2], "it is tried again")
+
+    @scenario(park_after_s=0.05, partitions=1)
+    async def test_a_parked_key_survives_a_crash(self, kit: Kit) -> None:
+        await publish(kit, {"a": range(10)})
+        task = {"mode": "work", "later": [["a", 3]], "after_s": 2.0}
+        worker = FailureMember(kit, task)
+        while (await worker.line())["said"] != "later":
+            pass
+        await publish(kit, {"a": range(10, 15)})
+        store = Shop(kit, fine)
+        async with store.app:
+            await eventually(lambda: has_records(store, 12), "the key stands aside")
+        worker.end()
+        async with Shop(kit, fine).open() as shop:
+            await until(lambda: len(shop.of("a")) == 12, "the next owner drains the key")
+        assert shop.of("a") == list(range(3, 15))
+
+    @pytest.mark.slow
+    @scenario(park_after_s=0.05, partitions=1)
+    async def test_a_hundred_thousand_events_of_one_key_drain_in_order(self, kit: Kit) -> None:
+        gate = asyncio.Event()
+
+        async def handle(_: str, n: int) -> None:
+            if n == 0 and not gate.is_set():
+                raise RetryLater(1.0)
+
+        await publish(kit, {"a": range(MANY)})
+        async with Shop(kit, handle, retry=Retry(attempts=1_000)).open() as shop:
+            await eventually(lambda: has_state(shop, State.HELD, MANY // 10), "many stand aside", within_s=60.0)
+            gate.set()
+            await until(lambda: len(shop.done) >= MANY, "the key has drained", within_s=90.0)
+        assert shop.of("a") == list(range(MANY))
+
+
+class StoreScenarios:
+    @scenario()
+    async def test_when_the_store_is_down_the_event_stays_open_and_readiness_says_so(self, kit: Kit) -> None:
+        async def handle(key: str, n: int) -> None:
+            if (key, n) == ("a", 0):
+                raise GiveUp("never")
+
+        harness: Any = kit.harness
+        shop = Shop(kit, handle)
+        assert not shop.app.health().ready
+        async with shop.open():
+            await shop.app.publish(kit.topic, {"n": 99}, key="z")
+            await until(lambda: shop.of("z") == [99], "it is at work")
+            assert shop.app.health().ready
+            with harness.refuse_aside():
+                await publish(kit, {"a": range(3), "b": range(3)})
+                await until(lambda: shop.of("b") == [0, 1, 2], "other keys go on")
+                await until(lambda: not shop.app.health().ready, "readiness says so")
+                assert "set aside" in " ".join(shop.app.health().troubles)
+                assert shop.of("a") == []
+            await until(lambda: shop.of("a") == [1, 2], "the key goes on once the letter is stored")
+            assert len(await shop.records(State.DEAD)) == 1
+            await until(lambda: shop.app.health().ready, "readiness recovers")
+
+    @scenario()
+    async def test_held_until_replayed_or_dropped(self, kit: Kit) -> None:
+        cured = False
+
+        async def handle(key: str, n: int) -> None:
+            if n == 1 and not cured:
+                raise GiveUp("never")
+
+        await publish(kit, {"a": range(4), "b": range(4), "c": range(1)})
+        shop = Shop(kit, handle, on_dead="hold")
+        async with shop.open():
+            await eventually(lambda: has_records(shop, 6), "two keys stand still")
+            assert (shop.of("a"), shop.of("b"), shop.of("c")) == ([0], [0], [0])
+            cured = True
+            assert (await shop.app.dead.replay(key="a")).replayed == 1
+            await until(lambda: shop.of("a") == [0, 1, 2, 3], "the replayed one and those behind it have run")
+            assert (await shop.app.dead.drop(key="b")).dropped == 1
+            await until(lambda: shop.of("b") == [0, 2, 3], "those behind the dropped one have run")
+
+
+class ReplayScenarios:
+    @scenario()
+    async def test_replayed_from_another_process_while_the_group_runs_and_while_it_does_not(self, kit: Kit) -> None:
+        cured = False
+
+        async def handle(_: str, n: int) -> None:
+            if n < 3 and not cured:
+                raise ValueError("not yet")
+
+        await publish(kit, {"a": range(5), "b": range(5)})
+        async with Shop(kit, handle).open() as shop:
+            await until(lambda: len(shop.done) == 4, "the rest is handled")
+            await eventually(lambda: has_records(shop, 6), "six are dead")
+        other = Shop(kit, handle)
+        async with other.app as app:
+            assert (await app.dead.replay(key="a", dry_run=True)).replayed == 3
+            answer = await app.dead.replay(key="a")
+        assert (answer.replayed, answer.failed, answer.left) == (3, 0, 0)
+        cured = True
+        second = Shop(kit, handle)
+        async with second.open():
+            await until(lambda: second.of("a") == [0, 1, 2], "in key order, when the group runs again")
+            async with other.app as app:
+                answer = await app.dead.replay(topic=kit.topic)
+            assert (answer.replayed, answer.failed, answer.left) == (3, 0, 0)
+            await until(lambda: second.of("b") == [0, 1, 2], "in key order, while the group runs")
+            await eventually(none_left(second), "the records are gone after success")
+        assert len(second.done) == 6, "a replay ran something twice, or something else"
+
+    @scenario()
+    async def test_two_replays_at_once_run_no_event_twice(self, kit: Kit) -> None:
+        cured = False
+
+        async def handle(_: str, n: int) -> None:
+            if not cured:
+                raise GiveUp("never")
+
+        await publish(kit, {f"k{k}": range(20) for k in range(10)})
+        shop = Shop(kit, handle)
+        async with shop.open():
+            await eventually(lambda: has_records(shop, 200), "all are dead")
+            cured = True
+            others = [Shop(kit, handle).app for _ in range(2)]
+            async with others[0] as one, others[1] as two:
+                answers = await asyncio.gather(*(app.dead.replay(group=GROUP) for app in (one, two, shop.app)))
+            assert sum(answer.replayed for answer in answers) == 200
+            await until(lambda: len(shop.done) >= 200, "all have run")
+            await eventually(none_left(shop), "the records are gone")
+        assert len(shop.done) == 200
+        assert all(shop.of(f"k{k}") == list(range(20)) for k in range(10))
+
+    @scenario()
+    async def test_a_replay_keeps_to_its_rate_and_stops_when_asked(self, kit: Kit) -> None:
+        async def handle(_: str, __: int) -> None:
+            raise GiveUp("never")
+
+        await publish(kit, {"a": range(40)})
+        shop = Shop(kit, handle)
+        async with shop.open():
+            await eventually(lambda: has_records(shop, 40), "all are dead")
+        async with shop.app as app:
+            begun = time.monotonic()
+            assert (await app.dead.replay(rate=20, limit=10)).left == 30
+            assert time.monotonic() - begun >= 0.4
+            replay = app.dead.replaying(rate=5)
+            running = asyncio.create_task(replay.run())
+            await until(lambda: replay.replayed >= 2, "it has begun")
+            replay.stop()
+            answer = await running
+        assert replay.total == 30
+        assert 2 <= answer.replayed < 30
+        assert answer.replayed + answer.left == 30
+
+    @pytest.mark.slow
+    @scenario()
+    async def test_a_replay_killed_at_any_step_loses_and_doubles_nothing(self, kit: Kit) -> None:
+        async def fail(_: str, __: int) -> None:
+            raise GiveUp("never")
+
+        await publish(kit, {"a": range(30), "b": range(30)})
+        async with Shop(kit, fail).open() as shop:
+            await eventually(lambda: has_records(shop, 60), "all are dead")
+        cured = Shop(kit, fine)
+        async with cured.open():
+            for moved in (0, 1, 5, 9):
+                for delay_s in (0.0, 0.004):
+                    replaying = FailureMember(kit, {"mode": "replay", "rate": 100})
+                    while (await replaying.line()).get("replayed", -1) < moved:
+                        pass
+                    await asyncio.sleep(delay_s)
+                    replaying.end()
+            await cured.app.dead.replay()
+            await until(lambda: len(cured.done) >= 60, "all have run")
+            await eventually(none_left(cured), "the records are gone")
+        assert (cured.of("a"), cured.of("b")) == (list(range(30)), list(range(30)))
+
+    @pytest.mark.slow
+    @scenario()
+    async def test_a_worker_killed_amid_a_replay_loses_nothing_and_keeps_the_order(self, kit: Kit) -> None:
+        async def fail(_: str, __: int) -> None:
+            raise GiveUp("never")
+
+        await publish(kit, {"a": range(30), "b": range(30)})
+        async with Shop(kit, fail).open() as shop:
+            await eventually(lambda: has_records(shop, 60), "all are dead")
+        async with shop.app as app:
+            assert (await app.dead.replay()).replayed == 60
+        first: list[tuple[str, int]] = []
+        for done in (1, 7, 20):
+            worker = FailureMember(kit, {"mode": "work", "pause_s": 0.01})
+            said: list[tuple[str, int]] = []
+            while len(said) < done:
+                line = await worker.line()
+                said += [(line["key"], line["n"])] if line["said"] == "done" else []
+            worker.kill()
+            said += [(line["key"], line["n"]) for line in worker.rest() if line["said"] == "done"]
+            worker.end()
+            first += [each for each in said if each not in first]
+        async with Shop(kit, fine).open() as last:
+            await until(lambda: len({*first, *last.done}) == 60, "all have run")
+            await eventually(none_left(last), "the records are gone")
+        first += [each for each in last.done if each not in first]
+        assert [n for key, n in first if key == "a"] == list(range(30))
+        assert [n for key, n in first if key == "b"] == list(range(30))
+
+
+class CrashScenarios:
+    @pytest.mark.slow
+    @scenario(crash_limit=2)
+    async def test_what_kills_its_process_is_dead_and_its_neighbours_are_not(self, kit: Kit) -> None:
+        await publish(kit, {key: range(5) for key in "abcdef"})
+        done: set[tuple[str, int]] = set()
+        store = Shop(kit, fine)
+        for _ in range(8):
+            worker = FailureMember(kit, {"mode": "work", "die": [["c", 2]], "pause_s": 0.01})
+            await worker.until_silent(done, 29)
+            worker.end()
+            if len(done) >= 29:
+                break
+        assert done == {(key, n) for key in "abcdef" for n in range(5)} - {("c", 2)}
+        async with store.app:
+            await eventually(lambda: has_records(store, 1), "one letter")
+            (letter,) = await store.records()
+        assert (letter.event.key, letter.event.value) == ("c", b'{"n":2}')
+        assert letter.failure is not None
+        assert letter.failure.reason == "crashed"
+
+
+class FailureSuite(EndScenarios, ParkingScenarios, StoreScenarios, ReplayScenarios, CrashScenarios):
+    pass

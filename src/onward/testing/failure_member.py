@@ -1,0 +1,52 @@
+"""An application in a process of its own, to be killed: `python -m onward.testing.failure_member TASK`.
+
+Modes: `work` handles events, kills its own process on those named in `die` and puts those in `later` off once; `replay`
+replays the dead letters. It says what happens on stdout, a JSON line each, and ends when its stdin closes.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from onward import Event, Onward, Retry, RetryLater
+
+
+def say(what: str, **more: Any) -> None:
+    print(json.dumps({"said": what, **more}), flush=True)  # noqa: T201
+
+
+async def work(app: Onward, task: dict[str, Any]) -> None:
+    @app.handler(task["topic"], group=task["group"], retry=Retry(attempts=5, first_delay_s=0.05))
+    async def bill(value: dict[str, int], event: Event) -> None:
+        this = [event.key, value["n"]]
+        await asyncio.sleep(task.get("pause_s", 0.0))
+        if this in task.get("die", ()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if this in task.get("later", ()):
+            say("later", key=event.key, n=value["n"])
+            raise RetryLater(task["after_s"])
+        say("done", key=event.key, n=value["n"])
+
+    await app.run()
+
+
+async def replay(app: Onward, task: dict[str, Any]) -> None:
+    async with app:
+        replay = app.dead.replaying(group=task["group"], rate=task["rate"])
+        await replay.run(lambda replay: say("replaying", replayed=replay.replayed))
+    say("replayed", replayed=1_000_000)
+
+
+async def main() -> None:
+    task = json.loads(sys.argv[1])
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    app = Onward(task["url"], **task["settings"])
+    await {"work": work, "replay": replay}[task["mode"]](app, task)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,165 @@
+"""`onward dead`, end to end on a SQLite file."""
+
+import asyncio
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onward import Event, GiveUp, Onward
+from tests.cli.shell import Shell, until
+from tests.cli.system import url
+
+
+def bury(folder: Path, count: int) -> list[str]:
+    """So many orders that billing has given up; the ids of their events."""
+    app = Onward(url(folder), lease_s=1.0, takeover_grace_s=0.1)
+    seen: list[str] = []
+
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, Any], event: Event) -> None:
+        seen.append(event.id)
+        if order["id"] % 2:
+            raise GiveUp(f"no stock for {order['id']}")
+        raise GiveUp("\x1b[2J no such customer")
+
+    async def main() -> list[str]:
+        async with app:
+            events = await app.publish_many("orders", [(f"c-{n}", {"id": n}) for n in range(count)])
+            running = asyncio.create_task(app.run())
+            deadline = time.monotonic() + 30
+            while await app.dead.count() < count:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+            app.stop()
+            await running
+            return [event.id for event in events]
+
+    return asyncio.run(main())
+
+
+def dead(shell: Shell, *arguments: str, code: int = 0) -> str:
+    done = shell.run("dead", *arguments, "--app", "shop:app")
+    assert done.returncode == code, done.stderr
+    assert "Traceback (most" not in done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_list_shows_a_table_and_one_array(shell: Shell) -> None:
+    ids = bury(shell.folder, 4)
+    table = dead(shell, "list")
+    assert all(name in table for name in ids)
+    assert "no stock for 1" in table
+    assert "\x1b" not in table, "a message acts on the terminal"
+    letters = json.loads(dead(shell, "list", "--json"))
+    assert {letter["event"]["id"] for letter in letters} == set(ids)
+    (letter,) = json.loads(dead(shell, "list", "--json", "--key", "c-1"))
+    assert (letter["group"], letter["topic"], letter["event"]["value"]) == ("billing", "orders", {"id": 1})
+    assert (letter["failure"]["reason"], letter["failure"]["error"]) == ("refused", "GiveUp")
+    assert "Traceback" in letter["failure"]["traceback"]
+    assert json.loads(dead(shell, "list", "--json", "--error", "OSError")) == []
+    assert json.loads(dead(shell, "list", "--json", "--until", "1h")) == []
+    assert len(json.loads(dead(shell, "list", "--json", "--since", "1h", "--text", "no stock"))) == 2
+    assert dead(shell, "list", "--key", "c-9") == "no dead letters\n"
+    assert "no group has ever taken topic payments" in dead(shell, "list", "--topic", "payments", code=1)
+
+
+def test_pages_follow_the_cursor(shell: Shell) -> None:
+    ids = bury(shell.folder, 5)
+    found: list[str] = []
+    after: tuple[str, ...] = ()
+    for _ in range(5):
+        done = shell.run("dead", "list", "--json", "--limit", "2", "--app", "shop:app", *after)
+        page = json.loads(done.stdout)
+        assert len(page) <= 2
+        found += [letter["event"]["id"] for letter in page]
+        if "--after" not in done.stderr:
+            break
+        after = ("--after", done.stderr.split("--after ")[1].strip())
+    assert sorted(found) == sorted(ids)
+
+
+def test_show_tells_the_whole_story(shell: Shell) -> None:
+    ids = bury(shell.folder, 2)
+    text = dead(shell, "show", ids[1])
+    assert "GiveUp: no stock for 1" in text
+    assert "raise GiveUp" in text
+    assert "refused after 1 attempt\n" in text
+    letter = json.loads(dead(shell, "show", ids[1], "--json"))
+    assert dead(shell, "show", letter["id"]) == text
+    assert "no dead letter 'nobody'" in dead(shell, "show", "nobody", code=1)
+
+
+def test_replay_from_the_shell_runs_in_the_group(shell: Shell) -> None:
+    ids = bury(shell.folder, 4)
+    assert dead(shell, "replay", "--dry-run") == "4 would be replayed, 0 were not dead any more, 0 left\n"
+    assert json.loads(dead(shell, "replay", ids[0], "--json")) == {"replayed": 1, "failed": 0, "left": 0}
+    running = shell.start("run", "shop:app")
+    running.saw("billed 0")
+    assert dead(shell, "replay") == "3 replayed, 0 were not dead any more, 0 left\n"
+    for n in range(1, 4):
+        running.saw(f"billed {n}")
+    until(lambda: dead(shell, "list") == "no dead letters\n", "the letters are gone")
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
+    assert running.out.count("billed") == 4
+
+
+def test_ctrl_c_stops_a_replay_and_says_where_it_stands(shell: Shell) -> None:
+    bury(shell.folder, 20)
+    running = shell.start("dead", "replay", "--rate", "2", "--app", "shop:app")
+
+    def begun() -> bool:
+        return len(json.loads(dead(shell, "list", "--json"))) < 20
+
+    until(begun, "it has begun")
+    running.send(signal.SIGINT)
+    assert running.ended() == 130
+    moved = int(running.out.split()[0])
+    assert 0 < moved < 20
+    assert f"{20 - moved} left" in running.out
+    assert "stopped by you" in running.err
+    assert len(json.loads(dead(shell, "list", "--json"))) == 20 - moved
+
+
+def test_drop_asks_and_export_and_send_leave_the_letters(shell: Shell) -> None:
+    bury(shell.folder, 4)
+    lines = [json.loads(line) for line in dead(shell, "export").splitlines()]
+    assert len(lines) == 4
+    assert dead(shell, "send", "--topic", "sick", "--key", "c-1") == "1 copies sent to sick\n"
+    tail = shell.run("tail", "sick", "--json", "--from", "earliest", "--limit", "1", "--app", "shop:app")
+    copy = json.loads(tail.stdout)
+    assert (copy["key"], copy["value"]) == ("c-1", {"id": 1})
+    assert copy["headers"]["onward-dead-message"] == "no stock for 1"
+    assert "add --yes" in dead(shell, "drop", code=2)
+    answer = json.loads(dead(shell, "drop", "--text", "no stock", "--yes", "--json"))
+    assert answer == {"dropped": 2, "failed": 0, "left": 0}
+    assert len(json.loads(dead(shell, "list", "--json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["list", "--url", "sqlite:///none.db", "--topic", "orders"], "does not exist: nothing was ever published"),
+        (["list", "--since", "yesterday", "--app", "shop:app"], "neither an ISO time nor an age"),
+        (["lst"], "No such command"),
+    ],
+)
+def test_misuse_is_told_with_its_cure(shell: Shell, arguments: list[str], said: str) -> None:
+    done = shell.run("dead", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (shell.folder / "none.db").exists()
+
+
+def test_a_url_alone_needs_a_topic_or_a_group(shell: Shell) -> None:
+    bury(shell.folder, 1)
+    done = shell.run("dead", "list", "--url", "sqlite:///shop.db")
+    assert done.returncode == 1
+    assert "Name a topic or a group" in done.stderr
+    for option in (["--topic", "orders"], ["--group", "billing"]):
+        done = shell.run("dead", "list", "--json", "--url", "sqlite:///shop.db", *option)
+        assert len(json.loads(done.stdout)) == 1

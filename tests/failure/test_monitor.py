@@ -1,0 +1,124 @@
+"""The monitor's loop: hooks of every kind, hooks that fail, an application that is watched."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from onward import Event, GiveUp, Onward
+from onward.failure.monitor import Hook, Monitor
+from onward.failure.watch import Alert, Tally, Thresholds
+from onward.testing.failure_shop import eventually
+
+
+class Depth:
+    def __init__(self) -> None:
+        self.value = 0
+        self.error: Exception | None = None
+
+    async def read(self) -> list[Tally]:
+        if self.error is not None:
+            raise self.error
+        return [Tally("orders", "billing", self.value)]
+
+
+def monitor(depth: Depth, *hooks: Hook) -> Monitor:
+    return Monitor(depth.read, hooks, thresholds=Thresholds(), every_s=0.01)
+
+
+def checked(depth: Depth, hooks: Sequence[Hook], *values: int | Exception) -> None:
+    async def main() -> None:
+        watching = monitor(depth, *hooks)
+        for value in values:
+            depth.error = value if isinstance(value, Exception) else None
+            depth.value = value if isinstance(value, int) else depth.value
+            await watching.check()
+
+    asyncio.run(main())
+
+
+def test_hooks_may_be_async_or_plain_and_plain_ones_do_not_block() -> None:
+    heard: list[tuple[str, str]] = []
+
+    async def soft(alert: Alert) -> None:
+        heard.append(("soft", alert.kind))
+
+    def plain(alert: Alert) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        heard.append(("plain", alert.kind))
+
+    checked(Depth(), [soft, plain], 200, 10)
+    assert heard == [("soft", "high"), ("plain", "high"), ("soft", "recovered"), ("plain", "recovered")]
+
+
+def test_a_failing_check_is_told() -> None:
+    heard: list[str] = []
+    checked(Depth(), [lambda alert: heard.append(alert.text)], ValueError("the disk is full"), OSError(), 0)
+    assert heard == ["the dead letters cannot be counted: the disk is full", "the dead letters can be counted again"]
+
+
+def test_what_a_hook_did_not_take_it_gets_again_and_the_others_hear_of_it() -> None:
+    heard: list[str] = []
+    got: list[str] = []
+    broken = True
+
+    def shaky(alert: Alert) -> None:
+        if broken:
+            raise ConnectionError("no route")
+        got.append(alert.kind)
+
+    async def main() -> None:
+        nonlocal broken
+        depth = Depth()
+        watching = monitor(depth, shaky, lambda alert: heard.append(alert.text))
+        depth.value = 200
+        await watching.check()
+        await watching.check()
+        assert [text.split(":")[0] for text in heard] == ["orders", "the alert hook shaky failed"]
+        assert "no route" in heard[1]
+        broken = False
+        await watching.check()
+
+    asyncio.run(main())
+    assert got == ["high"]
+    assert heard[2:] == ["the alert hook shaky works again"]
+
+
+def test_an_application_is_watched_while_it_runs(tmp_path: Path) -> None:
+    heard: list[Alert] = []
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", partitions=2, lease_s=1.0, dead_threshold=5, dead_check_s=0.1)
+
+    @app.handler("orders", group="billing")
+    async def bill(event: Event) -> None:
+        raise GiveUp("never")
+
+    @app.alert
+    async def tell(alert: Alert) -> None:
+        heard.append(alert)
+
+    async def main() -> None:
+        async with app:
+            running = asyncio.create_task(app.run())
+            for n in range(8):
+                await app.publish("orders", {"n": n}, key=f"c-{n}")
+            await eventually(_heard(1), "the alert")
+            assert (await app.dead.drop(limit=6)).dropped == 6
+            await eventually(_heard(2), "the notice")
+            app.stop()
+            await running
+
+    def _heard(count: int):  # type: ignore[no-untyped-def]
+        async def seen() -> bool:
+            return len(heard) >= count
+
+        return seen
+
+    begun = time.time()
+    asyncio.run(main())
+    assert [alert.kind for alert in heard] == ["high", "recovered"]
+    tally = heard[0].tally
+    assert tally is not None
+    assert (tally.topic, tally.group) == ("orders", "billing")
+    assert 5 < tally.depth <= 8
+    assert 0 <= tally.oldest_age_s <= time.time() - begun
