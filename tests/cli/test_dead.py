@@ -158,7 +158,7 @@ def test_misuse_is_told_with_its_cure(shell: Shell, arguments: list[str], said: 
 def test_a_url_alone_needs_a_topic_or_a_group(shell: Shell) -> None:
     bury(shell.folder, 1)
     done = shell.run("dead", "list", "--url", "sqlite:///shop.db")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Name a topic or a group" in done.stderr
     for option in (["--topic", "orders"], ["--group", "billing"]):
         done = shell.run("dead", "list", "--json", "--url", "sqlite:///shop.db", *option)
