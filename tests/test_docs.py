@@ -9,8 +9,7 @@ from onward import Onward, settings
 from onward.brokers import SCHEMES, open_broker
 from onward.brokers.base import Features
 from tests.cli.shell import Shell
-
-ROOT = Path(__file__).parent.parent
+from tests.examples import ROOT, shown, source
 
 
 def test_the_table_of_brokers_is_true(tmp_path: Path) -> None:
@@ -28,8 +27,8 @@ def test_every_link_of_the_docs_leads_somewhere() -> None:
 
 
 def test_the_example_of_the_engines_is_the_one_that_runs(tmp_path: Path) -> None:
-    code = (ROOT / "examples/engines.py").read_text(encoding="utf-8")
-    assert f"```python\n{code}```" in (ROOT / "docs/engines.md").read_text(encoding="utf-8")
+    code = source("engines.py")
+    assert shown("docs/engines.md") == code
     shell = Shell(tmp_path)
     try:
         shell.write("engines.py", code)

@@ -1,12 +1,16 @@
 """The engine contract: an engine runs handlers and says how each run ended. It knows no broker and no order."""
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from onward.clock import now
 from onward.event import Delivery
+
+_LOOK_S = 0.01
 
 Work = Delivery | tuple[Delivery, ...]
 """What one call of the handler takes: an event, or for a batch handler several."""
@@ -40,6 +44,16 @@ MayStartUntil = Callable[[Work], float]
 
 def always(work: Work) -> float:
     return math.inf
+
+
+async def drained(is_idle: Callable[[], bool], deadline_s: float) -> bool:
+    """Wait until it is idle; False when the deadline came first."""
+    deadline = now() + deadline_s
+    while not is_idle():
+        if now() >= deadline:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
 
 
 class Engine(Protocol):

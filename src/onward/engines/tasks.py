@@ -9,7 +9,7 @@ from typing import Any
 
 from onward.clock import now
 from onward.context import enter
-from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always
+from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always, drained
 from onward.errors import HandlerTimeout
 
 _CLOSE_S = 5.0  # how long close waits for handlers that swallow their cancellation
@@ -62,12 +62,7 @@ class TaskEngine:
         return Health(workers=len(self._workers), busy=len(self._running), restarted=0, oldest_running_s=age_s)
 
     async def drain(self, deadline_s: float) -> bool:
-        deadline = now() + deadline_s
-        while self._running or self._queue or self._results:
-            if now() >= deadline:
-                return False
-            await asyncio.sleep(0.01)
-        return True
+        return await drained(lambda: not (self._running or self._queue or self._results), deadline_s)
 
     async def close(self) -> None:
         self._closing = True

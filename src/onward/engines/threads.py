@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 from onward.clock import now
 from onward.context import enter
-from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always
+from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always, drained
 from onward.errors import HandlerTimeout
 from onward.event import Delivery
 
@@ -77,12 +77,7 @@ class ThreadEngine:
         return Health(workers=len(self._seats), busy=len(started), restarted=0, oldest_running_s=age_s)
 
     async def drain(self, deadline_s: float) -> bool:
-        deadline = now() + deadline_s
-        while self._open:
-            if now() >= deadline:
-                return False
-            await asyncio.sleep(0.01)
-        return True
+        return await drained(lambda: not self._open, deadline_s)
 
     async def close(self) -> None:
         self._closing = True

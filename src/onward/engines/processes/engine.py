@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from onward.clock import now
-from onward.engines.base import Ended, Health, MayStartUntil, Report, Work, always
+from onward.engines.base import Ended, Health, MayStartUntil, Report, Work, always, drained
 from onward.engines.processes import wire
 from onward.engines.processes.pace import Pace
 from onward.engines.processes.worker import Worker, size_of
@@ -86,12 +86,7 @@ class ProcessEngine:
         return Health(alive, len(ages), self._restarted, max(ages, default=None))
 
     async def drain(self, deadline_s: float) -> bool:
-        deadline = now() + deadline_s
-        while self._queue or any(worker.owned for worker in self._workers):
-            if now() >= deadline:
-                return False
-            await asyncio.sleep(0.01)
-        return True
+        return await drained(lambda: not self._queue and not any(worker.owned for worker in self._workers), deadline_s)
 
     async def close(self) -> None:
         self._closing = True
