@@ -135,6 +135,7 @@ def test_drop_asks_and_export_and_send_leave_the_letters(shell: Shell) -> None:
     assert (copy["key"], copy["value"]) == ("c-1", {"id": 1})
     assert copy["headers"]["onward-dead-message"] == "no stock for 1"
     assert "add --yes" in dead(shell, "drop", code=2)
+    assert dead(shell, "drop", "--key", "c-9") == "0 dropped, 0 were not dead any more, 0 left\n"
     answer = json.loads(dead(shell, "drop", "--text", "no stock", "--yes", "--json"))
     assert answer == {"dropped": 2, "failed": 0, "left": 0}
     assert len(json.loads(dead(shell, "list", "--json"))) == 2
