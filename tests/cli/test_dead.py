@@ -67,6 +67,7 @@ def test_list_shows_a_table_and_one_array(shell: Shell) -> None:
     assert "no group has ever taken topic payments" in dead(shell, "list", "--topic", "payments", code=1)
 
 
+@pytest.mark.slow
 def test_pages_follow_the_cursor(shell: Shell) -> None:
     ids = bury(shell.folder, 5)
     found: list[str] = []
@@ -108,6 +109,7 @@ def test_replay_from_the_shell_runs_in_the_group(shell: Shell) -> None:
     assert running.out.count("billed") == 4
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_replay_and_says_where_it_stands(shell: Shell) -> None:
     bury(shell.folder, 20)
     running = shell.start("dead", "replay", "--rate", "1", "--app", "shop:app")
@@ -125,6 +127,7 @@ def test_ctrl_c_stops_a_replay_and_says_where_it_stands(shell: Shell) -> None:
     assert len(json.loads(dead(shell, "list", "--json"))) == 20 - moved
 
 
+@pytest.mark.slow
 def test_drop_asks_and_export_and_send_leave_the_letters(shell: Shell) -> None:
     bury(shell.folder, 4)
     lines = [json.loads(line) for line in dead(shell, "export").splitlines()]
@@ -156,6 +159,7 @@ def test_misuse_is_told_with_its_cure(shell: Shell, arguments: list[str], said: 
     assert not (shell.folder / "none.db").exists()
 
 
+@pytest.mark.slow
 def test_a_url_alone_needs_a_topic_or_a_group(shell: Shell) -> None:
     bury(shell.folder, 1)
     done = shell.run("dead", "list", "--url", "sqlite:///shop.db")
