@@ -660,7 +660,7 @@ asyncio.run(main())
 def test_publish_sync_does_not_wait_for_ever_for_a_blocked_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onward.app._LOOP_PATIENCE_S", 0.1)
+    monkeypatch.setattr("onward.door._LOOP_PATIENCE_S", 0.1)
     app = Onward(f"sqlite:///{tmp_path}/shop.db", publish_timeout_s=0.1)
 
     async def main() -> None:

@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from uuid import uuid4
@@ -20,12 +19,13 @@ from onward import context
 from onward import settings as settings_
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Ordering, Start
+from onward.door import SyncDoor, refuse_loop_thread, wait_for
 from onward.engines.base import Engine
 from onward.engines.target import check, target_of
 from onward.engines.tasks import TaskEngine
 from onward.engines.threads import ThreadEngine
 from onward.engines.watchdog import Watchdog
-from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PublishError, TooLarge
+from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
 from onward.event import Event, Partition, new_id, new_ids
 from onward.failure.dead import DeadLetters
 from onward.failure.expiry import EXPIRES, stamp
@@ -35,20 +35,17 @@ from onward.failure.retry import Retry
 from onward.failure.watch import Tally, Thresholds
 from onward.flow.consumer import Consumer
 from onward.flow.solitude import Solitude
-from onward.handler import EngineName, Function, Handler, bind, bind_once, choose
+from onward.handler import EngineName, Function, Handler, bind, bind_once, check_choices, choose
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
 from onward.observe.health import tell
 from onward.observe.metrics import Reading, exposition
 from onward.payload import encode, type_name
+from onward.signals import stopping
 
 log = logging.getLogger("onward")
 AnyFunction = TypeVar("AnyFunction", bound=Function)
-Answer = TypeVar("Answer")
 AnyHook = TypeVar("AnyHook", bound=Hook)
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_LOOP_PATIENCE_S = 5.0  # beyond the broker's own time limit, for a loop that is slow to turn
 
 
 class Onward:
@@ -64,7 +61,7 @@ class Onward:
         self._hooks: list[Hook] = []
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._door: _SyncDoor | None = None
+        self._door: SyncDoor | None = None
         self._opening = threading.Lock()
         self._consumers: list[Consumer] = []
         self._stopping = False
@@ -129,7 +126,7 @@ class Onward:
                 batch_wait_s=batch_wait_s,
                 inbox=inbox,
             )
-            _check_choices(handler)
+            check_choices(handler)
             self._check_twin(handler)
             self.handlers.append(handler)
             return function
@@ -190,16 +187,16 @@ class Onward:
         """`publish` for plain scripts and threads. The first call opens the broker, which ends with the process."""
         event = self.event(topic, value, key=key, headers=headers, expires_s=expires_s)
         if self._loop is not None:  # open elsewhere: one broker object keeps each key's order
-            _refuse_loop_thread()
-            _wait(self.broker.publish([event]), self._loop, self.settings, [event])
+            refuse_loop_thread()
+            wait_for(self.broker.publish([event]), self._loop, self.settings, [event])
         else:
             self._sync_door().publish([event])
         return event
 
-    def _sync_door(self) -> "_SyncDoor":
+    def _sync_door(self) -> "SyncDoor":
         with self._opening:  # several threads may come first
             if self._door is None:
-                self._door = _SyncDoor(self.settings)
+                self._door = SyncDoor(self.settings)
             return self._door
 
     def _close_in_child(self) -> None:
@@ -316,7 +313,7 @@ class Onward:
         async with contextlib.AsyncExitStack() as stack:
             if self._broker is None:
                 await stack.enter_async_context(self)
-            stack.enter_context(_signals(self.stop))
+            stack.enter_context(stopping(self.stop))
             stack.push_async_callback(self._close_inboxes)
             await self._start_inboxes()
             await self._consume()
@@ -428,28 +425,6 @@ def _engine(handler: Handler) -> Engine:
     )
 
 
-def _check_choices(handler: Handler) -> None:
-    if handler.ordering not in ("key", "partition", "none"):
-        raise BadHandler(f"{handler.name}: ordering={handler.ordering!r}; choose 'key', 'partition' or 'none'")
-    if not isinstance(handler.retry, Retry):
-        raise BadHandler(f"{handler.name}: retry={handler.retry!r}; use Retry(attempts=...)")
-    if not isinstance(handler.concurrency, int) or handler.concurrency < 1:
-        raise BadHandler(f"{handler.name}: concurrency={handler.concurrency!r}; a number, at least 1")
-    for name, value in (("workers", handler.workers), ("max_events_per_worker", handler.max_events_per_worker)):
-        if value is not None and (handler.engine != "processes" or value < 1):
-            raise BadHandler(f"{handler.name}: {name}={value}; at least 1, and only with engine='processes'")
-    if handler.timeout_s is not None and handler.timeout_s <= 0:
-        raise BadHandler(f"{handler.name}: timeout_s={handler.timeout_s}; more than 0, or None for no limit")
-    if handler.batch_size < 1 or handler.batch_wait_s < 0:
-        raise BadHandler(
-            f"{handler.name}: batch_size={handler.batch_size} or batch_wait_s={handler.batch_wait_s} is too low"
-        )
-    if handler.on_dead not in ("pass", "hold") or (handler.on_dead == "hold" and handler.ordering != "key"):
-        raise BadHandler(f"{handler.name}: on_dead={handler.on_dead!r}; 'pass', or 'hold' with ordering='key'")
-    if isinstance(handler.start, str) and handler.start not in ("earliest", "latest"):
-        raise BadHandler(f"{handler.name}: start={handler.start!r}; 'earliest', 'latest' or a Unix time")
-
-
 def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     if not headers:
         return {}
@@ -457,88 +432,6 @@ def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise BadSetting(f"header {name!r}: {value!r}: names and values are str")
     return dict(headers)
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Any:
-    """The first stop signal calls `stop`; the second gets the system's own handling."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; whoever runs us in another calls stop
-        return
-    loop = asyncio.get_running_loop()
-
-    def first(number: signal.Signals) -> None:
-        log.info("%s: stopping; once more ends at once", number.name)
-        for each in _STOP_SIGNALS:
-            loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)
-        stop()
-
-    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-    for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, first, number)
-    try:
-        yield
-    finally:
-        for number, handling in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handling)
-
-
-def _refuse_loop_thread() -> None:
-    with contextlib.suppress(RuntimeError):
-        asyncio.get_running_loop()
-        raise ConfigError("publish_sync would block this event loop; use `await app.publish(...)` here")
-
-
-class _SyncDoor:
-    """A broker on an event loop in a thread of its own, for callers that have no loop.
-
-    It ends with the process: what publish has returned for is durable, so there is nothing left to finish.
-    """
-
-    def __init__(self, settings: settings_.Settings) -> None:
-        _refuse_loop_thread()
-        self._settings = settings
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="onward-sync", daemon=True)
-        self._thread.start()
-        try:
-            self._broker = _wait(open_broker(settings), self._loop, settings)
-        except BaseException:
-            self._stop()
-            raise
-
-    def publish(self, events: list[Event]) -> None:
-        _refuse_loop_thread()
-        _wait(self._broker.publish(events), self._loop, self._settings, events)
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-def _wait(
-    work: Coroutine[Any, Any, Answer],
-    loop: asyncio.AbstractEventLoop,
-    settings: settings_.Settings,
-    events: Sequence[Event] = (),
-) -> Answer:
-    """The answer of work on a loop in another thread. The broker keeps its own time limit; this one is for the loop."""
-    waiting = asyncio.run_coroutine_threadsafe(work, loop)
-    limit_s = settings.publish_timeout_s + _LOOP_PATIENCE_S
-    try:
-        return waiting.result(limit_s)
-    except TimeoutError:
-        if waiting.done():
-            raise  # the work's own
-        waiting.cancel()
-        raise PublishError(
-            f"no answer within {limit_s:g} s: the application's event loop is blocked or has ended; look for a handler "
-            "that blocks it, and do that work in a thread",
-            unknown=events,
-        ) from None
 
 
 def _close_in_child() -> None:

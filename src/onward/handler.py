@@ -59,6 +59,29 @@ def choose(function: Function, engine: EngineName | None) -> EngineName:
     return engine
 
 
+def check_choices(handler: Handler) -> None:
+    """BadHandler, if one of the words and numbers it was declared with cannot be."""
+    if handler.ordering not in ("key", "partition", "none"):
+        raise BadHandler(f"{handler.name}: ordering={handler.ordering!r}; choose 'key', 'partition' or 'none'")
+    if not isinstance(handler.retry, Retry):
+        raise BadHandler(f"{handler.name}: retry={handler.retry!r}; use Retry(attempts=...)")
+    if not isinstance(handler.concurrency, int) or handler.concurrency < 1:
+        raise BadHandler(f"{handler.name}: concurrency={handler.concurrency!r}; a number, at least 1")
+    for name, value in (("workers", handler.workers), ("max_events_per_worker", handler.max_events_per_worker)):
+        if value is not None and (handler.engine != "processes" or value < 1):
+            raise BadHandler(f"{handler.name}: {name}={value}; at least 1, and only with engine='processes'")
+    if handler.timeout_s is not None and handler.timeout_s <= 0:
+        raise BadHandler(f"{handler.name}: timeout_s={handler.timeout_s}; more than 0, or None for no limit")
+    if handler.batch_size < 1 or handler.batch_wait_s < 0:
+        raise BadHandler(
+            f"{handler.name}: batch_size={handler.batch_size} or batch_wait_s={handler.batch_wait_s} is too low"
+        )
+    if handler.on_dead not in ("pass", "hold") or (handler.on_dead == "hold" and handler.ordering != "key"):
+        raise BadHandler(f"{handler.name}: on_dead={handler.on_dead!r}; 'pass', or 'hold' with ordering='key'")
+    if isinstance(handler.start, str) and handler.start not in ("earliest", "latest"):
+        raise BadHandler(f"{handler.name}: start={handler.start!r}; 'earliest', 'latest' or a Unix time")
+
+
 def bind(function: Function, *, batch: bool = False) -> Call:
     """The function with its decoding: from a delivery to its run, or to the coroutine that is its run.
 
