@@ -394,6 +394,7 @@ class Onward:
                 topic=handler.topic,
                 group=handler.group,
                 engine=handler.engine,
+                declined=consumer.declined,
                 **msgspec.structs.asdict(consumer.health()),
                 **msgspec.structs.asdict(consumer.plane.counts),
             )

@@ -25,6 +25,7 @@ READING = Reading(
     done=12_345,
     retried=3,
     dead=0,
+    declined=0,
 )
 
 

@@ -60,7 +60,7 @@ class Consumer:
         self._settings = settings
         self._member = member
         self._judging = Judge(handler.name, handler.retry, random.random)
-        self.skipped = 0  # events that the handler had nothing to do for
+        self.declined = 0  # events that the handler skipped
         self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
         self._wake = asyncio.Event()
         self._hungry = asyncio.Event()
@@ -298,7 +298,7 @@ class Consumer:
             return RELEASED
         outcome, level, text = self._judging.rule(delivery, error, instant())
         log.log(level, text)
-        self.skipped += isinstance(error, Skip)
+        self.declined += isinstance(error, Skip)
         return outcome
 
     def _bury_expired(self, work: Sequence[Work]) -> Sequence[Work]:

@@ -25,6 +25,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     done: int
     retried: int
     dead: int
+    declined: int
 
 
 _LABELS = ("topic", "group")
@@ -41,6 +42,7 @@ _COUNTERS = {
     "events_done": ("done", "Events handled."),
     "events_retried": ("retried", "Failed tries after which an event is tried again."),
     "events_dead": ("dead", "Events given up."),
+    "events_declined": ("declined", "Events that their handler skipped; they count as done."),
 }
 
 
