@@ -61,7 +61,7 @@ def test_the_metrics() -> None:
         ("onward_events_dead_total", "0.0"),
     ]:
         assert f"{name}{labels} {value}" in text
-    assert exposition([], prefix="shop").count("# TYPE shop_") == 10
+    assert exposition([], prefix="shop").count("# TYPE shop_") == 11
 
 
 def test_a_running_application_shows_each_handler(tmp_path: Path) -> None:
