@@ -49,7 +49,11 @@ class Client:
         self.servers = ",".join(each if ":" in each else f"{each}:{_PORT}" for each in hosts.split(","))
         self._settings = settings
         self.denied = ""  # why the cluster does not let us in
-        self._common: dict[str, Any] = {"bootstrap.servers": self.servers, "log.connection.close": False}
+        self._common: dict[str, Any] = {
+            "bootstrap.servers": self.servers,
+            "log.connection.close": False,
+            "log_level": 4,
+        }
         self._common |= _credentials(parts.netloc.rpartition("@")[0])
 
     def __repr__(self) -> str:

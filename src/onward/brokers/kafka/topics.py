@@ -48,8 +48,17 @@ class Catalogue:
 
     async def resolve(self, name: str) -> Topic:
         """The topic, created where that is allowed. PartitionsDiffer: not as this process must have it."""
-        known = self.remembered(name)
-        return known if known is not None else await asyncio.to_thread(self.ask, name)
+        fresh = self.remembered(name)
+        if fresh is not None:
+            return fresh
+        try:
+            return await asyncio.to_thread(self.ask, name)
+        except BrokerError:
+            if name not in self._known:
+                raise
+            topic = self._known[name][0]  # nobody answers: it is still the best that we know
+            self._known[name] = (topic, clock.now())
+            return topic
 
     def ask(self, name: str) -> Topic:
         topic = self.described(name) or self._first_use(name)
