@@ -185,3 +185,11 @@ def _differ(topic: Topic, wanted: int) -> str:
         f"topic {topic.name} has {topic.partitions} partitions, this process says {wanted}; a key would change its "
         f"partition and lose its order. Set partitions={topic.partitions} here, or use a new topic"
     )
+
+
+class Cluster(NamedTuple):
+    """What everybody who works with the cluster needs."""
+
+    client: Client
+    catalogue: Catalogue
+    settings: Settings
