@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -139,3 +139,17 @@ def test_an_unserialisable_value_is_refused(value: Any) -> None:
 def test_a_value_names_its_type() -> None:
     assert type_name(Packed(1)) == "Packed"
     assert type_name({"a": 1}) == type_name(b"") == ""
+
+
+def test_a_handler_that_yields_is_refused() -> None:
+    """Calling it would run nothing, and its events would count as handled."""
+
+    def plain(order: dict[str, int]) -> Iterator[int]:
+        yield order["id"]
+
+    async def suspending(order: dict[str, int]) -> AsyncIterator[int]:
+        yield order["id"]
+
+    for function in (plain, suspending):
+        with pytest.raises(BadHandler, match="has a `yield`"):
+            bind(function)

@@ -135,6 +135,8 @@ def bind_once(function: Function, inbox: Inbox, *, group: str, engine: EngineNam
 def _name(function: Function) -> str:
     if not inspect.isroutine(function):
         raise BadHandler(f"{function!r} is not a function; decorate a `def` or an `async def`")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise BadHandler(f"handler {function.__qualname__} has a `yield`, so calling it would run nothing; remove it")
     return f"handler {function.__qualname__}"
 
 

@@ -5,18 +5,22 @@ import contextlib
 import math
 import os
 import signal
+import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from onward.clock import now
-from onward.engines.processes import ProcessEngine
+from onward.engines.processes import ProcessEngine, wire
+from onward.engines.processes.child import Worker as ChildWorker
 from onward.engines.target import target_of
 from onward.errors import BadHandler, HandlerTimeout, WorkerDied
+from onward.event import Delivery
 from onward.testing import engine_handlers as handlers
 from onward.testing.engine import Trial, first
 
@@ -200,3 +204,34 @@ def test_workers_that_are_killed_while_idle_are_replaced(trial: Callable[..., Tr
             assert t.engine.failure is None
 
     asyncio.run(main())
+
+
+def test_nothing_starts_between_a_recall_and_its_answer() -> None:
+    """What ends after it would tell that what was called back had ended too, and it would be lost."""
+    ours, theirs = socket.socketpair()
+    worker = ChildWorker(theirs, wire.Page(wire.new_page()))
+    worker._inbox.extend((number, cast("Delivery", None), math.inf) for number in range(3))
+    reading, writing = os.pipe()  # never closed: its end would end this process
+    speaks, may_speak = threading.Event(), threading.Event()
+    told: list[wire.Up] = []
+
+    def say(message: wire.Up) -> None:
+        speaks.set()
+        assert may_speak.wait(10)
+        told.append(message)
+
+    worker._say = say  # type: ignore[method-assign]
+    threading.Thread(target=worker.watch, args=(reading,), daemon=True).start()
+    os.write(writing, b"r")
+    assert speaks.wait(10)
+    worker._inbox.append((3, cast("Delivery", None), math.inf))  # it has just been sent
+    started: list[object] = []
+    runner = threading.Thread(target=lambda: started.append(worker._next()))
+    runner.start()
+    runner.join(0.2)
+    assert started == [], "it starts work before the parent can know what was called back"
+    may_speak.set()
+    runner.join(10)
+    assert told == [wire.Returned([0, 1, 2])]
+    assert cast("tuple[int, object, float]", started[0])[0] == 3
+    ours.close()

@@ -98,3 +98,19 @@ def test_a_long_story_is_cut_in_the_middle_and_can_be_stored() -> None:
     assert len(message) < 21_000
     assert message.endswith("\\ud800")
     assert "…" in message
+
+
+def test_an_error_may_raise_whatever_it_likes_when_it_is_looked_at() -> None:
+    class Rude(Exception):
+        def __str__(self) -> str:
+            raise SystemExit(3)
+
+    ruling = rule(Rude(), attempts=1)
+    assert isinstance(ruling.outcome, Dead)
+    assert ruling.outcome.failure.message == "its text cannot be had: SystemExit"
+
+
+def test_what_an_error_says_does_nothing_to_a_terminal_and_fits_a_line() -> None:
+    ruling = rule(ValueError("\x1b[2J\n" + "x" * 900), attempts=1)
+    assert ruling.text.isprintable()
+    assert len(ruling.text) < 700

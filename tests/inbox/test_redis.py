@@ -15,7 +15,7 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
 from onward import Event, Onward, Retry
-from onward.errors import BadHandler, BadSetting, Busy, Superseded
+from onward.errors import BadHandler, BadSetting, BrokerError, Busy, Superseded
 from onward.inbox import Claim, RedisInbox
 from onward.inbox import redis as inbox_redis
 from tests.inbox import naive
@@ -250,7 +250,7 @@ def test_unsafe_settings_are_refused(url: str) -> None:
         finally:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", "0")
-    with pytest.raises(BadSetting, match="cannot be reached"):
+    with pytest.raises(BrokerError, match="cannot be reached"):
         asyncio.run(RedisInbox("redis://127.0.0.1:1/0").start(ground()))
 
 

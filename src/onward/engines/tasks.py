@@ -1,6 +1,7 @@
 """The task engine: asyncio handlers on standing workers."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextvars import copy_context
@@ -9,6 +10,7 @@ from typing import Any
 
 from onward.clock import now
 from onward.context import enter
+from onward.engines import base
 from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always, drained
 from onward.errors import HandlerTimeout
 
@@ -45,6 +47,7 @@ class TaskEngine:
 
     def start(self, ended: Report, may_start_until: MayStartUntil = always) -> None:
         self._loop = asyncio.get_running_loop()
+        self._forks = base.forks
         self._context = copy_context()
         self._ended = ended
         self._may_start_until = may_start_until
@@ -138,14 +141,14 @@ class TaskEngine:
     def _serve(self, me: Task) -> Generator[Any, Any, None]:
         """Run what is queued. One flat generator, because every frame between the loop and a handler that
         suspends is paid for at each of its steps."""
-        queue, running, base, timeout_s = self._queue, self._running, self._context, self._timeout_s
+        queue, running, clean, timeout_s = self._queue, self._running, self._context, self._timeout_s
         while queue and not self._turn_is_over(started := now()):
             work = queue.popleft()
             if started >= self._may_start_until(work):
                 self._tell([Ended(work, cancelled=True)])
                 continue
             error: BaseException | None = None
-            run = base.copy().run
+            run = clean.copy().run
             running[me] = (work, started)
             deadline = None
             if timeout_s is not None:
@@ -171,6 +174,8 @@ class TaskEngine:
                         pass  # how a coroutine returns
             except BaseException as raised:
                 error = raised
+            if base.forks != self._forks:
+                base.end_of_fork(error)
             del running[me]
             if self._closed:
                 return  # it outlived close, which has reported it
@@ -180,6 +185,8 @@ class TaskEngine:
                 if not self._results:
                     self._loop.call_soon(self._flush)
                 self._results.append(Ended(work))
+            if me.cancelling() and not self._closing:
+                yield from _calm(me)
 
     def _verdict(self, me: Task, work: Work, error: BaseException | None) -> Ended:
         """What the run's error means: a cancellation of ours is a timeout, one by shutdown is nobody's failure."""
@@ -187,8 +194,6 @@ class TaskEngine:
         self._late.discard(me)
         if cancelled and self._closing and not late:
             return Ended(work, cancelled=True)
-        while me.cancelling():
-            me.uncancel()  # or the next event of this worker would look cancelled too
         if cancelled and late:
             return Ended(work, HandlerTimeout(f"the handler ran longer than timeout_s={self._timeout_s:g}"))
         return Ended(work, error)
@@ -217,3 +222,11 @@ class TaskEngine:
                 self._late.add(worker)
                 worker.cancel()
         self._sweeper = self._loop.call_later(max(next_s, 0.001), self._sweep) if self._running else None
+
+
+def _calm(me: Task) -> Generator[None, Any, None]:
+    """The run was cancelled, by us or by itself: the next event of this worker must not feel it."""
+    with contextlib.suppress(asyncio.CancelledError):
+        yield  # a cancellation that was asked for while it ran arrives here
+    while me.cancelling():
+        me.uncancel()

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import site
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ _QUIET_S = 60.0  # one place is named no more often than this
 
 _OURS = str(Path(__file__).parent.parent)
 _ASYNCIO = str(Path(asyncio.__file__).parent)
+_LIBRARIES = (*(str(Path(path)) for path in (*site.getsitepackages(), sysconfig.get_path("stdlib"))), "<frozen")
 
 
 class Watchdog:
@@ -81,10 +84,9 @@ def find(innermost: FrameType) -> FrameType | None:
     served = [at for at, each in enumerate(stack) if each.f_code.co_filename == tasks.__file__]
     loops = [at for at, each in enumerate(stack) if _is_loop(each)]
     begin = (served or loops or [len(stack)])[-1]
-    inner = [each for each in stack[begin:] if not each.f_code.co_filename.startswith((_OURS, _ASYNCIO))]
-    if not inner or inner[0].f_code.co_filename.endswith("selectors.py"):
-        return None
-    return inner[0]
+    # A handler may be installed like a library; where none runs, what a library does is nobody's to mend.
+    others = (_OURS, _ASYNCIO) if served else (_OURS, *_LIBRARIES)
+    return next((each for each in stack[begin:] if not each.f_code.co_filename.startswith(others)), None)
 
 
 def _is_loop(frame: FrameType) -> bool:

@@ -11,6 +11,7 @@ from onward.event import Delivery
 from onward.failure.retry import Retry
 from onward.flow.entry import DONE, RELEASED, Again, Dead, Instant, Outcome
 
+_MAX_LINE = 500
 _MAX_TEXT = 20_000  # characters of an error's message, and of its traceback
 
 
@@ -34,14 +35,14 @@ class Judge:
         """Whatever the error is, the event has an end: done, again, or dead."""
         try:
             return self._rule(delivery, error, at)
-        except Exception as odd:  # an exception of the user's may raise when it is looked at
+        except BaseException as odd:  # an exception of the user's may raise anything when it is looked at
             text = f"{self._what(delivery)} is dead: an error of type {type(error).__qualname__} cannot be judged"
             return Ruling(Dead(self._story(delivery, odd, at)), logging.ERROR, text)
 
     def _rule(self, delivery: Delivery, error: BaseException, at: Instant) -> Ruling:
-        what, said = self._what(delivery), f"{_kind(error)}: {_text(error)}"
+        what, said = self._what(delivery), _line(f"{_kind(error)}: {_text(error)}")
         if isinstance(error, Skip):
-            return Ruling(DONE, logging.INFO, f"{what} was skipped: {_text(error)}")
+            return Ruling(DONE, logging.INFO, f"{what} was skipped: {_line(_text(error))}")
         if isinstance(error, Unfinished):
             return Ruling(RELEASED, logging.INFO, f"{what} runs again: {_text(error)}")
         delay_s = self._retry.delay_s(delivery.attempt, error, self._random)
@@ -93,8 +94,14 @@ def _trace(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         return _storable(str(error))
-    except Exception as odd:
+    except BaseException as odd:
         return f"its text cannot be had: {type(odd).__qualname__}"
+
+
+def _line(text: str) -> str:
+    """One line for the log, that does nothing to a terminal; a dead letter has the whole."""
+    text = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}…"
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _storable(text: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ log = logging.getLogger("onward")
 _RECEIVE_WAIT_S = 1.0
 _LATER_S = 86_400.0  # what RetryLater asks for is believed so far when it is read back: clocks are set
 _PAGE = 1_000  # records read from the aside at once
+_LAST_S = 0.01
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
 
@@ -61,6 +63,7 @@ class Consumer:
         self._member = member
         self._judging = Judge(handler.name, handler.retry, random.random)
         self.declined = 0  # events that the handler skipped
+        self._unsettled = ""  # why progress cannot be stored just now
         self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
         self._wake = asyncio.Event()
         self._hungry = asyncio.Event()
@@ -133,7 +136,8 @@ class Consumer:
     def troubles(self) -> list[str]:
         """What keeps events of ours from an end, for readiness."""
         held = self.plane.held
-        return list(dict.fromkeys(why for partition, why in self._refused.items() if partition in held))
+        told = [why for partition, why in self._refused.items() if partition in held]
+        return list(dict.fromkeys([*told, *([self._unsettled] if self._unsettled else [])]))
 
     async def _act(self, subscription: Subscription, actions: Actions) -> None:
         if actions.work:
@@ -257,10 +261,13 @@ class Consumer:
             except Closed:
                 self.plane.settled([progress.partition for progress in settlement.progress], instant())
                 break
-            except BrokerError:
-                log.exception("%s: settling failed, trying again", self._handler.name)
+            except BrokerError as error:
+                if str(error) != self._unsettled:  # once for each cause, with its story
+                    log.exception("%s: settling failed, trying again until it succeeds", self._handler.name)
+                self._unsettled = str(error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
+                self._unsettled = ""
                 for record in settlement.aside:
                     self._refused.pop(record.partition, None)
                 self.plane.settled(lost, instant())
@@ -325,8 +332,10 @@ class Consumer:
         return None if self._stop_at is None else max(0.0, self._stop_at + _PATIENCE_S - now())
 
     async def _sleep(self, wake_at: float | None) -> None:
-        """Until something happened, or the plane's next deadline."""
+        """Until something happened, or the plane's next deadline, or the end of our patience with a stop."""
         timer = None
+        if self._stop_at is not None:
+            wake_at = min(wake_at or math.inf, self._stop_at + _PATIENCE_S + _LAST_S)
         if wake_at is not None:
             timer = asyncio.get_running_loop().call_later(max(0.0, wake_at - now()), self._wake.set)
         await self._wake.wait()

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from onward.brokers.base import Progress
 from onward.engines.base import Call, Work
-from onward.errors import BadHandler, BadSetting, Busy, Superseded
+from onward.errors import BadHandler, BadSetting, BrokerError, Busy, Superseded
 from onward.event import Delivery
 from onward.inbox.base import Asked, Ground, Run
 from onward.inbox.horizon import horizon_s as safe_horizon_s
@@ -93,7 +93,9 @@ class RedisInbox:
             memory = await self._client.info("memory")
         except RedisError as error:
             await self.close()
-            raise BadSetting(f"{redacted(self._url)}: the inbox cannot be reached: {error}") from error
+            raise BrokerError(
+                f"{redacted(self._url)}: the inbox cannot be reached: {error}; see that it runs"
+            ) from error
         policy = memory.get("maxmemory_policy", "noeviction")
         if memory.get("maxmemory") and policy != "noeviction":
             await self.close()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import uuid4
@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from onward.brokers.base import Progress
 from onward.engines.base import Call, Work
-from onward.errors import BadHandler, BadSetting, Busy, InDoubt
+from onward.errors import BadHandler, BadSetting, BrokerError, Busy, InDoubt
 from onward.event import Delivery
 from onward.inbox.base import Asked, Ground, Run
 from onward.inbox.horizon import horizon_s
@@ -91,8 +91,8 @@ class SqlInbox:
                 "has not: an event would be taken for another and lost. Handle single events (batch_size=1)"
             )
         longest_s = max(self._horizon_s, horizon_s(ground.name, self._given_s, ground.longest_redelivery_s))
-        await self._work(self._store.probe)
-        await self._check_rollback()
+        await self._patiently(lambda: self._work(self._store.probe), ground.name)
+        await self._patiently(self._check_rollback, ground.name)
         self._horizon_s = longest_s
 
     def settled(self, group: str, progress: Sequence[Progress]) -> None:
@@ -119,6 +119,17 @@ class SqlInbox:
             swept += count
             if count < _PAGE:
                 return swept
+
+    async def _patiently(self, step: Callable[[], Awaitable[None]], name: str) -> None:
+        """A step of the start. Others may hold the database for a while, or it may be away."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return await step()
+            except DBAPIError as error:
+                if not left or not is_conflict(error):
+                    raise BrokerError(
+                        f"{name}: its inbox's database cannot be used: {error.orig}; see that it runs and is not locked"
+                    ) from error
 
     async def _check_rollback(self) -> None:
         """An engine in autocommit, or tables without transactions, would keep a mark whose effect failed: a loss."""

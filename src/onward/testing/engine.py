@@ -225,6 +225,27 @@ class EngineSuite:
 
         asyncio.run(main())
 
+    def test_a_child_that_a_handler_forks_ends_where_its_call_ends(self, trial: Callable[..., Trial]) -> None:
+        async def main() -> None:
+            async with trial() as t:
+                await t.all([t.order(n, do="fork" if n == 0 else "nothing") for n in range(6)])
+                assert [note.text for note in t.notes("forked")] == ["7"]
+                assert len(t.notes("end")) == 6
+
+        asyncio.run(main())
+
+    def test_a_handler_that_cancels_its_own_task_harms_no_other(self, trial: Callable[..., Trial]) -> None:
+        if self.style == "def":
+            pytest.skip("it has no task")
+
+        async def main() -> None:
+            async with trial(concurrency=2) as t:
+                await t.all([t.order(n, do="nothing" if n % 3 else "cancel", seconds=0.001) for n in range(30)])
+                assert set(t.errors) == set(range(0, 30, 3))
+                assert all("Refused" in kinds(error) for error in t.errors.values())
+
+        asyncio.run(main())
+
     def test_each_run_has_a_fresh_context(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:

@@ -4,7 +4,9 @@ import asyncio
 import ctypes
 import os
 import signal
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
@@ -51,6 +53,13 @@ class Refused(ValueError):
     pass
 
 
+class Exiting(Exception):
+    """Whoever asks for its text is cancelled."""
+
+    def __str__(self) -> str:
+        raise asyncio.CancelledError
+
+
 def plain(order: Order, event: Event) -> None:
     note(order, event, "begin")
     _DO[order.do](order, event)
@@ -92,6 +101,7 @@ _seen: ContextVar[str] = ContextVar("seen", default="nothing")
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "Refused": lambda: Refused("not today"),
     "Unprintable": lambda: Unprintable(object()),
+    "Exiting": Exiting,
     "CancelledError": asyncio.CancelledError,
     "SystemExit": lambda: SystemExit(3),
     "KeyboardInterrupt": KeyboardInterrupt,
@@ -135,6 +145,22 @@ def _die(order: Order, event: Event) -> None:
         ways["SIGKILL"]()
 
 
+def _fork(order: Order, event: Event) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        pid = os.fork()
+    if pid == 0:
+        sys.exit(7)
+    note(order, event, "forked", str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+
+
+def _cancel(order: Order, event: Event) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    raise Refused("not today")
+
+
 def _stop(order: Order, event: Event) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -146,4 +172,6 @@ _DO: dict[str, Callable[[Order, Event], None]] = {
     "ask": _ask,
     "die": _die,
     "stop": _stop,
+    "fork": _fork,
+    "cancel": _cancel,
 }

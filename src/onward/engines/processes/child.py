@@ -23,6 +23,7 @@ from typing import Any
 
 from onward import context as run_context
 from onward.clock import now
+from onward.engines import base as base_
 from onward.engines.base import Call, Work
 from onward.engines.processes import wire
 from onward.engines.steps import in_context
@@ -56,6 +57,8 @@ class Worker:
         self._splitter = wire.Splitter()
         self._reading = threading.Lock()
         self._speaking = threading.Lock()
+        self._taking = threading.Lock()
+        self._forks = base_.forks
 
     def run(self) -> None:
         setup = self._setup()
@@ -96,7 +99,10 @@ class Worker:
                 try:
                     base.copy().run(run_context.enter, call, work, timeout_s and at + timeout_s)
                 except BaseException as error:
+                    self._check_fork(error)
                     self._say(_failed(number, error))
+                else:
+                    self._check_fork(None)
                 at = now()
                 finish(number, at)
 
@@ -118,14 +124,20 @@ class Worker:
                     steps = context.run(run_context.enter, call, work, timeout_s and started + timeout_s)
                     await in_context(steps, context)
                 except BaseException as error:
+                    self._check_fork(error)
                     self._say(_failed(number, error))
+                else:
+                    self._check_fork(None)
+                await _calm()
                 self._page.finish(number, now())
 
+    def _check_fork(self, error: BaseException | None) -> None:
+        if base_.forks != self._forks:
+            base_.end_of_fork(error)
+
     def _next(self) -> Task | None:
-        try:
-            return self._inbox.popleft()
-        except IndexError:  # all done, or called back
-            return None
+        with self._taking:
+            return self._inbox.popleft() if self._inbox else None  # all done, or called back
 
     def _refill(self) -> bool:
         """Take in what has been sent; False: there is nothing to do."""
@@ -147,11 +159,12 @@ class Worker:
 
     def watch(self, leash: int) -> None:
         while os.read(leash, 1):
-            self._refill()
-            unstarted: list[int] = []
-            while (task := self._next()) is not None:  # what is taken out here the main thread will never start
-                unstarted.append(task[0])
-            self._say(wire.Returned(unstarted))
+            with self._taking:  # told before the main thread may go on: what ends later would say that these had ended
+                self._refill()
+                unstarted: list[int] = []
+                while self._inbox:
+                    unstarted.append(self._inbox.popleft()[0])
+                self._say(wire.Returned(unstarted))
         os._exit(1)
 
     # -- the socket ---------------------------------------------------------------------------------------------
@@ -165,6 +178,16 @@ class Worker:
     def _say(self, message: wire.Up) -> None:
         with self._speaking:
             self._link.sendall(wire.frame(message))
+
+
+async def _calm() -> None:
+    """A handler may have cancelled its own task: the next event must not feel it."""
+    me = asyncio.current_task()
+    if me is not None and me.cancelling():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        while me.cancelling():
+            me.uncancel()
 
 
 async def _readable(link: socket.socket) -> None:
@@ -191,7 +214,7 @@ def _load(setup: wire.Setup) -> Callable[..., Any]:
 def _failed(number: int, error: BaseException) -> wire.Failed:
     try:
         message = str(error)
-    except Exception:
+    except BaseException:  # it may raise anything
         message = "(its text cannot be made)"
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next  # without the frame of this file

@@ -128,7 +128,7 @@ class Worker:
             case wire.Unfit():
                 self.unfit = message.why
             case wire.Returned():
-                self.returned += [self._take_back(number) for number in message.numbers]
+                self.returned += [self._take_back(number) for number in message.numbers if number in self.owned]
             case wire.Failed():
                 self._failed[message.number] = _error(message)
 
