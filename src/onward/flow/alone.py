@@ -3,7 +3,7 @@
 from collections import deque
 
 from onward.flow.blame import ALONE
-from onward.flow.entry import Entry, Stage
+from onward.flow.entry import MARKING, RUNNING, Entry
 from onward.flow.holding import Holding
 from onward.flow.settling import Settling
 from onward.flow.solitude import Solitude
@@ -28,14 +28,21 @@ class Alone:
     def is_wanted(self) -> bool:
         return bool(self.entry is not None or self.suspects or self.ended is not None)
 
+    def end(self, position: int) -> None:
+        """The lone run has ended, at this position."""
+        assert self.holding is not None
+        self.ended, self.entry = (self.holding, position), None
+
     def suspect(self, holding: Holding, entry: Entry) -> None:
         """It may run, but alone."""
-        entry.stage = Stage.MARKING
+        entry.stage = MARKING
         self.suspects.append((holding, holding.epoch or 0, entry))
 
     def barred(self, *, ready: bool) -> bool:
         """Another handler of this process has, or waits for, its lone run. `ready`: there is something to start."""
         solitude, wanted = self.solitude, self.is_wanted
+        if not wanted and solitude.is_quiet():
+            return False
         if wanted:
             solitude.ask(self)
         barred = solitude.barred(self)
@@ -47,12 +54,15 @@ class Alone:
 
     def share(self, running: int, *, sure: bool) -> None:
         """Tell the other planes of this process what runs here, and give back what is of no use now."""
-        idle = not sure and (self.entry is None or self.entry.stage is not Stage.RUNNING)
+        solitude = self.solitude
+        solitude.report(self, running)
+        if solitude.is_quiet():
+            return
+        idle = not sure and (self.entry is None or self.entry.stage is not RUNNING)
         if idle or not self.is_wanted:
-            self.solitude.give_back(self)
+            solitude.give_back(self)
         if not sure:
-            self.solitude.serve(self)
-        self.solitude.report(self, running)
+            solitude.serve(self)
 
     def choose(self, running: int, now: float) -> None:
         """Let the start of the next suspect be recorded, if nothing else runs."""
@@ -77,7 +87,7 @@ class Alone:
         if lone is None or holding is None:
             self.choose(running, now)
             return None
-        if lone.stage is not Stage.MARKING or not lone.marked or not self.solitude.granted(self):
+        if lone.stage is not MARKING or not lone.marked or not self.solitude.granted(self):
             return None
         if lone.removed:
             self.entry = None
@@ -90,7 +100,7 @@ class Alone:
     def withdraw(self, holding: Holding) -> Entry | None:
         """Nothing more of this partition starts: whoever is about to run alone does not."""
         lone = self.entry
-        if lone is None or lone.stage is not Stage.MARKING or holding.room.find(lone.delivery.position) is not lone:
+        if lone is None or lone.stage is not MARKING or holding.room.find(lone.delivery.position) is not lone:
             return None
         self.entry = None
         return lone

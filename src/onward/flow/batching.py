@@ -3,7 +3,7 @@
 from heapq import heappop
 
 from onward.event import Delivery
-from onward.flow.entry import Entry, Stage, Unit
+from onward.flow.entry import QUEUED, RUNNING, Entry, Unit
 from onward.flow.holding import Holding
 from onward.flow.limits import Limits
 
@@ -23,7 +23,7 @@ def batch_of(holding: Holding, first: Entry, size: int) -> tuple[Delivery, ...]:
         entries.extend(_followers(holding, entry, limit - len(entries)))
     unit = Unit(len(entries), len(entries))
     for entry in entries:
-        entry.unit, entry.stage = unit, Stage.RUNNING
+        entry.unit, entry.stage = unit, RUNNING
     holding.room.running += len(entries) - 1
     holding.fill_since = None
     return tuple(entry.delivery for entry in sorted(entries, key=lambda each: each.delivery.position))
@@ -49,4 +49,4 @@ def waits_to_fill(holding: Holding, limits: Limits, now: float) -> bool:
 
 def _by_itself(entry: Entry) -> bool:
     """Not to be taken into another's batch: it has to be looked at first, or waits for its time."""
-    return entry.cautious or entry.suspect or entry.removed or entry.stage is not Stage.QUEUED
+    return entry.cautious or entry.suspect or entry.removed or entry.stage is not QUEUED

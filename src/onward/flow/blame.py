@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable
 import msgspec
 
 from onward.brokers.base import Assigned, Tries
-from onward.flow.entry import Entry, Stage
+from onward.flow.entry import MARKING, Entry
 from onward.flow.tracker import Tracker
 
 AMONG_OTHERS, ALONE = 1, 2  # Tries.started: how the event was running when the process crashed
@@ -58,7 +58,7 @@ class Blame:
 
     def mark(self, entry: Entry, started: int) -> None:
         """Its start is to be recorded before it runs."""
-        entry.stage = Stage.MARKING
+        entry.stage = MARKING
         entry.tries = msgspec.structs.replace(entry.tries, started=started)
         self.marking[entry.delivery.position] = entry
 

@@ -7,7 +7,7 @@ from onward.flow.actions import Counts, Work
 from onward.flow.alone import Alone
 from onward.flow.batching import batch_of, waits_to_fill
 from onward.flow.blame import AMONG_OTHERS
-from onward.flow.entry import Entry, Instant, Stage, Unit
+from onward.flow.entry import MARKING, RUNNING, Entry, Instant, Unit
 from onward.flow.holding import Holding
 from onward.flow.limits import Limits
 from onward.flow.settling import Settling
@@ -59,49 +59,50 @@ class Dispatch:
         return work
 
     def _fill(self, work: list[Work], at: Instant) -> None:
-        free = self._limits.concurrency - self.running - self._marking()
+        free = self._limits.concurrency - self.running - (self._marking() if self._marks else 0)
         turns = [holding for holding in self.ready if holding.lanes.ready and holding.release_at is None]
-        served: dict[Holding, None] = {}
+        served: set[Holding] = set()
         due = self._due(turns, at.now)
         while free > 0 and due and not self._alone.suspects:
-            share = max(1, free // len(due))
+            share = free // len(due) or 1
             for holding in due:
-                taken = self._take(holding, min(share, free), work, at)
-                free -= taken
+                taken = self._take(holding, share if share < free else free, work, at)
                 if taken:
-                    served[holding] = None
-            due = self._due(due, at.now)
+                    free -= taken
+                    served.add(holding)
+            due = self._due([holding for holding in due if holding.lanes.ready], at.now)
         # Whoever was served comes after those who were not.
         waiting = [holding for holding in turns if holding.lanes.ready]
         self.ready.clear()
         if waiting:
             self.ready = dict.fromkeys([h for h in waiting if h not in served] + [h for h in waiting if h in served])
 
-    def _due(self, turns: list[Holding], now: float) -> list[Holding]:
-        """Those that have something to start; of a batch handler, those whose batch is full or has waited enough."""
-        ready, limits = [holding for holding in turns if holding.lanes.ready], self._limits
+    def _due(self, ready: list[Holding], now: float) -> list[Holding]:
+        """Of those that have something to start: of a batch handler, those whose batch is full or has waited enough."""
+        limits = self._limits
         return [each for each in ready if not waits_to_fill(each, limits, now)] if limits.batch_wait_s else ready
 
     def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
         """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""
-        lanes, limits, entries = holding.lanes, self._limits, holding.tracker.open
+        limits, opened, room, ready = self._limits, holding.tracker.open, holding.room, holding.lanes.ready
+        batch_size, batch_wait_s = limits.batch_size, limits.batch_wait_s
         used = marks = 0
-        while used < slots and lanes.ready:
-            if used and limits.batch_wait_s and waits_to_fill(holding, limits, at.now):
+        while used < slots and ready:
+            if used and batch_wait_s and waits_to_fill(holding, limits, at.now):
                 break
-            position = heappop(lanes.ready)
-            entry = entries.get(position) or holding.room.drawn[position]
+            position = heappop(ready)
+            entry = opened.get(position) or room.drawn[position]
             if entry.ref is not None and entry.ref.removed:  # somebody removed the record of what was about to run
                 holding.done(entry, at.now)
                 self._settling.dirty[holding] = None
                 continue
             if (entry.cautious or entry.suspect) and not self._is_cleared(holding, entry, at):
-                if entry.stage is Stage.MARKING and not entry.suspect:
+                if entry.stage is MARKING and not entry.suspect:
                     used, marks = used + 1, marks + 1
                 continue
-            work.append(entry.delivery if limits.batch_size == 1 else batch_of(holding, entry, limits.batch_size))
-            entry.stage = Stage.RUNNING
-            holding.room.running += 1
+            work.append(entry.delivery if batch_size == 1 else batch_of(holding, entry, batch_size))
+            entry.stage = RUNNING
+            room.running += 1
             used += 1
         self.running += used - marks
         return used
@@ -124,8 +125,6 @@ class Dispatch:
 
     def _marking(self) -> int:
         """Slots of those that run as soon as their start is recorded."""
-        if not self._marks:
-            return 0
         marking = self._settling.marking()
         self._marks = marking > 0
         return marking
@@ -137,7 +136,7 @@ class Dispatch:
         if found is None:
             return []
         holding, lone = found
-        lone.stage = Stage.RUNNING
+        lone.stage = RUNNING
         lone.unit = Unit(1, 1) if self._limits.batch_size > 1 else None
         holding.room.running += 1
         self.running += 1

@@ -8,7 +8,7 @@ import msgspec
 from onward.brokers.base import AsideRecord, Assigned, Failure, Progress, State, Tries
 from onward.event import Delivery, Partition
 from onward.flow.blame import Blame
-from onward.flow.entry import Entry, Instant, Stage
+from onward.flow.entry import DELAYED, LEAVING, QUEUED, RUNNING, Entry, Instant
 from onward.flow.lanes import Lanes
 from onward.flow.letters import Leaving, Letters
 from onward.flow.limits import Limits
@@ -41,7 +41,7 @@ class Holding:
         """Start an ownership, or (None) stand without one."""
         if self.epoch is not None:
             for entry in self.room:
-                if entry.stage is Stage.RUNNING:
+                if entry.stage is RUNNING:
                     self.stale[self.epoch, entry.delivery.position] = entry
             self.lanes.abandon()
         self._start(assigned or Assigned(self.partition, 0, None, "", None, False))
@@ -58,7 +58,8 @@ class Holding:
         self.dirty = bool(self.blame.tries)  # they may be charged with a crash now
         self.release_at: float | None = None
         self.fill_since: float | None = None  # since when a batch waits to fill
-        self.blocked: tuple[int, float] | None = None  # the watermark, and since when it has not moved
+        self.blocked_at = -1  # the watermark when it was last looked at
+        self.blocked_since = 0.0  # since when it has not moved
 
     @property
     def is_dirty(self) -> bool:
@@ -67,32 +68,56 @@ class Holding:
 
     # -- intake -------------------------------------------------------------------------------------------------
 
-    def take(self, delivery: Delivery) -> bool:
-        """A delivery of this ownership. False: it was done already."""
-        outside, room = self.outside, self.room
-        if not outside.reading.loaded:
+    def take(self, batch: Sequence[Delivery], start: int) -> tuple[int, int]:
+        """Deliveries of this ownership, from `start` on until one of another comes.
+
+        Answers where that is, and how many were done already.
+        """
+        if not self.outside.reading.loaded:
+            return self._take_early(batch, start), 0
+        outside, blame, tracker, lanes = self.outside, self.blame, self.tracker, self.lanes
+        refs, gone, share = outside.parking.refs, self.letters.gone, self._share
+        careful = blame.unclean or bool(blame.tries)
+        partition, epoch = batch[start].partition, self.epoch
+        skipped = size_bytes = 0
+        stop, end = start, len(batch)
+        while stop < end:
+            delivery = batch[stop]
+            if delivery.partition is not partition or delivery.epoch != epoch:
+                break
+            stop += 1
+            position, size = delivery.position, delivery.event.size
+            entry = Entry(delivery, size)
+            if (refs and self._is_parked(position)) or not tracker.add(position, entry):
+                skipped += 1
+                continue
+            size_bytes += size
+            if careful:
+                blame.arrived(entry, tracker.watermark)
+            if refs or gone:
+                self._line_up(entry)
+            elif not lanes.add(entry, share):
+                outside.set_aside(entry, State.HELD)
+        self.room.bytes += size_bytes
+        if skipped:
+            self.dirty = True
+        return stop, skipped
+
+    def _take_early(self, batch: Sequence[Delivery], start: int) -> int:
+        """The records of the aside are not known yet."""
+        for stop in range(start, len(batch)):
+            delivery = batch[stop]
+            if delivery.epoch != self.epoch or delivery.partition != self.partition:
+                return stop
             self.early.backlog.append(delivery)
-            room.bytes += delivery.event.size
-            return True
-        position = delivery.position
-        tracker, refs = self.tracker, outside.parking.refs
-        if not tracker.fits(position):
-            self.dirty = True
+            self.room.bytes += delivery.event.size
+        return len(batch)
+
+    def _is_parked(self, position: int) -> bool:
+        """A record stands for it: it is done with that."""
+        if position not in self.outside.parking.refs:
             return False
-        if refs and position in refs:
-            tracker.pass_over(position)
-            self.dirty = True
-            return False
-        size = delivery.event.size
-        entry = Entry(delivery, size)
-        if self.blame.tries or self.blame.unclean:
-            self.blame.arrived(entry, tracker.watermark)
-        tracker.add(position, entry)
-        room.bytes += size
-        if refs or self.letters.gone:
-            self._line_up(entry)
-        elif not self.lanes.add(entry, self._share):
-            outside.set_aside(entry, State.HELD)
+        self.tracker.pass_over(position)
         return True
 
     def _line_up(self, entry: Entry) -> None:
@@ -129,7 +154,7 @@ class Holding:
         """All records are known: take what came meanwhile, and let the records have their turns."""
         early, self.early = self.early, Early()
         self.room.bytes = 0
-        done = sum(not self.take(delivery) for delivery in early.backlog)
+        _, done = self.take(early.backlog, 0) if early.backlog else (0, 0)
         self.reach(early.reached, now)
         for position, to, due in early.moved:
             self.outside.move(position, to, due, now)
@@ -217,7 +242,7 @@ class Holding:
         elif self.limits.on_dead == "hold" and self.outside.key(entry) is not None:
             self._park(entry, State.DEAD, 0.0, at, failure)
         else:
-            entry.stage = Stage.LEAVING
+            entry.stage = LEAVING
             self.letters.send(self.letters.record(entry, State.DEAD, None, failure), entry, None)
 
     def back(self, entry: Entry, *, batch_limit: int = 0) -> None:
@@ -232,7 +257,7 @@ class Holding:
         while room.timers and room.timers[0][0] <= now:
             due, position = heappop(room.timers)
             entry = room.find(position)
-            if entry is not None and entry.stage is Stage.DELAYED:
+            if entry is not None and entry.stage is DELAYED:
                 if entry.due <= due:  # else it is the timer of an earlier wait
                     room.delayed -= 1
                     self.lanes.again(entry)
@@ -257,14 +282,14 @@ class Holding:
     def disown(self) -> None:
         """It is given up while events run. They may end well, so the next owner must not take this for a crash."""
         for entry in self.room:
-            if entry.stage is Stage.RUNNING and entry.marked:
+            if entry.stage is RUNNING and entry.marked:
                 self.unmark(entry)
 
     def shelve(self, entry: Entry) -> None:
         """Its start is to be recorded where nothing can be stored now: it waits, and nothing waits for it."""
         if self.blame.marking.pop(entry.delivery.position, None) is not None:
             self.unmark(entry)
-        entry.stage = Stage.QUEUED
+        entry.stage = QUEUED
         self.letters.shelved[entry.delivery.position] = entry
 
     def _unshelve(self) -> None:

@@ -33,7 +33,7 @@ def lag_of(holding: Holding, limits: Limits, now: float) -> Lag:
     entry = tracker.blocking()
     blocking = None
     if entry is not None:
-        since = holding.blocked[1] if holding.blocked and holding.blocked[0] == tracker.watermark else now
+        since = holding.blocked_since if holding.blocked_at == tracker.watermark else now
         delivery = entry.delivery
         blocking = Blocking(delivery.position, delivery.event.key, entry.stage.name.lower(), now - since)
     return Lag(

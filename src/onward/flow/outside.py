@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from onward.brokers.base import AsideRecord, Assigned, Failure, State, Tries
 from onward.event import Delivery
 from onward.flow.blame import Blame
-from onward.flow.entry import Entry, Instant, Ref, Stage
+from onward.flow.entry import DELAYED, LEAVING, Entry, Instant, Ref
 from onward.flow.letters import Letters
 from onward.flow.limits import Limits
 from onward.flow.parking import Parking
@@ -116,7 +116,7 @@ class Outside:
     def _put_back(self, entry: Entry, at: Instant) -> None:
         """Out of its lane into the aside, with the rest of its delay."""
         state, due = State.HELD, 0.0
-        if entry.stage is Stage.DELAYED:
+        if entry.stage is DELAYED:
             state, due = State.WAITING, entry.due
             self._room.delayed -= 1
         if entry.ref is None:
@@ -254,7 +254,7 @@ class Outside:
         self, entry: Entry, state: State, due: float = 0.0, at: Instant | None = None, failure: Failure | None = None
     ) -> None:
         """An event of the log becomes a record; it stays open until that is stored."""
-        entry.stage = Stage.LEAVING
+        entry.stage = LEAVING
         event, key = entry.delivery.event, self.key(entry)
         wall = at.wall + (due - at.now) if at is not None else None
         record = self._letters.record(entry, state, wall, failure)
@@ -271,7 +271,7 @@ class Outside:
         ref.state, ref.due, ref.tries, ref.stored = state, due, entry.tries, False
         ref.first_failed = entry.first_failed
         wall = ref.wall_due = at.wall + (due - at.now) if state is State.WAITING else None
-        entry.stage = Stage.LEAVING
+        entry.stage = LEAVING
         self._letters.send(self._letters.record(entry, state, wall, failure), None, ref)
 
     def stored(self, ref: Ref, now: float) -> None:

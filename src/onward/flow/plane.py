@@ -11,7 +11,7 @@ from onward.event import Delivery, Partition
 from onward.flow.actions import Actions, Counts, Load, Settlement
 from onward.flow.alone import Alone
 from onward.flow.dispatch import Dispatch
-from onward.flow.entry import Again, Dead, Done, Entry, Instant, Outcome, Split, Stage
+from onward.flow.entry import RUNNING, Again, Dead, Done, Entry, Instant, Outcome, Split
 from onward.flow.holding import Holding
 from onward.flow.hot import HotKeys
 from onward.flow.lag import Lag, lag_of
@@ -69,23 +69,19 @@ class ControlPlane:
     def delivered(self, batch: Sequence[Delivery], at: Instant) -> None:
         """Take deliveries in; those of an ownership that is not the current one are dropped."""
         self.hot.add([delivery.event.key for delivery in batch])
-        partition, holding = None, None
-        for delivery in batch:
-            if delivery.partition is not partition:
-                if holding is not None and holding.outside.unread:
-                    holding.outside.read_past(at.now)
-                partition = delivery.partition
-                holding = self._holdings.get(partition)
-                if holding is not None:
-                    self._touched[holding] = None
-            if holding is None or holding.epoch != delivery.epoch:
-                self.counts.stale += 1
-            elif holding.take(delivery):
-                self.counts.delivered += 1
-            else:
-                self.counts.skipped += 1
-        if holding is not None and holding.outside.unread:
-            holding.outside.read_past(at.now)
+        counts, start = self.counts, 0
+        while start < len(batch):
+            holding = self._current(batch[start].partition, batch[start].epoch)
+            if holding is None:
+                counts.stale += 1
+                start += 1
+                continue
+            stop, skipped = holding.take(batch, start)
+            counts.delivered += stop - start - skipped
+            counts.skipped += skipped
+            start = stop
+            if holding.outside.unread:
+                holding.outside.read_past(at.now)
 
     def reached(self, partition: Partition, epoch: int, position: int, at: Instant) -> None:
         holding = self._current(partition, epoch)
@@ -114,30 +110,37 @@ class ControlPlane:
 
     def completed(self, results: Iterable[tuple[Delivery, Outcome]], at: Instant) -> None:
         """Runs have ended."""
-        done, now, running = 0, at.now, Stage.RUNNING
-        partition, holding = None, None
+        now, done, freed = at.now, 0, 0
+        alone = self._alone
+        partition, epoch, holding = None, None, None
         for delivery, outcome in results:
             if delivery.partition is not partition:
-                partition = delivery.partition
+                partition, epoch = delivery.partition, None
                 holding = self._holdings.get(partition)
                 if holding is not None:
                     self._touched[holding] = None
-            if holding is None or holding.epoch != delivery.epoch:
+                    epoch, room, opened = holding.epoch, holding.room, holding.tracker.open
+            if holding is None or epoch != delivery.epoch:
                 self._ended_stale(self._holdings.get(delivery.partition), delivery, now)
                 continue
-            entry = holding.room.find(delivery.position)
-            if entry is None or entry.stage is not running:
+            entry = opened.get(delivery.position) or room.drawn.get(delivery.position)
+            if entry is None or entry.stage is not RUNNING:
                 self.counts.stale += 1
                 continue
-            holding.room.running -= 1
-            if entry is self._alone.entry:
-                self._alone.ended = holding, delivery.position
-            size = self._dispatch.free(entry)
+            room.running -= 1
+            size = 1
+            if entry is alone.entry:
+                alone.end(delivery.position)
+            if entry.unit is None:
+                freed += 1
+            else:
+                size = self._dispatch.free(entry)
             if type(outcome) is Done:
                 done += 1
                 holding.done(entry, now)
             else:
                 self._not_done(holding, entry, outcome, at, size)
+        self._dispatch.running -= freed
         self.counts.done += done
 
     def settled(self, lost: Iterable[Partition], at: Instant) -> None:
@@ -175,22 +178,14 @@ class ControlPlane:
 
     def tick(self, at: Instant, sure_until: float) -> Actions:
         now = at.now
-        for holding in [holding for holding in self._timed if holding.room.timers[0][0] <= now]:
-            holding.wake(now)
-            self._touched[holding] = None
-        for holding in [holding for holding in self._refused if holding.letters.retry_at <= now]:
-            del self._refused[holding]
-            self._settling.dirty[holding] = None
-        for holding in self._revoking:
-            if holding.room.running and holding.release_at is not None and holding.release_at <= now:
-                holding.disown()
-                self._touched[holding] = None
+        if self._timed or self._refused or self._revoking:
+            self._pass_time(now)
         pause, resume, load = self._look(now)
         sure = now < sure_until
         work = self._dispatch.start(at) if sure else []
         self._alone.share(self._dispatch.running, sure=sure)
         settle = self._settlement(now)
-        drained, undrained = self._releases(now)
+        drained, undrained = self._releases(now) if self._revoking else ((), ())
         return Actions(work, pause, resume, load, settle, drained, undrained, self._wake_at(now, sure=sure))
 
     def leave(self) -> None:
@@ -274,22 +269,36 @@ class ControlPlane:
         if not holding.stale:
             del self._holdings[holding.partition]
 
+    def _pass_time(self, now: float) -> None:
+        """What has waited until now."""
+        for holding in [holding for holding in self._timed if holding.room.timers[0][0] <= now]:
+            holding.wake(now)
+            self._touched[holding] = None
+        for holding in [holding for holding in self._refused if holding.letters.retry_at <= now]:
+            del self._refused[holding]
+            self._settling.dirty[holding] = None
+        for holding in self._revoking:
+            if holding.room.running and holding.release_at is not None and holding.release_at <= now:
+                holding.disown()
+                self._touched[holding] = None
+
     def _look(self, now: float) -> tuple[list[Partition], list[Partition], list[Load]]:
         """What the touched partitions need: pressure, records to read, and which of them have work."""
         pause, resume, load = [], [], []
-        limits = self.limits
+        limits, timed = self.limits, self._timed
+        ready, dirty = self._dispatch.ready, self._settling.dirty
         for holding in self._touched:
             if holding.lanes.ready:
-                self._dispatch.ready[holding] = None
-            if holding.is_dirty:
-                self._settling.dirty[holding] = None
+                ready[holding] = None
+            if holding.dirty or holding.letters.dirty:
+                dirty[holding] = None
             if holding.room.timers:
-                self._timed[holding] = None
-            else:
-                self._timed.pop(holding, None)
+                timed[holding] = None
+            elif timed:
+                timed.pop(holding, None)
             mark = holding.tracker.watermark
-            if holding.blocked is None or (holding.blocked[0] != mark and not holding.letters.leaving):
-                holding.blocked = (mark, now)
+            if mark != holding.blocked_at and (holding.blocked_at < 0 or not holding.letters.leaving):
+                holding.blocked_at, holding.blocked_since = mark, now
             if holding.paused:
                 if weight(holding, limits) <= RESUME_AT:
                     holding.paused = False
@@ -298,12 +307,17 @@ class ControlPlane:
                 holding.paused = True
                 pause.append(holding.partition)
             reading = holding.outside.reading
-            after = reading.next() if holding.epoch is not None else None
-            if after is not None:
-                reading.loading = True
-                load.append(Load(holding.partition, holding.epoch or 0, after if after >= 0 else None))
+            if (reading.wanted or not reading.loaded) and (page := self._next_page(holding)) is not None:
+                load.append(page)
         self._touched.clear()
         return pause, resume, load
+
+    def _next_page(self, holding: Holding) -> Load | None:
+        after = holding.outside.reading.next() if holding.epoch is not None else None
+        if after is None:
+            return None
+        holding.outside.reading.loading = True
+        return Load(holding.partition, holding.epoch or 0, after if after >= 0 else None)
 
     def _settlement(self, now: float) -> Settlement | None:
         settling, alone = self._settling, self._alone
@@ -330,15 +344,17 @@ class ControlPlane:
 
     def _wake_at(self, now: float, *, sure: bool) -> float | None:
         ready, alone, settling = self._dispatch.ready, self._alone, self._settling
-        times = [at for holding in self._revoking if (at := holding.release_at) is not None and at > now]
-        times.extend(holding.letters.retry_at for holding in self._refused)
-        times.extend(holding.room.timers[0][0] for holding in self._timed if holding.room.timers)
+        times: list[float] = []
+        if self._timed or self._refused or self._revoking:
+            times += [at for holding in self._revoking if (at := holding.release_at) is not None and at > now]
+            times += [holding.letters.retry_at for holding in self._refused]
+            times += [holding.room.timers[0][0] for holding in self._timed if holding.room.timers]
         if self.limits.batch_wait_s:
             wait_s = self.limits.batch_wait_s
             fills = [h.fill_since + wait_s for h in ready if h.fill_since is not None]
             times.extend(full for full in fills if full > now)  # else it waits for a slot, not for time
         if settling.dirty and settling.pending is None:
-            times.append(max(settling.at, now))
+            times.append(settling.at if settling.at > now else now)
         starts = ready or alone.suspects or alone.entry is not None
         if starts and alone.solitude.contested(alone):
             times.append(now + SOLITUDE_RETRY_S)

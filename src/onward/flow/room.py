@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from heapq import heappush
 from itertools import chain
 
-from onward.flow.entry import Entry, Stage
+from onward.flow.entry import DELAYED, Entry
 from onward.flow.lanes import Lanes
 from onward.flow.tracker import Tracker
 
@@ -31,7 +31,7 @@ class Room:
 
     def delay(self, entry: Entry, due: float) -> None:
         """It waits in place for its next attempt."""
-        entry.stage = Stage.DELAYED
+        entry.stage = DELAYED
         entry.due = due
         self.delayed += 1
         heappush(self.timers, (due, entry.delivery.position))

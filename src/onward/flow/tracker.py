@@ -18,7 +18,7 @@ class Tracker:
     position, 1 while it is open, lets C search for the first open one and for the runs of done ones.
     """
 
-    __slots__ = ("_ahead", "_base", "_flags", "_low", "_positions", "end", "fresh", "open")
+    __slots__ = ("_ahead", "_base", "_flags", "_low", "_lowest", "_positions", "end", "fresh", "open")
 
     def __init__(self, stored: Progress | None) -> None:
         self.open: dict[int, Entry] = {}  # by position
@@ -28,6 +28,7 @@ class Tracker:
         self._positions = array("q")  # beside the flags: what is done above a stuck head takes nine bytes an event
         self._base = 0  # the slot of the first flag
         self._low = 0  # no flag below this one is open
+        self._lowest = -1  # the lowest open position, -1 when it is to be searched for
         self._ahead = deque(stored.done_above if stored else ())  # done before this ownership, not yet passed
 
     def __len__(self) -> int:
@@ -36,12 +37,12 @@ class Tracker:
     @property
     def watermark(self) -> int:
         """The next position not known done."""
-        flags, low = self._flags, self._low
-        if low < len(flags) and flags[low]:
-            return self._positions[low]
+        if self._lowest >= 0:
+            return self._lowest
         first = self._first()
         if first >= 0:
-            return self._positions[first]
+            self._lowest = self._positions[first]
+            return self._lowest
         mark = self.end
         for start, stop in self._ahead:  # what was done before this ownership may follow at once
             if start > mark:
@@ -64,8 +65,25 @@ class Tracker:
         first = self._first()
         return len(self._flags) - first - len(self.open) if first >= 0 else 0
 
-    def fits(self, position: int) -> bool:
-        """See a delivered position. False: it is done or known already, and must not run."""
+    def add(self, position: int, entry: Entry) -> bool:
+        """Open a delivered position. False: it is done or known already, and must not run."""
+        if (position < self.end or self._ahead) and not self._fits(position):
+            return False
+        flags = self._flags
+        self.end = position + 1
+        entry.slot = self._base + len(flags)
+        flags.append(1)
+        self._positions.append(position)
+        self.open[position] = entry
+        return True
+
+    def pass_over(self, position: int) -> None:
+        """A delivered position is done without running: a record of the aside stands for it."""
+        if self._fits(position):
+            self._skip(position)
+            self.fresh.append(position)
+
+    def _fits(self, position: int) -> bool:
         if position < self.end:
             return False
         self.end = position + 1
@@ -77,18 +95,6 @@ class Tracker:
             return False
         return True
 
-    def add(self, position: int, entry: Entry) -> None:
-        """Open a position that fits."""
-        entry.slot = self._base + len(self._flags)
-        self._flags.append(1)
-        self._positions.append(position)
-        self.open[position] = entry
-
-    def pass_over(self, position: int) -> None:
-        """A position that fits is done without running: a record of the aside stands for it."""
-        self._skip(position)
-        self.fresh.append(position)
-
     def reached(self, position: int) -> None:
         """The log was read up to here; what was not delivered below is a hole."""
         self.end = max(self.end, position)
@@ -99,12 +105,15 @@ class Tracker:
         if entry is not None:
             self._flags[entry.slot - self._base] = 0
             self.fresh.append(position)
+            if position == self._lowest:
+                self._lowest = -1
 
     def reopen(self, entries: Iterable[Entry]) -> None:
         """Undo `done` for these, before `forget`: what should have gone with them was not stored."""
         again = {entry.delivery.position: entry for entry in entries}
         self.open |= again
         self.fresh = [position for position in self.fresh if position not in again]
+        self._lowest = -1
         for entry in again.values():
             self._flags[entry.slot - self._base] = 1
             self._low = min(self._low, entry.slot - self._base)
