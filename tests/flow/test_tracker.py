@@ -189,8 +189,8 @@ def test_memory_of_what_is_settled_is_given_back() -> None:
         if position % 1_000 == 0:
             tracker.forget(len(tracker.fresh))
     assert tracker.watermark == 99_999
-    assert len(tracker._flags) < 10_000
-    assert len(tracker._flags) == len(tracker._positions)
+    assert len(tracker.flags) < 10_000
+    assert len(tracker.flags) == len(tracker._positions)
     assert tracker.fresh == list(range(99_002, 100_000, 2))
 
 

@@ -73,7 +73,7 @@ class Alone:
             if entry.ref is not None and holding.letters.refusing:
                 holding.shelve(entry)
                 continue
-            self._settling.dirty[holding] = None
+            self._settling.press(holding)
             if entry.removed:
                 holding.done(entry, now)
                 continue
@@ -92,7 +92,7 @@ class Alone:
         if lone.removed:
             self.entry = None
             holding.done(lone, now)
-            self._settling.dirty[holding] = None
+            self._settling.press(holding)
             self.choose(running, now)
             return None
         return holding, lone

@@ -94,7 +94,7 @@ class Dispatch:
             entry = opened.get(position) or room.drawn[position]
             if entry.ref is not None and entry.ref.removed:  # somebody removed the record of what was about to run
                 holding.done(entry, at.now)
-                self._settling.dirty[holding] = None
+                self._settling.press(holding)
                 continue
             if (entry.cautious or entry.suspect) and not self._is_cleared(holding, entry, at):
                 if entry.stage is MARKING and not entry.suspect:
@@ -118,7 +118,7 @@ class Dispatch:
         elif not entry.marked:  # it has its slot from here on: what cannot run yet would be suspected in vain
             holding.mark(entry, AMONG_OTHERS)
             self._marks = True
-            self._settling.dirty[holding] = None
+            self._settling.press(holding)
         else:
             return True
         return False
@@ -156,4 +156,4 @@ class Dispatch:
             last=at.wall,
         )
         holding.dead(entry, failure, at)
-        self._settling.dirty[holding] = None
+        self._settling.press(holding)

@@ -276,7 +276,7 @@ class ControlPlane:
             self._touched[holding] = None
         for holding in [holding for holding in self._refused if holding.letters.retry_at <= now]:
             del self._refused[holding]
-            self._settling.dirty[holding] = None
+            self._settling.press(holding)
         for holding in self._revoking:
             if holding.room.running and holding.release_at is not None and holding.release_at <= now:
                 holding.disown()
@@ -285,19 +285,22 @@ class ControlPlane:
     def _look(self, now: float) -> tuple[list[Partition], list[Partition], list[Load]]:
         """What the touched partitions need: pressure, records to read, and which of them have work."""
         pause, resume, load = [], [], []
-        limits, timed = self.limits, self._timed
-        ready, dirty = self._dispatch.ready, self._settling.dirty
+        limits, timed, settling = self.limits, self._timed, self._settling
+        ready, dirty = self._dispatch.ready, settling.dirty
         for holding in self._touched:
+            letters = holding.letters
             if holding.lanes.ready:
                 ready[holding] = None
-            if holding.dirty or holding.letters.dirty:
+            if holding.dirty or letters.dirty:
                 dirty[holding] = None
+            if letters.leaving or holding.release_at is not None or holding.blame.marking:
+                settling.pressed = True
             if holding.room.timers:
                 timed[holding] = None
             elif timed:
                 timed.pop(holding, None)
             mark = holding.tracker.watermark
-            if mark != holding.blocked_at and (holding.blocked_at < 0 or not holding.letters.leaving):
+            if mark != holding.blocked_at and (holding.blocked_at < 0 or not letters.leaving):
                 holding.blocked_at, holding.blocked_since = mark, now
             if holding.paused:
                 if weight(holding, limits) <= RESUME_AT:

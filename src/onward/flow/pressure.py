@@ -14,7 +14,8 @@ def is_full(holding: Holding, limits: Limits) -> bool:
         or holding.room.bytes >= limits.max_in_flight_bytes
     ):
         return True
-    may_be = len(holding.outside.parking.refs) >= limits.max_parked or tracker.span >= limits.max_gap
+    spread = len(tracker.flags) - len(tracker.open)  # no less than the gap, and cheaper
+    may_be = len(holding.outside.parking.refs) >= limits.max_parked or spread >= limits.max_gap
     return may_be and weight(holding, limits) >= 1.0
 
 
@@ -25,7 +26,7 @@ def weight(holding: Holding, limits: Limits) -> float:
     most = max(count / limits.max_in_flight, holding.room.bytes / limits.max_in_flight_bytes)
     if holding.outside.parking.refs:
         most = max(most, _parked(holding, limits))
-    if tracker.span > most * limits.max_gap:  # seldom: only then is it worth the exact number
+    if len(tracker.flags) - len(tracker.open) > most * limits.max_gap:  # seldom: only then is it worth the exact number
         most = max(most, tracker.gap / limits.max_gap)
     return most
 

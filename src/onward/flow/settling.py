@@ -24,7 +24,7 @@ class Part(msgspec.Struct):
 class Settling:
     """`dirty`: the partitions that the next settle is for. `pending`: what the one in flight is about."""
 
-    __slots__ = ("_interval_s", "_spans", "at", "dirty", "pending")
+    __slots__ = ("_interval_s", "_spans", "at", "dirty", "pending", "pressed")
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -32,9 +32,17 @@ class Settling:
         self.at = 0.0  # no sooner than this, unless something waits for it
         self.dirty: dict[Holding, None] = {}
         self.pending: list[Part] | None = None
+        self.pressed = False  # something may wait for the next settle: only then is it worth a look
+
+    def press(self, holding: Holding) -> None:
+        """To be settled, and perhaps soon."""
+        self.dirty[holding] = None
+        self.pressed = True
 
     def is_urgent(self, now: float) -> bool:
         """Something waits for this settle: a lane for its record, a start for its mark, the next owner."""
+        if not self.pressed:
+            return False
         for holding in self.dirty:
             letters = holding.letters
             if holding.blame.marking or holding.release_at is not None:
@@ -57,6 +65,7 @@ class Settling:
             self.pending.append(_part(holding, letters))
             holding.dirty = holding.letters.dirty = False
         self.dirty.clear()
+        self.pressed = False
         self._spans = sum(len(each.done_above) for each in progress)
         return Settlement(progress, aside, gone)
 
