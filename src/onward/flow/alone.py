@@ -28,6 +28,10 @@ class Alone:
     def is_wanted(self) -> bool:
         return bool(self.entry is not None or self.suspects or self.ended is not None)
 
+    def is_calm(self) -> bool:
+        """Nobody of this process runs anything alone, or wants to."""
+        return self.entry is None and self.ended is None and not self.suspects and self.solitude.is_quiet()
+
     def end(self, position: int) -> None:
         """The lone run has ended, at this position."""
         assert self.holding is not None
@@ -41,8 +45,6 @@ class Alone:
     def barred(self, *, ready: bool) -> bool:
         """Another handler of this process has, or waits for, its lone run. `ready`: there is something to start."""
         solitude, wanted = self.solitude, self.is_wanted
-        if not wanted and solitude.is_quiet():
-            return False
         if wanted:
             solitude.ask(self)
         barred = solitude.barred(self)

@@ -44,7 +44,7 @@ class Dispatch:
         """Fill the free slots."""
         work: list[Work] = []
         alone = self._alone
-        if alone.barred(ready=bool(self.ready)):
+        if not alone.is_calm() and alone.barred(ready=bool(self.ready)):
             return work
         if alone.entry is not None or alone.suspects:
             lone = self._start_alone(at.now)
@@ -60,7 +60,7 @@ class Dispatch:
 
     def _fill(self, work: list[Work], at: Instant) -> None:
         free = self._limits.concurrency - self.running - (self._marking() if self._marks else 0)
-        turns = [holding for holding in self.ready if holding.lanes.ready and holding.release_at is None]
+        turns = waiting = [holding for holding in self.ready if holding.lanes.ready and holding.release_at is None]
         served: set[Holding] = set()
         due = self._due(turns, at.now)
         while free > 0 and due and not self._alone.suspects:
@@ -70,17 +70,18 @@ class Dispatch:
                 if taken:
                     free -= taken
                     served.add(holding)
-            due = self._due([holding for holding in due if holding.lanes.ready], at.now)
-        # Whoever was served comes after those who were not.
-        waiting = [holding for holding in turns if holding.lanes.ready]
+            waiting = [holding for holding in turns if holding.lanes.ready]
+            due = self._due(waiting, at.now)
         self.ready.clear()
-        if waiting:
+        if waiting:  # whoever was served comes after those who were not
             self.ready = dict.fromkeys([h for h in waiting if h not in served] + [h for h in waiting if h in served])
 
     def _due(self, ready: list[Holding], now: float) -> list[Holding]:
         """Of those that have something to start: of a batch handler, those whose batch is full or has waited enough."""
         limits = self._limits
-        return [each for each in ready if not waits_to_fill(each, limits, now)] if limits.batch_wait_s else ready
+        if not limits.batch_wait_s:
+            return ready
+        return [each for each in ready if not waits_to_fill(each, limits, now)]
 
     def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
         """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""

@@ -173,17 +173,17 @@ class Holding:
     def done(self, entry: Entry, now: float) -> None:
         self.dirty = True
         if entry.ref is None:
-            self.tracker.done(entry.delivery.position)
             self._left(entry, now)
         else:
             self.outside.done(entry, now)
 
     def _left(self, entry: Entry, now: float) -> None:
         """An event of the log has left the flow: free its room and let the next of its lane go."""
+        position, outside, tries = entry.delivery.position, self.outside, self.blame.tries
+        self.tracker.done(position)
         self.room.bytes -= entry.size
-        outside = self.outside
-        if self.blame.tries:
-            self.blame.tries.pop(entry.delivery.position, None)
+        if tries:
+            tries.pop(position, None)
         if self.lanes.leave(entry) and outside.parking.refs:
             outside.advance(entry.delivery.event.key, now)
         if outside.postponed:

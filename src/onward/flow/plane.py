@@ -4,6 +4,7 @@ Pure: no I/O, no clock, no randomness. It is told what happened (`assigned`, `de
 answers on `tick` with what to do now. `now` and `sure_until` are on one clock, `onward.clock.now`.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from onward.brokers.base import AsideRecord, Assigned, Moved, record_position
@@ -326,7 +327,8 @@ class ControlPlane:
         settling, alone = self._settling, self._alone
         if settling.pending is not None or not settling.dirty:
             return None
-        if now < settling.at and not settling.is_urgent(now) and not alone.is_urgent():
+        urgent = (settling.pressed and settling.is_urgent(now)) or (alone.ended is not None and alone.is_urgent())
+        if now < settling.at and not urgent:
             return None
         alone.settling()
         return settling.settle(now)
@@ -347,20 +349,24 @@ class ControlPlane:
 
     def _wake_at(self, now: float, *, sure: bool) -> float | None:
         ready, alone, settling = self._dispatch.ready, self._alone, self._settling
-        times: list[float] = []
-        if self._timed or self._refused or self._revoking:
-            times += [at for holding in self._revoking if (at := holding.release_at) is not None and at > now]
-            times += [holding.letters.retry_at for holding in self._refused]
-            times += [holding.room.timers[0][0] for holding in self._timed if holding.room.timers]
-        if self.limits.batch_wait_s:
-            wait_s = self.limits.batch_wait_s
-            fills = [h.fill_since + wait_s for h in ready if h.fill_since is not None]
-            times.extend(full for full in fills if full > now)  # else it waits for a slot, not for time
+        wake_at = math.inf
         if settling.dirty and settling.pending is None:
-            times.append(settling.at if settling.at > now else now)
-        starts = ready or alone.suspects or alone.entry is not None
-        if starts and alone.solitude.contested(alone):
-            times.append(now + SOLITUDE_RETRY_S)
-        if starts and not sure:
-            times.append(now + UNSURE_RETRY_S)  # nobody tells us when it is renewed
-        return min(times, default=None)
+            wake_at = settling.at if settling.at > now else now
+        if self._timed or self._refused or self._revoking or self.limits.batch_wait_s:
+            wake_at = min(wake_at, self._next_time(now))
+        if ready or alone.suspects or alone.entry is not None:
+            if not sure:
+                wake_at = min(wake_at, now + UNSURE_RETRY_S)  # nobody tells us when it is renewed
+            if alone.solitude.contested(alone):
+                wake_at = min(wake_at, now + SOLITUDE_RETRY_S)
+        return wake_at if wake_at < math.inf else None
+
+    def _next_time(self, now: float) -> float:
+        """When the next of those that wait for a time has waited enough."""
+        times = [at for holding in self._revoking if (at := holding.release_at) is not None and at > now]
+        times += [holding.letters.retry_at for holding in self._refused]
+        times += [holding.room.timers[0][0] for holding in self._timed if holding.room.timers]
+        if wait_s := self.limits.batch_wait_s:
+            fills = [h.fill_since + wait_s for h in self._dispatch.ready if h.fill_since is not None]
+            times += [full for full in fills if full > now]  # else it waits for a slot, not for time
+        return min(times, default=math.inf)

@@ -41,8 +41,6 @@ class Settling:
 
     def is_urgent(self, now: float) -> bool:
         """Something waits for this settle: a lane for its record, a start for its mark, the next owner."""
-        if not self.pressed:
-            return False
         for holding in self.dirty:
             letters = holding.letters
             if holding.blame.marking or holding.release_at is not None:
