@@ -24,7 +24,7 @@ def batch_of(holding: Holding, first: Entry, size: int) -> tuple[Delivery, ...]:
     unit = Unit(len(entries), len(entries))
     for entry in entries:
         entry.unit, entry.stage = unit, RUNNING
-    holding.room.running += len(entries) - 1
+    holding.room.running += len(entries)
     holding.fill_since = None
     return tuple(entry.delivery for entry in sorted(entries, key=lambda each: each.delivery.position))
 

@@ -101,10 +101,13 @@ class Dispatch:
                 if entry.stage is MARKING and not entry.suspect:
                     used, marks = used + 1, marks + 1
                 continue
-            work.append(entry.delivery if batch_size == 1 else batch_of(holding, entry, batch_size))
-            entry.stage = RUNNING
-            room.running += 1
             used += 1
+            if batch_size == 1:
+                entry.stage = RUNNING
+                room.running += 1
+                work.append(entry.delivery)
+            else:
+                work.append(batch_of(holding, entry, batch_size))
         self.running += used - marks
         return used
 

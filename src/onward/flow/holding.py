@@ -171,15 +171,13 @@ class Holding:
     # -- outcomes -----------------------------------------------------------------------------------------------
 
     def done(self, entry: Entry, now: float) -> None:
+        """An event has left the flow: free its room and let the next of its lane go."""
         self.dirty = True
-        if entry.ref is None:
-            self._left(entry, now)
-        else:
-            self.outside.done(entry, now)
-
-    def _left(self, entry: Entry, now: float) -> None:
-        """An event of the log has left the flow: free its room and let the next of its lane go."""
-        position, outside, tries = entry.delivery.position, self.outside, self.blame.tries
+        outside = self.outside
+        if entry.ref is not None:
+            outside.done(entry, now)
+            return
+        position, tries = entry.delivery.position, self.blame.tries
         self.tracker.done(position)
         self.room.bytes -= entry.size
         if tries:
@@ -327,7 +325,7 @@ class Holding:
 
     def stored(self, posted: dict[int, Leaving], now: float) -> None:
         """These records are in the store."""
-        letters, outside = self.letters, self.outside
+        letters, outside, dirty = self.letters, self.outside, self.dirty
         letters.storing = 0
         if letters.refusing and (posted or not letters.leaving):
             letters.refusing = False
@@ -337,9 +335,10 @@ class Holding:
                 del letters.leaving[position]
             ref = leaving.ref
             if leaving.entry is not None:
-                self._left(leaving.entry, now)
+                self.done(leaving.entry, now)
             if ref is not None and outside.parking.refs.get(position) is ref and position not in letters.leaving:
                 outside.stored(ref, now)
+        self.dirty = dirty  # that these are done was settled with them
 
     def refused(self, posted: dict[int, Leaving], retry_at: float) -> None:
         """These records were not stored, and nothing else of their settle was done."""

@@ -129,10 +129,10 @@ class ControlPlane:
                 self.counts.stale += 1
                 continue
             room.running -= 1
-            size = 1
             if entry is alone.entry:
                 alone.end(delivery.position)
             if entry.unit is None:
+                size = 1
                 freed += 1
             else:
                 size = self._dispatch.free(entry)

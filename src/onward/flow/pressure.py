@@ -8,15 +8,16 @@ RESUME_AT = 0.7  # of the limit: without the gap a full partition would flap bet
 
 def is_full(holding: Holding, limits: Limits) -> bool:
     """Has any limit been reached? Asked on every tick."""
-    tracker = holding.tracker
+    opened = len(holding.tracker.open)
     if (
-        len(tracker.open) + len(holding.early.backlog) + holding.letters.storing >= limits.max_in_flight
+        opened + len(holding.early.backlog) + holding.letters.storing >= limits.max_in_flight
         or holding.room.bytes >= limits.max_in_flight_bytes
     ):
         return True
-    spread = len(tracker.flags) - len(tracker.open)  # no less than the gap, and cheaper
-    may_be = len(holding.outside.parking.refs) >= limits.max_parked or spread >= limits.max_gap
-    return may_be and weight(holding, limits) >= 1.0
+    spread = len(holding.tracker.flags) - opened  # no less than the gap, and cheaper
+    if spread < limits.max_gap and len(holding.outside.parking.refs) < limits.max_parked:
+        return False
+    return weight(holding, limits) >= 1.0
 
 
 def weight(holding: Holding, limits: Limits) -> float:
