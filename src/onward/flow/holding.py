@@ -107,7 +107,7 @@ class Holding:
         """The records of the aside are not known yet."""
         for stop in range(start, len(batch)):
             delivery = batch[stop]
-            if delivery.epoch != self.epoch or delivery.partition != self.partition:
+            if delivery.partition != self.partition or delivery.epoch != self.epoch:
                 return stop
             self.early.backlog.append(delivery)
             self.room.bytes += delivery.event.size
@@ -154,7 +154,10 @@ class Holding:
         """All records are known: take what came meanwhile, and let the records have their turns."""
         early, self.early = self.early, Early()
         self.room.bytes = 0
-        _, done = self.take(early.backlog, 0) if early.backlog else (0, 0)
+        start = done = 0
+        while start < len(early.backlog):
+            start, skipped = self.take(early.backlog, start)
+            done += skipped
         self.reach(early.reached, now)
         for position, to, due in early.moved:
             self.outside.move(position, to, due, now)
