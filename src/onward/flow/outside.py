@@ -205,6 +205,7 @@ class Outside:
     def move(self, position: int, to: State | None, due: float, now: float) -> None:
         """Somebody moved or removed a record."""
         ref, wanted = self.parking.refs.get(position), self.reading.wanted
+        self.reading.asked.discard(position)  # a page on its way may have been read before this
         if ref is None:
             # What we do not know yet we read; what we were about to read is not there any more.
             (wanted.add if to in (State.WAITING, State.HELD) else wanted.discard)(position)
