@@ -5,7 +5,8 @@ import random
 import time
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
 
 from sortedcontainers import SortedSet
 
@@ -116,7 +117,7 @@ def _plane_us(bench: Bench, deliveries: list[Delivery], in_flight: int) -> float
         actions = plane.tick(at, math.inf)
         if actions.settle is not None:
             plane.settled([], at)
-        work.extend(each for each in actions.work if isinstance(each, Delivery))
+        work += cast("Sequence[Delivery]", actions.work)
         done, work = work[:COMPLETED], work[COMPLETED:]
         plane.completed([(delivery, DONE) for delivery in done], at)
         plane.delivered(deliveries[fed : fed + len(done)], at)
@@ -163,8 +164,7 @@ class _Ours:
         self._tracker = Tracker(None)
         event = Event("id", "orders", None, None)
         for position in range(TRACKED):
-            if self._tracker.fits(position):
-                self._tracker.add(position, Entry(Delivery(event, PARTS[0], position, 1), 0))
+            self._tracker.add(position, Entry(Delivery(event, PARTS[0], position, 1), 0))
 
     def complete(self, position: int) -> int:
         self._tracker.done(position)

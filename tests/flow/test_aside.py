@@ -2,9 +2,10 @@
 
 import msgspec
 import pytest
-from tests.flow.driver import FAR_S, LOG, WALL, Driver, P, Q, claims, failure, record, stored, working
+from tests.flow.driver import FAR_S, LOG, WALL, Driver, P, Q, claims, event, failure, record, stored, working
 
 from onward.brokers.base import Ordering, State, Tries, record_id
+from onward.event import Delivery, Partition
 from onward.flow.entry import DONE
 
 
@@ -238,6 +239,16 @@ class TestAsideOnAssignment:
         assert (d.running(), d.plane.open) == ([], 2)
         d.turn()
         assert d.running() == [0, 1]
+
+    @pytest.mark.parametrize("early", [True, False], ids=["before the records", "after the records"])
+    def test_a_broker_may_name_a_partition_anew_with_each_delivery(self, early: bool) -> None:
+        d = Driver()
+        d.assign(load=not early)
+        names = [Partition(P.topic, P.index) for _ in range(3)]
+        d.seen[P] |= dict.fromkeys(range(3), False)
+        d.plane.delivered([Delivery(event(f"k{i}"), name, i, 1) for i, name in enumerate(names)], d.at)
+        d.turn()
+        assert (d.plane.open, d.plane.counts.delivered, d.running()) == (3, 3, [0, 1, 2])
 
     def test_a_load_is_asked_for_once_and_its_pages_one_after_the_other(self) -> None:
         d = Driver()

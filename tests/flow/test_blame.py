@@ -227,10 +227,10 @@ class TestBlame:
 def test_tries_of_positions_that_became_holes_are_forgotten() -> None:
     d = Driver()
     d.assign(stored=stored(0, tries={p: Tries(1) for p in range(10)}))
-    assert len(d.plane._holdings[P].tries) == 10
+    assert len(d.plane._holdings[P].blame.tries) == 10
     d.deliver_at({3: "a", 20: "b"})
     d.done(20)
-    assert set(d.plane._holdings[P].tries) == {3}
+    assert set(d.plane._holdings[P].blame.tries) == {3}
     assert set(d.progress[P].tries) == {3}
 
 

@@ -486,3 +486,18 @@ def test_a_write_of_ours_that_came_after_a_move_is_what_counts(on_dead: str) -> 
     d.wait(FAR_S)
     assert d.run_out() == [0, 1]
     assert d.states() == {}
+
+
+def test_a_page_read_before_a_replay_does_not_hide_the_record() -> None:
+    """Buried from outside, its page read, then replayed before the page was answered (simulator, seed 3620)."""
+    d = Driver()
+    far = d.at.wall + FAR_S
+    d.assign(stored=stored(1), records=[record(0, "a", State.WAITING, due=far)])
+    d.move(0, to=State.DEAD, turn=False)
+    (load,) = d.tick().load
+    page = d.read_page(load)
+    d.move(0, to=State.WAITING, due=d.at.wall, turn=False)
+    d.loads = []
+    d.plane.loaded(load, page, d.at)
+    d.turn()
+    assert d.running() == [0]

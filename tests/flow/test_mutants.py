@@ -15,10 +15,14 @@ from onward.event import Delivery, Partition
 from onward.flow import plane as plane_module
 from onward.flow import progress as codec
 from onward.flow.actions import Actions
+from onward.flow.blame import ALONE, Blame
+from onward.flow.dispatch import Dispatch
 from onward.flow.entry import Entry, Instant, Outcome, Ref, Stage
-from onward.flow.holding import ALONE, Holding
+from onward.flow.holding import Holding
 from onward.flow.lanes import Lanes
+from onward.flow.letters import Letters
 from onward.flow.limits import Limits
+from onward.flow.outside import Outside
 from onward.flow.parking import Parking
 from onward.flow.plane import ControlPlane
 from onward.flow.progress import LIMIT_CHARS
@@ -210,7 +214,7 @@ def test_mutant_runs_two_of_a_key(monkeypatch: Patch) -> None:
 def test_mutant_dispatches_before_the_aside_is_loaded(monkeypatch: Patch) -> None:
     def around(original: Any, holding: Holding, assigned: Assigned | None) -> None:
         original(holding, assigned)
-        holding.loaded = assigned is not None
+        holding.outside.reading.loaded = assigned is not None
 
     wrap(monkeypatch, Holding, "begin", around)
     caught_by("loading", "order")
@@ -222,43 +226,44 @@ def test_mutant_starts_when_ownership_is_not_sure(monkeypatch: Patch) -> None:
 
 
 def test_mutant_starts_what_was_revoked(monkeypatch: Patch) -> None:
-    def around(original: Any, plane: ControlPlane, at: Instant) -> Any:
-        dates = [(holding, holding.release_at) for holding in plane._holdings.values()]
+    def around(original: Any, dispatch: Dispatch, at: Instant) -> Any:
+        dates = [(holding, holding.release_at) for holding in dispatch.ready]
         for holding, _ in dates:
             holding.release_at = None
-        work = original(plane, at)
+        work = original(dispatch, at)
         for holding, date in dates:
             holding.release_at = date
         return work
 
-    wrap(monkeypatch, ControlPlane, "_dispatch", around)
+    wrap(monkeypatch, Dispatch, "start", around)
     caught_by("epochs")
 
 
 def test_mutant_drops_a_held_successor(monkeypatch: Patch) -> None:
-    def around(original: Any, holding: Holding, entry: Entry, state: State, *more: Any, **named: Any) -> None:
+    def around(original: Any, outside: Outside, entry: Entry, state: State, *more: Any, **named: Any) -> None:
         if state is State.HELD:
-            holding.tracker.done(entry.delivery.position)
-            holding.dirty = True
+            outside._room.tracker.done(entry.delivery.position)
+            outside._letters.dirty = True
         else:
-            original(holding, entry, state, *more, **named)
+            original(outside, entry, state, *more, **named)
 
-    wrap(monkeypatch, Holding, "_set_aside", around)
+    wrap(monkeypatch, Outside, "set_aside", around)
     caught_by("settled")
 
 
 def test_mutant_removes_a_record_when_it_starts(monkeypatch: Patch) -> None:
-    def around(original: Any, holding: Holding, ref: Ref) -> None:
-        original(holding, ref)
-        holding._forget_record(ref.id, None)
-        holding.dirty = True
+    def around(original: Any, outside: Outside, ref: Ref) -> None:
+        original(outside, ref)
+        outside._letters.remove(ref.id, None)
 
-    wrap(monkeypatch, Holding, "_draw", around)
+    wrap(monkeypatch, Outside, "_draw", around)
     caught_by("records")
 
 
 def test_mutant_never_removes_a_record(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Holding, "done", lambda done, holding, *args: (done(holding, *args), holding.gone.clear()))
+    wrap(
+        monkeypatch, Holding, "done", lambda done, holding, *args: (done(holding, *args), holding.letters.gone.clear())
+    )
     caught_by("liveness", "suffix", "repeats")
 
 
@@ -281,7 +286,7 @@ def test_mutant_forgets_what_was_done_before_this_ownership(monkeypatch: Patch) 
 
 def test_mutant_releases_before_the_last_settle(monkeypatch: Patch) -> None:
     def around(original: Any, plane: ControlPlane, now: float) -> tuple[list[Partition], list[Partition]]:
-        drained = [holding.partition for holding in list(plane._revoking) if not holding.running]
+        drained = [holding.partition for holding in list(plane._revoking) if not holding.room.running]
         plane.fenced(drained)
         late, undrained = original(plane, now)
         return drained + late, undrained
@@ -320,26 +325,26 @@ def test_mutant_gives_up_too_early(monkeypatch: Patch) -> None:
 
 
 def test_mutant_blames_who_ran_beside_a_killer(monkeypatch: Patch) -> None:
-    def charged(holding: Holding, tries: Tries) -> Tries:
-        crashes = tries.crashes + (1 if holding.unclean and tries.started else 0)
+    def charged(blame: Blame, tries: Tries) -> Tries:
+        crashes = tries.crashes + (1 if blame.unclean and tries.started else 0)
         return Tries(tries.failed, 0, crashes)
 
-    monkeypatch.setattr(Holding, "_charged", charged)
+    monkeypatch.setattr(Blame, "charged", charged)
     caught_by("blame")
 
 
 def test_mutant_never_finds_a_killer(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Holding, "_charged", lambda _, tries: Tries(tries.failed))
+    monkeypatch.setattr(Blame, "charged", lambda _, tries: Tries(tries.failed))
     caught_by("blame", "liveness")
 
 
 def test_mutant_lets_others_run_beside_a_suspect(monkeypatch: Patch) -> None:
-    def around(original: Any, holding: Holding, entry: Entry, tries: Tries, cautious: bool) -> None:
-        original(holding, entry, tries, cautious)
+    def around(original: Any, blame: Blame, entry: Entry, tries: Tries, cautious: bool) -> None:
+        original(blame, entry, tries, cautious)
         if entry.suspect:
             entry.suspect, entry.cautious = False, True
 
-    wrap(monkeypatch, Holding, "_blame", around)
+    wrap(monkeypatch, Blame, "weigh", around)
     wrap(monkeypatch, Holding, "mark", lambda original, holding, entry, started: original(holding, entry, ALONE))
     caught_by("blame")
 
@@ -356,7 +361,7 @@ def test_mutant_runs_a_key_twice_after_it_came_back(monkeypatch: Patch) -> None:
 def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> None:
     def refused(holding: Holding, letters: dict[int, Any], retry_at: float) -> None:
         for position in letters:
-            holding.leaving.pop(position, None)
+            holding.letters.leaving.pop(position, None)
         holding.dirty = True
 
     monkeypatch.setattr(Holding, "refused", refused)
@@ -385,10 +390,10 @@ def test_mutant_leaves_the_letter_of_an_event_that_was_handled_after_all(monkeyp
     """A letter was stored, its progress was not: the next owner ran the event again, with success."""
 
     def around(original: Any, holding: Holding, entry: Entry, started: int) -> None:
-        gone = list(holding.gone)
+        gone = list(holding.letters.gone)
         original(holding, entry, started)
         if entry.ref is None:
-            holding.gone = gone
+            holding.letters.gone = gone
 
     wrap(monkeypatch, Holding, "mark", around)
     caught_by("records", shape=flaky_letters)
@@ -405,7 +410,7 @@ def flaky_letters(profile: Profile) -> Profile:
 
 def test_mutant_lets_events_pass_records_that_are_not_removed_yet(monkeypatch: Patch) -> None:
     """The record of their predecessor was done, and would have run again, after them, if the owner had died then."""
-    wrap(monkeypatch, Holding, "_forget_record", lambda original, holding, id_, key: original(holding, id_, None))
+    wrap(monkeypatch, Letters, "remove", lambda original, letters, id_, key: original(letters, id_, None))
     caught_by("suffix", "order", shape=rarely_settled)
 
 
@@ -486,11 +491,11 @@ def test_mutant_takes_an_old_answer_for_a_new_one(monkeypatch: Patch) -> None:
 def test_mutant_forgets_a_suspect(monkeypatch: Patch) -> None:
     """A suspect was found when nothing else ran: nothing called for it any more."""
 
-    def around(original: Any, plane: ControlPlane, now: float) -> Any:
-        found_just_now = plane._lone is None and not plane.running and not plane._ready
-        return [] if found_just_now else original(plane, now)
+    def around(original: Any, dispatch: Dispatch, now: float) -> Any:
+        found_just_now = dispatch._alone.entry is None and not dispatch.running and not dispatch.ready
+        return [] if found_just_now else original(dispatch, now)
 
-    wrap(monkeypatch, ControlPlane, "_dispatch_alone", around)
+    wrap(monkeypatch, Dispatch, "_start_alone", around)
     caught_by("liveness")
 
 
@@ -517,12 +522,12 @@ def test_mutant_asks_to_be_called_at_once(monkeypatch: Patch) -> None:
 def test_mutant_takes_stale_pages_for_news(monkeypatch: Patch) -> None:
     """A page was read before its records were done: they ran again, after their successors."""
 
-    def around(original: Any, holding: Holding, record: Any, at: Instant) -> None:
-        loaded, holding.loaded = holding.loaded, False
-        original(holding, record, at)
-        holding.loaded = loaded
+    def around(original: Any, outside: Outside, record: Any, at: Instant) -> None:
+        loaded, outside.reading.loaded = outside.reading.loaded, False
+        original(outside, record, at)
+        outside.reading.loaded = loaded
 
-    wrap(monkeypatch, Holding, "_know", around)
+    wrap(monkeypatch, Outside, "_know", around)
     caught_by("suffix", "repeats", "liveness", "order")
 
 
@@ -530,11 +535,11 @@ def test_mutant_does_not_count_letters_that_are_being_stored(monkeypatch: Patch)
     """While the store was down every try let more events in."""
 
     def around(original: Any, holding: Holding, now: float) -> Any:
-        letters = original(holding, now)
-        holding.storing = 0
-        return letters
+        posted = original(holding, now)
+        holding.letters.storing = 0
+        return posted
 
-    wrap(monkeypatch, Holding, "letters", around)
+    wrap(monkeypatch, Holding, "post", around)
     caught_by("bounds", "hysteresis")
 
 
@@ -542,7 +547,7 @@ def test_mutant_runs_what_was_removed(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Entry, "removed", property(lambda _: False))
 
     def around(original: Any, holding: Holding, position: int, to: State | None, *times: float) -> None:
-        ref = holding.parking.refs.get(position)
+        ref = holding.outside.parking.refs.get(position)
         if to is not None or ref is None or not ref.drawn:
             original(holding, position, to, *times)
 
@@ -553,9 +558,9 @@ def test_mutant_runs_what_was_removed(monkeypatch: Patch) -> None:
 def test_mutant_starts_before_a_lone_end_is_recorded(monkeypatch: Patch) -> None:
     """An innocent ended its lone run; before that was recorded a killer started, and the innocent was charged."""
 
-    def around(original: Any, plane: ControlPlane, at: Instant) -> Any:
-        plane._ended_alone = None
-        return original(plane, at)
+    def around(original: Any, dispatch: Dispatch, at: Instant) -> Any:
+        dispatch._alone.ended = None
+        return original(dispatch, at)
 
-    wrap(monkeypatch, ControlPlane, "_dispatch", around)
+    wrap(monkeypatch, Dispatch, "start", around)
     caught_by("blame", shape=deadly)

@@ -424,8 +424,14 @@ class PlaneMachine(RuleBasedStateMachine):
         assert world.paused == set()
         assert (plane.open, plane.running) == (0, 0)
         for holding in plane._holdings.values():  # what no public number tells, but what a leak would fill
-            assert (holding.bytes, len(holding.lanes), len(holding.parking), holding.stale) == (0, 0, 0, {})
-            assert (holding.leaving, holding.gone, holding.marking, holding.wanted) == ({}, [], {}, set())
+            assert (holding.room.bytes, len(holding.lanes), len(holding.outside.parking), holding.stale) == (
+                0,
+                0,
+                0,
+                {},
+            )
+            assert (holding.letters.leaving, holding.letters.gone) == ({}, [])
+            assert (holding.blame.marking, holding.outside.reading.wanted) == ({}, set())
         plane.fenced([P, Q])
         assert (plane.held, plane.open, plane.lag(world.now)) == ([], 0, {})
         assert not plane._holdings, "something of an ended ownership was kept"

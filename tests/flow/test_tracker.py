@@ -33,8 +33,7 @@ def told(tracker: Tracker) -> Progress:
 
 def opened(tracker: Tracker, *positions: int) -> None:
     for position in positions:
-        assert tracker.fits(position)
-        tracker.add(position, entry(position))
+        assert tracker.add(position, entry(position))
 
 
 class TrackerMachine(RuleBasedStateMachine):
@@ -63,22 +62,22 @@ class TrackerMachine(RuleBasedStateMachine):
     def deliver(self, gap: int) -> None:
         position = self.end + gap
         self.end = position + 1
-        assert self.tracker.fits(position) is (position not in self.inherited)
+        delivered = entry(position)
+        assert self.tracker.add(position, delivered) is (position not in self.inherited)
         if position not in self.inherited:
-            self.open[position] = entry(position)
-            self.tracker.add(position, self.open[position])
+            self.open[position] = delivered
 
     @rule(back=st.integers(1, 10))
     def deliver_again(self, back: int) -> None:
         """What was seen never fits again, open or done."""
-        assert not self.tracker.fits(self.end - back)
+        assert not self.tracker.add(self.end - back, entry(self.end - back))
 
     @rule(gap=st.integers(0, 3))
     def deliver_what_has_a_record(self, gap: int) -> None:
         position = self.end + gap
         self.end = position + 1
-        if self.tracker.fits(position):
-            self.tracker.pass_over(position)
+        self.tracker.pass_over(position)
+        if position not in self.inherited:
             self.fresh.append(position)
             self.done_ones.add(position)
 
@@ -190,8 +189,8 @@ def test_memory_of_what_is_settled_is_given_back() -> None:
         if position % 1_000 == 0:
             tracker.forget(len(tracker.fresh))
     assert tracker.watermark == 99_999
-    assert len(tracker._flags) < 10_000
-    assert len(tracker._flags) == len(tracker._positions)
+    assert len(tracker.flags) < 10_000
+    assert len(tracker.flags) == len(tracker._positions)
     assert tracker.fresh == list(range(99_002, 100_000, 2))
 
 
@@ -228,7 +227,7 @@ def test_stored_spans_below_the_first_delivery_are_dropped() -> None:
 def test_a_delivery_inside_a_stored_span_shortens_it_to_what_is_ahead() -> None:
     tracker = Tracker(Progress(P, 0, 5, [(7, 12)]))
     opened(tracker, 5)
-    assert not tracker.fits(8)
+    assert not tracker.add(8, entry(8))
     assert [claims(told(tracker), position) for position in range(5, 13)] == [False, *[True] * 6, False]
     tracker.reached(12)
     assert told(tracker) == Progress(P, 1, 5, [(6, 12)])

@@ -3,7 +3,7 @@
 from heapq import heappop
 
 from onward.event import Delivery
-from onward.flow.entry import Entry, Stage, Unit
+from onward.flow.entry import QUEUED, RUNNING, Entry, Unit
 from onward.flow.holding import Holding
 from onward.flow.limits import Limits
 
@@ -13,7 +13,7 @@ def batch_of(holding: Holding, first: Entry, size: int) -> tuple[Delivery, ...]:
     limit = first.batch_limit or size
     entries = [first, *_followers(holding, first, limit - 1)]
     while len(entries) < limit and holding.lanes.ready:
-        entry = holding.find(holding.lanes.ready[0])
+        entry = holding.room.find(holding.lanes.ready[0])
         assert entry is not None, "something was ready that is not open"
         limit = min(limit, entry.batch_limit or limit)
         if _by_itself(entry) or len(entries) >= limit:
@@ -23,8 +23,8 @@ def batch_of(holding: Holding, first: Entry, size: int) -> tuple[Delivery, ...]:
         entries.extend(_followers(holding, entry, limit - len(entries)))
     unit = Unit(len(entries), len(entries))
     for entry in entries:
-        entry.unit, entry.stage = unit, Stage.RUNNING
-    holding.running += len(entries) - 1
+        entry.unit, entry.stage = unit, RUNNING
+    holding.room.running += len(entries)
     holding.fill_since = None
     return tuple(entry.delivery for entry in sorted(entries, key=lambda each: each.delivery.position))
 
@@ -39,7 +39,7 @@ def _followers(holding: Holding, entry: Entry, count: int) -> list[Entry]:
 
 
 def waits_to_fill(holding: Holding, limits: Limits, now: float) -> bool:
-    waiting = len(holding.tracker) + len(holding.drawn) - holding.running - holding.delayed
+    waiting = len(holding.tracker) + len(holding.room.drawn) - holding.room.running - holding.room.delayed
     if waiting >= limits.batch_size:
         return False
     if holding.fill_since is None:
@@ -49,4 +49,4 @@ def waits_to_fill(holding: Holding, limits: Limits, now: float) -> bool:
 
 def _by_itself(entry: Entry) -> bool:
     """Not to be taken into another's batch: it has to be looked at first, or waits for its time."""
-    return entry.cautious or entry.suspect or entry.removed or entry.stage is not Stage.QUEUED
+    return entry.cautious or entry.suspect or entry.removed or entry.stage is not QUEUED

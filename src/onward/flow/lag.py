@@ -33,14 +33,18 @@ def lag_of(holding: Holding, limits: Limits, now: float) -> Lag:
     entry = tracker.blocking()
     blocking = None
     if entry is not None:
-        since = holding.blocked[1] if holding.blocked and holding.blocked[0] == tracker.watermark else now
+        since = holding.blocked_since if holding.blocked_at == tracker.watermark else now
         delivery = entry.delivery
         blocking = Blocking(delivery.position, delivery.event.key, entry.stage.name.lower(), now - since)
     return Lag(
-        queued=len(tracker) + len(holding.backlog) + len(holding.drawn) - holding.running - holding.delayed,
-        running=holding.running,
-        delayed=holding.delayed,
-        parked=len(holding.parking),
+        queued=len(tracker)
+        + len(holding.early.backlog)
+        + len(holding.room.drawn)
+        - holding.room.running
+        - holding.room.delayed,
+        running=holding.room.running,
+        delayed=holding.room.delayed,
+        parked=len(holding.outside.parking),
         gap=sum(stop - start for start, stop in tracker.done_above()),
         blocking=blocking,
         paused_by=fullest(holding, limits) if holding.paused else None,

@@ -6,7 +6,7 @@ from heapq import heapify, heappush
 from itertools import islice
 
 from onward.brokers.base import Ordering
-from onward.flow.entry import Entry, Stage
+from onward.flow.entry import DELAYED, QUEUED, RUNNING, Entry
 
 _WHOLE = object()  # the lane that is the whole partition
 
@@ -54,7 +54,7 @@ class Lanes:
 
     def again(self, entry: Entry) -> None:
         """An event may run once more. Only the head of its lane becomes ready by it."""
-        entry.stage = Stage.QUEUED
+        entry.stage = QUEUED
         name = self.name(entry)
         if name is None or self._lanes[name][0] is entry:
             heappush(self.ready, entry.delivery.position)
@@ -77,7 +77,7 @@ class Lanes:
         if not lane:
             del self._lanes[name]
             return True
-        if lane[0].stage is Stage.QUEUED:  # in a batch it may be running already
+        if lane[0].stage is QUEUED:  # in a batch it may be running already
             heappush(self.ready, lane[0].delivery.position)
         return False
 
@@ -88,7 +88,7 @@ class Lanes:
             if each is entry:
                 del lane[index]
                 return
-            if each.stage is not Stage.RUNNING:
+            if each.stage is not RUNNING:
                 return
 
     def cut(self, entry: Entry) -> list[Entry]:
@@ -98,7 +98,7 @@ class Lanes:
         if lane is None or lane[0] is not entry:
             return []
         keep = 1
-        while keep < len(lane) and lane[keep].stage is Stage.RUNNING:
+        while keep < len(lane) and lane[keep].stage is RUNNING:
             keep += 1
         rest = list(islice(lane, keep, None))
         for _ in rest:
@@ -147,10 +147,10 @@ class Lanes:
         Those lanes stay busy, so that a later ownership in this process does not run a key twice at once.
         """
         self.ready.clear()
-        running = {name: deque(e for e in lane if e.stage is Stage.RUNNING) for name, lane in self._lanes.items()}
+        running = {name: deque(e for e in lane if e.stage is RUNNING) for name, lane in self._lanes.items()}
         self._lanes = {name: lane for name, lane in running.items() if lane}
 
 
 def _waits(entry: Entry) -> bool:
     """For its turn, a slot or its time: nobody has heard of it yet."""
-    return entry.stage is Stage.QUEUED or entry.stage is Stage.DELAYED
+    return entry.stage is QUEUED or entry.stage is DELAYED

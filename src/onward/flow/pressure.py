@@ -8,34 +8,36 @@ RESUME_AT = 0.7  # of the limit: without the gap a full partition would flap bet
 
 def is_full(holding: Holding, limits: Limits) -> bool:
     """Has any limit been reached? Asked on every tick."""
-    tracker = holding.tracker
+    opened = len(holding.tracker.open)
     if (
-        len(tracker.open) + len(holding.backlog) + holding.storing >= limits.max_in_flight
-        or holding.bytes >= limits.max_in_flight_bytes
+        opened + len(holding.early.backlog) + holding.letters.storing >= limits.max_in_flight
+        or holding.room.bytes >= limits.max_in_flight_bytes
     ):
         return True
-    may_be = len(holding.parking.refs) >= limits.max_parked or tracker.span >= limits.max_gap
-    return may_be and weight(holding, limits) >= 1.0
+    spread = len(holding.tracker.flags) - opened  # no less than the gap, and cheaper
+    if spread < limits.max_gap and len(holding.outside.parking.refs) < limits.max_parked:
+        return False
+    return weight(holding, limits) >= 1.0
 
 
 def weight(holding: Holding, limits: Limits) -> float:
     """How full the fullest limit is."""
     tracker = holding.tracker
-    count = len(tracker.open) + len(holding.backlog) + holding.storing
-    most = max(count / limits.max_in_flight, holding.bytes / limits.max_in_flight_bytes)
-    if holding.parking.refs:
+    count = len(tracker.open) + len(holding.early.backlog) + holding.letters.storing
+    most = max(count / limits.max_in_flight, holding.room.bytes / limits.max_in_flight_bytes)
+    if holding.outside.parking.refs:
         most = max(most, _parked(holding, limits))
-    if tracker.span > most * limits.max_gap:  # seldom: only then is it worth the exact number
+    if len(tracker.flags) - len(tracker.open) > most * limits.max_gap:  # seldom: only then is it worth the exact number
         most = max(most, tracker.gap / limits.max_gap)
     return most
 
 
 def fullest(holding: Holding, limits: Limits) -> str:
     """The name of the limit that is the fullest."""
-    count = len(holding.tracker.open) + len(holding.backlog) + holding.storing
+    count = len(holding.tracker.open) + len(holding.early.backlog) + holding.letters.storing
     weights = {
         "max_in_flight": count / limits.max_in_flight,
-        "max_in_flight_bytes": holding.bytes / limits.max_in_flight_bytes,
+        "max_in_flight_bytes": holding.room.bytes / limits.max_in_flight_bytes,
         "max_parked": _parked(holding, limits),
         "max_gap": holding.tracker.gap / limits.max_gap,
     }
@@ -44,4 +46,4 @@ def fullest(holding: Holding, limits: Limits) -> str:
 
 def _parked(holding: Holding, limits: Limits) -> float:
     """Records beyond what was read of the log wait for it to be read: a pause would be for ever."""
-    return 0.0 if holding.unread else len(holding.parking.refs) / limits.max_parked
+    return 0.0 if holding.outside.unread else len(holding.outside.parking.refs) / limits.max_parked

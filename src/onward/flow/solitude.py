@@ -13,6 +13,10 @@ class Solitude:
         self._askers: dict[object, None] = {}  # in turn
         self._turned_away: dict[object, None] = {}  # they had something to start
 
+    def is_quiet(self) -> bool:
+        """Nobody has it, nobody asks for it, nobody was turned away."""
+        return not self._askers and not self._turned_away
+
     def report(self, member: object, running: int) -> None:
         """So many calls of this member may be running until it reports again."""
         self._running[member] = running

@@ -18,16 +18,17 @@ class Tracker:
     position, 1 while it is open, lets C search for the first open one and for the runs of done ones.
     """
 
-    __slots__ = ("_ahead", "_base", "_flags", "_low", "_positions", "end", "fresh", "open")
+    __slots__ = ("_ahead", "_base", "_low", "_lowest", "_positions", "end", "flags", "fresh", "open")
 
     def __init__(self, stored: Progress | None) -> None:
         self.open: dict[int, Entry] = {}  # by position
         self.end = stored.watermark if stored else 0
         self.fresh: list[int] = []  # done since the last answered settle
-        self._flags = bytearray()
+        self.flags = bytearray()  # all but the open ones are done: no less than the gap
         self._positions = array("q")  # beside the flags: what is done above a stuck head takes nine bytes an event
         self._base = 0  # the slot of the first flag
         self._low = 0  # no flag below this one is open
+        self._lowest = -1  # the lowest open position, -1 when it is to be searched for
         self._ahead = deque(stored.done_above if stored else ())  # done before this ownership, not yet passed
 
     def __len__(self) -> int:
@@ -36,12 +37,12 @@ class Tracker:
     @property
     def watermark(self) -> int:
         """The next position not known done."""
-        flags, low = self._flags, self._low
-        if low < len(flags) and flags[low]:
-            return self._positions[low]
+        if self._lowest >= 0:
+            return self._lowest
         first = self._first()
         if first >= 0:
-            return self._positions[first]
+            self._lowest = self._positions[first]
+            return self._lowest
         mark = self.end
         for start, stop in self._ahead:  # what was done before this ownership may follow at once
             if start > mark:
@@ -54,18 +55,30 @@ class Tracker:
         return self.open.get(self.watermark)
 
     @property
-    def span(self) -> int:
-        """No less than the gap, and cheaper."""
-        return len(self._flags) - len(self.open)
-
-    @property
     def gap(self) -> int:
         """How many delivered positions are done, but above the watermark."""
         first = self._first()
-        return len(self._flags) - first - len(self.open) if first >= 0 else 0
+        return len(self.flags) - first - len(self.open) if first >= 0 else 0
 
-    def fits(self, position: int) -> bool:
-        """See a delivered position. False: it is done or known already, and must not run."""
+    def add(self, position: int, entry: Entry) -> bool:
+        """Open a delivered position. False: it is done or known already, and must not run."""
+        if (position < self.end or self._ahead) and not self._fits(position):
+            return False
+        flags = self.flags
+        self.end = position + 1
+        entry.slot = self._base + len(flags)
+        flags.append(1)
+        self._positions.append(position)
+        self.open[position] = entry
+        return True
+
+    def pass_over(self, position: int) -> None:
+        """A delivered position is done without running: a record of the aside stands for it."""
+        if self._fits(position):
+            self._skip(position)
+            self.fresh.append(position)
+
+    def _fits(self, position: int) -> bool:
         if position < self.end:
             return False
         self.end = position + 1
@@ -77,18 +90,6 @@ class Tracker:
             return False
         return True
 
-    def add(self, position: int, entry: Entry) -> None:
-        """Open a position that fits."""
-        entry.slot = self._base + len(self._flags)
-        self._flags.append(1)
-        self._positions.append(position)
-        self.open[position] = entry
-
-    def pass_over(self, position: int) -> None:
-        """A position that fits is done without running: a record of the aside stands for it."""
-        self._skip(position)
-        self.fresh.append(position)
-
     def reached(self, position: int) -> None:
         """The log was read up to here; what was not delivered below is a hole."""
         self.end = max(self.end, position)
@@ -97,32 +98,35 @@ class Tracker:
         """Complete a position; harmless when it is not open."""
         entry = self.open.pop(position, None)
         if entry is not None:
-            self._flags[entry.slot - self._base] = 0
+            self.flags[entry.slot - self._base] = 0
             self.fresh.append(position)
+            if position == self._lowest:
+                self._lowest = -1
 
     def reopen(self, entries: Iterable[Entry]) -> None:
         """Undo `done` for these, before `forget`: what should have gone with them was not stored."""
         again = {entry.delivery.position: entry for entry in entries}
         self.open |= again
         self.fresh = [position for position in self.fresh if position not in again]
+        self._lowest = -1
         for entry in again.values():
-            self._flags[entry.slot - self._base] = 1
+            self.flags[entry.slot - self._base] = 1
             self._low = min(self._low, entry.slot - self._base)
 
     def forget(self, fresh: int) -> None:
         """A settle was answered that named this many fresh positions."""
         del self.fresh[:fresh]
         first = self._first()
-        settled = len(self._flags) if first < 0 else first
+        settled = len(self.flags) if first < 0 else first
         if settled >= _TRIM_AT:
-            del self._flags[:settled]
+            del self.flags[:settled]
             del self._positions[:settled]
             self._base += settled
             self._low = 0
 
     def done_above(self) -> list[tuple[int, int]]:
         """Intervals done above the watermark, ascending. A long list is cut at the top: any prefix of it is true."""
-        find, positions = self._flags.find, self._positions
+        find, positions = self.flags.find, self._positions
         spans: list[tuple[int, int]] = []
         is_open = self._first()
         while is_open >= 0 and (is_done := find(0, is_open)) >= 0:
@@ -138,11 +142,11 @@ class Tracker:
 
     def _skip(self, position: int) -> None:
         """Remember what was done before it came: the next progress must not say less than the stored one."""
-        self._flags.append(0)
+        self.flags.append(0)
         self._positions.append(position)
 
     def _first(self) -> int:
         """The first open flag, -1 when there is none. The search goes on where the last one ended."""
-        first = self._flags.find(1, self._low)
-        self._low = len(self._flags) if first < 0 else first
+        first = self.flags.find(1, self._low)
+        self._low = len(self.flags) if first < 0 else first
         return first

@@ -1,0 +1,128 @@
+"""The lone runs of one plane: who waits for one, who has it, whose end is not recorded yet. Pure."""
+
+from collections import deque
+
+from onward.flow.blame import ALONE
+from onward.flow.entry import MARKING, RUNNING, Entry
+from onward.flow.holding import Holding
+from onward.flow.settling import Settling
+from onward.flow.solitude import Solitude
+
+
+class Alone:
+    """What was running in a crash runs with nothing beside it: first everything else ends, then its start is
+    recorded, then it runs, then its end is recorded."""
+
+    __slots__ = ("_recording", "_settling", "ended", "entry", "holding", "solitude", "suspects")
+
+    def __init__(self, solitude: Solitude, settling: Settling) -> None:
+        self.solitude = solitude
+        self._settling = settling
+        self.suspects: deque[tuple[Holding, int, Entry]] = deque()
+        self.holding: Holding | None = None
+        self.entry: Entry | None = None  # runs, or is about to run, with nothing beside it
+        self.ended: tuple[Holding, int] | None = None  # the last of those, until its end is recorded
+        self._recording: tuple[Holding, int] | None = None  # whose end goes with the settle in flight
+
+    @property
+    def is_wanted(self) -> bool:
+        return bool(self.entry is not None or self.suspects or self.ended is not None)
+
+    def is_calm(self) -> bool:
+        """Nobody of this process runs anything alone, or wants to."""
+        return self.entry is None and self.ended is None and not self.suspects and self.solitude.is_quiet()
+
+    def end(self, position: int) -> None:
+        """The lone run has ended, at this position."""
+        assert self.holding is not None
+        self.ended, self.entry = (self.holding, position), None
+
+    def suspect(self, holding: Holding, entry: Entry) -> None:
+        """It may run, but alone."""
+        entry.stage = MARKING
+        self.suspects.append((holding, holding.epoch or 0, entry))
+
+    def barred(self, *, ready: bool) -> bool:
+        """Another handler of this process has, or waits for, its lone run. `ready`: there is something to start."""
+        solitude, wanted = self.solitude, self.is_wanted
+        if wanted:
+            solitude.ask(self)
+        barred = solitude.barred(self)
+        if barred and ready and not wanted:
+            solitude.turn_away(self)
+        else:
+            solitude.serve(self)
+        return barred
+
+    def share(self, running: int, *, sure: bool) -> None:
+        """Tell the other planes of this process what runs here, and give back what is of no use now."""
+        solitude = self.solitude
+        solitude.report(self, running)
+        if solitude.is_quiet():
+            return
+        idle = not sure and (self.entry is None or self.entry.stage is not RUNNING)
+        if idle or not self.is_wanted:
+            solitude.give_back(self)
+        if not sure:
+            solitude.serve(self)
+
+    def choose(self, running: int, now: float) -> None:
+        """Let the start of the next suspect be recorded, if nothing else runs."""
+        while self.suspects and not running and self.solitude.granted(self):
+            holding, epoch, entry = self.suspects.popleft()
+            if holding.epoch != epoch or holding.release_at is not None:
+                continue
+            if entry.ref is not None and holding.letters.refusing:
+                holding.shelve(entry)
+                continue
+            self._settling.press(holding)
+            if entry.removed:
+                holding.done(entry, now)
+                continue
+            self.holding, self.entry = holding, entry
+            holding.mark(entry, ALONE)
+            return
+
+    def start(self, running: int, now: float) -> tuple[Holding, Entry] | None:
+        """Who runs alone now, if it may."""
+        lone, holding = self.entry, self.holding
+        if lone is None or holding is None:
+            self.choose(running, now)
+            return None
+        if lone.stage is not MARKING or not lone.marked or not self.solitude.granted(self):
+            return None
+        if lone.removed:
+            self.entry = None
+            holding.done(lone, now)
+            self._settling.press(holding)
+            self.choose(running, now)
+            return None
+        return holding, lone
+
+    def withdraw(self, holding: Holding) -> Entry | None:
+        """Nothing more of this partition starts: whoever is about to run alone does not."""
+        lone = self.entry
+        if lone is None or lone.stage is not MARKING or holding.room.find(lone.delivery.position) is not lone:
+            return None
+        self.entry = None
+        return lone
+
+    def forget(self, holding: Holding) -> None:
+        """The partition is not ours any more."""
+        self.withdraw(holding)
+        if self.ended is not None and self.ended[0] is holding:
+            self.ended = None
+
+    def settling(self) -> None:
+        """A settle is made of everything that is dirty."""
+        self._recording = self.ended
+
+    def settled(self) -> None:
+        """It was answered."""
+        if self._recording is self.ended and self.ended is not None:
+            self.ended = None
+            self.solitude.give_back(self)  # who has more of them asks again, behind the others
+
+    def is_urgent(self) -> bool:
+        """The end of a lone run is to be recorded: nothing starts before."""
+        return self.ended is not None and self.ended[0] in self._settling.dirty

@@ -1,0 +1,163 @@
+"""Which events start: a share of the free slots to each partition in turn, the oldest first within each. Pure."""
+
+from heapq import heappop
+
+from onward.brokers.base import Failure
+from onward.flow.actions import Counts, Work
+from onward.flow.alone import Alone
+from onward.flow.batching import batch_of, waits_to_fill
+from onward.flow.blame import AMONG_OTHERS
+from onward.flow.entry import MARKING, RUNNING, Entry, Instant, Unit
+from onward.flow.holding import Holding
+from onward.flow.limits import Limits
+from onward.flow.settling import Settling
+
+
+class Dispatch:
+    """The slots of one plane, and whose turn it is to fill them."""
+
+    __slots__ = ("_alone", "_counts", "_limits", "_marks", "_settling", "ready", "running")
+
+    def __init__(self, limits: Limits, counts: Counts, alone: Alone, settling: Settling) -> None:
+        self._limits = limits
+        self._counts = counts
+        self._alone = alone
+        self._settling = settling
+        self._marks = False  # some may wait for their start to be recorded
+        self.running = 0  # calls of the handler
+        self.ready: dict[Holding, None] = {}  # those with something ready, in turn
+
+    def free(self, entry: Entry) -> int:
+        """The run of an event has ended: free its slot, if it was the last of its call. Answers the call's size."""
+        if entry is self._alone.entry:
+            self._alone.entry = None
+        unit, entry.unit = entry.unit, None
+        if unit is None:
+            self.running -= 1
+            return 1
+        unit.left -= 1
+        if unit.left == 0:
+            self.running -= 1
+        return unit.size
+
+    def start(self, at: Instant) -> list[Work]:
+        """Fill the free slots."""
+        work: list[Work] = []
+        alone = self._alone
+        if not alone.is_calm() and alone.barred(ready=bool(self.ready)):
+            return work
+        if alone.entry is not None or alone.suspects:
+            lone = self._start_alone(at.now)
+            if alone.entry is not None or alone.suspects:
+                return lone
+        if alone.ended is not None:
+            return work  # what starts before that is recorded would be taken for innocent in a crash
+        self._fill(work, at)
+        if alone.suspects:
+            alone.solitude.ask(alone)
+            self._start_alone(at.now)  # when nothing runs, nothing else would call for it
+        return work
+
+    def _fill(self, work: list[Work], at: Instant) -> None:
+        free = self._limits.concurrency - self.running - (self._marking() if self._marks else 0)
+        turns = waiting = [holding for holding in self.ready if holding.lanes.ready and holding.release_at is None]
+        served: set[Holding] = set()
+        due = self._due(turns, at.now)
+        while free > 0 and due and not self._alone.suspects:
+            share = free // len(due) or 1
+            for holding in due:
+                taken = self._take(holding, share if share < free else free, work, at)
+                if taken:
+                    free -= taken
+                    served.add(holding)
+            waiting = [holding for holding in turns if holding.lanes.ready]
+            due = self._due(waiting, at.now)
+        self.ready.clear()
+        if waiting:  # whoever was served comes after those who were not
+            self.ready = dict.fromkeys([h for h in waiting if h not in served] + [h for h in waiting if h in served])
+
+    def _due(self, ready: list[Holding], now: float) -> list[Holding]:
+        """Of those that have something to start: of a batch handler, those whose batch is full or has waited enough."""
+        limits = self._limits
+        if not limits.batch_wait_s:
+            return ready
+        return [each for each in ready if not waits_to_fill(each, limits, now)]
+
+    def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
+        """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""
+        limits, opened, room, ready = self._limits, holding.tracker.open, holding.room, holding.lanes.ready
+        batch_size, batch_wait_s = limits.batch_size, limits.batch_wait_s
+        used = marks = 0
+        while used < slots and ready:
+            if used and batch_wait_s and waits_to_fill(holding, limits, at.now):
+                break
+            position = heappop(ready)
+            entry = opened.get(position) or room.drawn[position]
+            if entry.ref is not None and entry.ref.removed:  # somebody removed the record of what was about to run
+                holding.done(entry, at.now)
+                self._settling.press(holding)
+                continue
+            if (entry.cautious or entry.suspect) and not self._is_cleared(holding, entry, at):
+                if entry.stage is MARKING and not entry.suspect:
+                    used, marks = used + 1, marks + 1
+                continue
+            used += 1
+            if batch_size == 1:
+                entry.stage = RUNNING
+                room.running += 1
+                work.append(entry.delivery)
+            else:
+                work.append(batch_of(holding, entry, batch_size))
+        self.running += used - marks
+        return used
+
+    def _is_cleared(self, holding: Holding, entry: Entry, at: Instant) -> bool:
+        """Nothing speaks against its start now. Else it is seen to."""
+        if entry.tries.crashes >= self._limits.crash_limit:
+            self._crashed(holding, entry, at)
+        elif entry.ref is not None and holding.letters.refusing and not entry.marked:
+            holding.shelve(entry)
+        elif entry.suspect:
+            self._alone.suspect(holding, entry)
+        elif not entry.marked:  # it has its slot from here on: what cannot run yet would be suspected in vain
+            holding.mark(entry, AMONG_OTHERS)
+            self._marks = True
+            self._settling.press(holding)
+        else:
+            return True
+        return False
+
+    def _marking(self) -> int:
+        """Slots of those that run as soon as their start is recorded."""
+        marking = self._settling.marking()
+        self._marks = marking > 0
+        return marking
+
+    def _start_alone(self, now: float) -> list[Work]:
+        """One charged with a crash runs alone."""
+        found = self._alone.start(self.running, now)
+        self._marks = True
+        if found is None:
+            return []
+        holding, lone = found
+        lone.stage = RUNNING
+        lone.unit = Unit(1, 1) if self._limits.batch_size > 1 else None
+        holding.room.running += 1
+        self.running += 1
+        return [lone.delivery if self._limits.batch_size == 1 else (lone.delivery,)]
+
+    def _crashed(self, holding: Holding, entry: Entry, at: Instant) -> None:
+        self._counts.dead += 1
+        crashes = entry.tries.crashes
+        failure = Failure(
+            reason="crashed",
+            error="WorkerDied",
+            message=f"the process died {crashes} times while this event ran alone",
+            traceback="",
+            handler=self._limits.handler,
+            attempts=entry.delivery.attempt,
+            first=at.wall,
+            last=at.wall,
+        )
+        holding.dead(entry, failure, at)
+        self._settling.press(holding)

@@ -1,0 +1,80 @@
+"""The records of one partition on their way into the store, and those on their way out of it. Pure."""
+
+from collections import Counter
+
+import msgspec
+
+from onward.brokers.base import AsideRecord, Assigned, Failure, State, record_id
+from onward.flow.entry import Entry, Ref
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    """A record on its way to the store: of an event of the log (`entry`), of a record known here (`ref`), or both."""
+
+    record: AsideRecord
+    entry: Entry | None
+    ref: Ref | None
+
+
+class Letters:
+    """Of one ownership. They go with the next settle; `dirty`: there is something for it to carry."""
+
+    __slots__ = (
+        "_assigned",
+        "_group",
+        "dirty",
+        "going",
+        "gone",
+        "leaving",
+        "refusing",
+        "retry_at",
+        "shelved",
+        "storing",
+    )
+
+    def __init__(self, assigned: Assigned, group: str) -> None:
+        self._assigned = assigned
+        self._group = group
+        self.dirty = False
+        self.leaving: dict[int, Leaving] = {}  # by position
+        self.storing = 0  # events of the log whose records are on their way: not open, but still here
+        self.gone: list[tuple[str, str | None]] = []  # records to be removed, and whom they park until they are
+        self.going: Counter[str | None] = Counter()  # their keys
+        self.retry_at = 0.0  # the store refused: no sooner than this
+        self.refusing = False  # it refused, and has not stored anything since
+        self.shelved: dict[int, Entry] = {}  # drawn events whose starts could not be recorded, until it does
+
+    def id_at(self, position: int) -> str:
+        return record_id(self._group, self._assigned.log_id, self._assigned.partition, position)
+
+    def record(self, entry: Entry, state: State, due: float | None, failure: Failure | None) -> AsideRecord:
+        position = entry.delivery.position
+        return AsideRecord(
+            id=self.id_at(position),
+            group=self._group,
+            partition=self._assigned.partition,
+            position=position,
+            state=state,
+            due=due,
+            event=entry.delivery.event,
+            tries=entry.tries,
+            failure=failure,
+        )
+
+    def send(self, record: AsideRecord, entry: Entry | None, ref: Ref | None) -> None:
+        self.leaving[record.position] = Leaving(record, entry, ref)
+        self.dirty = True
+
+    def remove(self, id_: str, key: str | None) -> None:
+        """A record is of no use any more. Its key, if any, is parked until the store has removed it."""
+        self.gone.append((id_, key))
+        self.going[key] += 1
+        self.dirty = True
+
+    def removed(self, count: int) -> None:
+        """The first so many are not in the store any more."""
+        for _, key in self.gone[:count]:
+            self.going[key] -= 1
+            if not self.going[key]:
+                del self.going[key]
+        del self.gone[:count]
