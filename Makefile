@@ -34,7 +34,7 @@ demo: $(VENV)/.core ## the whole path on one SQLite file, with a live page
 .PHONY: test
 test: $(VENV)/.dev ## install and start what the tests need, then run all of them
 	@$(PY) -m tests.servers.install
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n 2 --dist loadfile
 
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## the tests that need no server, in under a minute
