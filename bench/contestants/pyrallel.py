@@ -1,0 +1,90 @@
+"""pyrallel-consumer, key order, at the best settings found for it. It needs Python 3.12, so it has its own environment."""
+
+import asyncio
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.contestants.lap import Lap
+from bench.kit import HERE, Ran
+from bench.workload import Order
+
+PACKAGES = ("pyrallel-consumer==1.0.0", "msgspec>=0.19")
+HOME = HERE.parent / ".services" / "pyrallel"
+NEWER = "import sys; sys.exit(sys.version_info < (3, 12))"
+INSTALL_S = 300.0
+STUCK_S = 100.0
+
+
+def interpreter(say: Callable[[str], None]) -> str | None:
+    """The Python of an environment with pyrallel-consumer in it, made the first time; None without Python 3.12."""
+    python = HOME / "bin" / "python"
+    if (HOME / ".ready").exists():
+        return str(python)
+    base = next(filter(_is_newer, _pythons()), None)
+    if base is None:
+        say("kafka: pyrallel-consumer is left out: it needs Python 3.12 or newer, and there is none here")
+        return None
+    say("kafka: installing pyrallel-consumer")
+    for command in ([base, "-m", "venv", str(HOME)], [str(python), "-m", "pip", "install", "-q", *PACKAGES]):
+        subprocess.run(command, check=True, timeout=INSTALL_S, capture_output=True)
+    (HOME / ".ready").touch()
+    return str(python)
+
+
+def _pythons() -> Iterator[str]:
+    yield sys.executable
+    yield from filter(None, map(shutil.which, ("python3.12", "python3.13", "python3.14")))
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from map(str, sorted(root.glob("versions/3.1[2-9]*/bin/python")))
+
+
+def _is_newer(python: str) -> bool:
+    return subprocess.run([python, "-c", NEWER], capture_output=True).returncode == 0
+
+
+def run(servers: str, topic: str, group: str, events: int, in_flight: int = 64, queue: int = 1_000, poll: int = 1_000) -> Ran:
+    return asyncio.run(_run(_config(servers, group, in_flight, queue, poll), topic, Lap(events)))
+
+
+def _config(servers: str, group: str, in_flight: int, queue: int, poll: int) -> Any:
+    from pyrallel_consumer.config import ExecutionConfig, KafkaConfig, ParallelConsumerConfig
+
+    execution = ExecutionConfig(max_in_flight=in_flight, max_retries=1)
+    parallel = ParallelConsumerConfig(
+        execution=execution,
+        queue_max_messages=queue,
+        poll_batch_size=poll,
+        strict_completion_monitor_enabled=False,
+        diag_log_every=1_000_000,
+        message_cache_max_bytes=0,
+    )
+    return KafkaConfig(
+        BOOTSTRAP_SERVERS=[servers], CONSUMER_GROUP=group, dlq_enabled=False, parallel_consumer=parallel
+    )
+
+
+async def _run(config: Any, topic: str, lap: Lap) -> Ran:
+    import msgspec
+    from pyrallel_consumer.consumer import PyrallelConsumer
+
+    logging.disable(logging.CRITICAL)
+    decode, over = msgspec.json.Decoder(Order).decode, asyncio.Event()
+
+    async def handle(item: Any) -> None:
+        order = decode(item.payload)
+        if lap.saw(order.customer, order.number):
+            over.set()
+
+    consumer = PyrallelConsumer(config, handle, topic)
+    await consumer.start()
+    try:
+        await asyncio.wait_for(over.wait(), STUCK_S)
+    finally:
+        await consumer.stop()
+    return lap.ran()
