@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 def test_the_table_of_brokers_is_true(tmp_path: Path) -> None:
     text = (ROOT / "docs/brokers.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"<!-- features -->\n(.*?)<!-- /features -->", text, re.DOTALL)
-    urls = {"sqlite": f"sqlite:///{tmp_path}/features.db"}
+    urls = {"sqlite": f"sqlite:///{tmp_path}/features.db", "kafka": "kafka://localhost:1"}
     rows = [_row(scheme, asyncio.run(_features(urls[scheme]))) for scheme in SCHEMES]
     assert table.splitlines()[2:] == rows
 

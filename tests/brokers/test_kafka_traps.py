@@ -18,6 +18,7 @@ from confluent_kafka.admin import NewPartitions
 from onward import Event, Onward, Retry, settings
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Fenced, Progress
+from onward.brokers.kafka.commits import Commits
 from onward.errors import PublishError
 from onward.event import Partition, new_id
 from onward.testing.harness import Member, event
@@ -574,6 +575,46 @@ def test_a_static_member_that_comes_back_keeps_its_partitions(harness: KafkaHarn
                 await asyncio.gather(other.receive(wait_s=0.1), back.receive(wait_s=0.1))
             assert set(back.assigned) == mine
             assert other.assigned == theirs, "no rebalance"
+
+    play(scene())
+
+
+def test_what_stands_still_is_committed_again_before_the_cluster_forgets_it(
+    harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    places = Commits._places
+
+    def counted(commits: Commits, orders: Any) -> Any:
+        made = places(commits, orders)
+        written.extend(place.offset for place in made)
+        return made
+
+    monkeypatch.setattr("onward.brokers.kafka.commits._IDLE_S", 0.3)
+    monkeypatch.setattr(Commits, "_places", counted)
+
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            await stage.publish(3)
+            member = await stage.member()
+            await member.take(3)
+            await member.settle()
+            await member.until(lambda: written.count(3) >= 3)
+
+    play(scene())
+
+
+def test_who_receives_again_after_too_long_a_pause_is_a_member_again(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness, max_poll_gap_s=1.0) as stage:
+            await stage.publish(3)
+            member = await stage.member()
+            await member.take(3)
+            await asyncio.sleep(2.0)  # a handler that blocks the whole process
+            await member.take(6)
+            assert member.values == [0, 1, 2, 0, 1, 2], "unsettled, so it comes again"
+            assert any(isinstance(each, Fenced) for each in member.history)
+            assert not await member.settle()
 
     play(scene())
 

@@ -52,6 +52,8 @@ class KafkaBroker:
             return
         topics = {event.topic for event in events}
         counts = self._counts(topics)
+        if counts is None:
+            self._publisher.warm()
         if counts is None or self._in_turn.locked():
             async with self._in_turn:  # calls take effect as they were entered, also while a topic is looked up
                 counts = {name: (await self._catalogue.resolve(name)).partitions for name in topics}

@@ -91,7 +91,7 @@ class Client:
 
     def _made(self, kind: Any, picked: Mapping[str, Any], conf: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
         try:
-            return kind(self._common | dict(conf) | dict(picked) | dict(more), logger=log)
+            return kind(self._common | dict(conf) | dict(more) | dict(picked), logger=log)
         except KafkaException as error:
             raise BadSetting(f"Kafka at {self.servers}: {error.args[0].str()}") from error
         except (TypeError, ValueError) as error:

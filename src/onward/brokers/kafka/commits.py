@@ -89,7 +89,7 @@ class Commits:
         self._consumer = consumer
         self._holdings = holdings
         self._timeout_s = timeout_s
-        self._limit = Limit()
+        self._limit = self._tried = Limit()
         self._waiting: deque[Commit] = deque()
         self._orders: dict[Partition, Order] = {}  # fences and releases, which go before settles
         self._under_way: dict[Partition, Order] = {}
@@ -211,6 +211,7 @@ class Commits:
 
     def _places(self, orders: Iterable[Order]) -> list[TopicPartition]:
         places = []
+        self._tried = self._limit
         for order in orders:
             hold = order.hold
             text, encoded = marks.written(
@@ -224,7 +225,8 @@ class Commits:
         """One partition's part of a request is answered."""
         partition, code = order.hold.partition, error.code() if error is not None else KafkaError.NO_ERROR
         if code == KafkaError.OFFSET_METADATA_TOO_LARGE and self._limit.chars > _SMALLEST_CHARS:
-            self._limit = self._limit.smaller()
+            if self._limit == self._tried:  # once for all partitions of a request
+                self._limit = self._limit.smaller()
             self._again(order)
         elif error is None:
             self._stored(order)

@@ -27,6 +27,14 @@ _STORY_BYTES = 262_144  # what a failure adds to an event
 _PREFIX = "onward.aside."
 _COMPACTED = {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000", "segment.ms": "86400000"}
 
+# An entry written twice is one entry, so this one need not wait for a number from the cluster.
+_PLAIN = {
+    "enable.gapless.guarantee": False,
+    "enable.idempotence": False,
+    "max.in.flight.requests.per.connection": 1,
+    "acks": "all",
+}
+
 Placed = tuple[int, Entry]  # with the index of its partition
 
 
@@ -91,7 +99,7 @@ class Letters:
     def _send(self, name: str, entries: Sequence[Placed]) -> list[int | str]:
         if self._producer is None:
             size = self._settings.max_event_bytes + 2 * _STORY_BYTES
-            self._producer = self._client.producer(**{"enable.gapless.guarantee": False, "message.max.bytes": size})
+            self._producer = self._client.producer(**_PLAIN, **{"message.max.bytes": size})
         producer, answers = self._producer, dict[int, int | str]()
 
         def report(at: int, error: KafkaError | None, message: KafkaMessage) -> None:
@@ -164,6 +172,7 @@ class Letters:
             return
         if self._consumer is None:
             more = {"group.id": self._group, "auto.offset.reset": "earliest", "queued.max.messages.kbytes": 8_192}
+            more["fetch.wait.max.ms"] = 100
             self._consumer = self._client.consumer(**more)
         self._consumer.incremental_assign([self._place(each) for each in new])
         self._tables |= {each: Table() for each in new}

@@ -286,6 +286,7 @@ class Membership:
             log.warning("Kafka: %s: progress cannot be read, trying again: %s", ", ".join(self._topics), error)
             self._retry_at = clock.now() + _RETRY_S
             return
+        self._retry_at = clock.now() + _RETRY_S  # for what was not found
         for partition, (source, log_id, suffix) in found.items():
             if source.note:
                 log.warning("Kafka: %s", source.note)

@@ -43,6 +43,7 @@ class Outgoing(NamedTuple):
     partition: int
     key: bytes | None
     headers: Sequence[Header]
+    size: int
 
 
 class Parcel:
@@ -53,7 +54,7 @@ class Parcel:
     def __init__(self, items: Sequence[Outgoing], deadline: float, future: "asyncio.Future[None]") -> None:
         self.items: deque[Outgoing] = deque(items)  # not yet in a window
         self.unsent = len(items)  # not yet answered for
-        self.size = sum(item.event.size for item in items)
+        self.size = sum([item.size for item in items])
         self.deadline = deadline
         self.future = future
         self.failed: list[Failed] = []
@@ -98,13 +99,14 @@ class Publisher:
             ) from error
 
     def _outgoing(self, event: Event, partitions: int) -> Outgoing:
-        if event.size > self._settings.max_event_bytes:
-            raise TooLarge(f"event {event.id} of {event.size} bytes exceeds max_event_bytes")
+        size = event.size
+        if size > self._settings.max_event_bytes:
+            raise TooLarge(f"event {event.id} of {size} bytes exceeds max_event_bytes")
         if event.value is not None and not isinstance(event.value, bytes):
             raise TypeError(f"value of event {event.id} is {type(event.value).__name__}")
         if event.key is None:
-            return Outgoing(event, next(self._spread) % partitions, None, headers_of(event))
-        return Outgoing(event, partition_of(event.key, partitions), event.key.encode(), headers_of(event))
+            return Outgoing(event, next(self._spread) % partitions, None, headers_of(event), size)
+        return Outgoing(event, partition_of(event.key, partitions), event.key.encode(), headers_of(event), size)
 
     def enter(self, items: Sequence[Outgoing]) -> "asyncio.Future[None]":
         """Done when all are accepted. Whoever cancels leaves them on their way: others may stand behind them."""
@@ -121,6 +123,9 @@ class Publisher:
         self._queued_bytes += parcel.size
         self._next_window(loop)
         return asyncio.shield(parcel.future)
+
+    def warm(self) -> None:
+        self._courier.warm()
 
     async def close(self) -> None:
         """Finish what was entered; what cannot be sent in its time is refused."""
@@ -139,7 +144,7 @@ class Publisher:
             parcel = self._parcels[0]
             while parcel.items and room > 0 and len(window.items) < _WINDOW_EVENTS:
                 item = parcel.items.popleft()
-                room -= item.event.size
+                room -= item.size
                 window.items.append(item)
                 window.parcels.append(parcel)
             if not parcel.items:
@@ -151,7 +156,7 @@ class Publisher:
     def _finished(self, window: Window, loop: asyncio.AbstractEventLoop) -> None:
         self._busy = False
         failed: dict[Key, str] = {}
-        sunk = _sunk(window)
+        sunk = _sunk(window) if any(window.reports.values()) else set[int]()
         for at, (item, parcel) in enumerate(zip(window.items, window.parcels, strict=True)):
             report = window.reports.get(at, "its fate is not known")
             parcel.unsent -= 1
@@ -239,10 +244,15 @@ class Courier:
         self._producer: Producer | None = None
         self._thread: threading.Thread | None = None
 
-    def take(self, window: Window, done: Any) -> None:
+    def warm(self) -> None:
+        """Make the producer now: it takes half a second to be given its number."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="onward-kafka-publisher", daemon=True)
             self._thread.start()
+            self._work.put((Window(), lambda _: None))
+
+    def take(self, window: Window, done: Any) -> None:
+        self.warm()
         self._work.put((window, done))
 
     def close(self) -> None:

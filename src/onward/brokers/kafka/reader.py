@@ -29,7 +29,7 @@ class Reader:
     def __init__(self, client: Client, holdings: Holdings, *, group: str, displaced: Callable[[Hold], None]) -> None:
         """`displaced` is told of a hold whose next position the log does not have any more."""
         self._consumer: Consumer = client.consumer(
-            **{"group.id": group, "queued.max.messages.kbytes": 32_768, "fetch.wait.max.ms": 500}
+            **{"group.id": group, "queued.max.messages.kbytes": 32_768, "fetch.wait.max.ms": 100}
         )
         self._holdings = holdings
         self._displaced = displaced
