@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.servers.kafka import KafkaServer
 
 from bench.workload import PARTITIONS, items
 from onward import Onward
-from tests.servers.kafka import KafkaServer
 
 KEYS = 2_000
 VALUE_BYTES = 200

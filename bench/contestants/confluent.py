@@ -24,7 +24,9 @@ def build(say: Callable[[str], None]) -> bool:
     return True
 
 
-def run(cwd: Path, *, servers: str, topic: str, group: str, events: int, concurrency: int = 256, wait_ms: int = 0) -> Ran:
+def run(
+    cwd: Path, *, servers: str, topic: str, group: str, events: int, concurrency: int = 256, wait_ms: int = 0
+) -> Ran:
     classes = f"{PROJECT}/target/classes:{PROJECT}/target/lib/*"
     arguments = [servers, topic, group, str(events), str(concurrency), str(wait_ms)]
     return said(["java", "-Xmx1g", "-cp", classes, "onward.bench.ParallelConsumer", *arguments], cwd)

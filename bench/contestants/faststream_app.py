@@ -36,9 +36,7 @@ async def _run(servers: str, topic: str, group: str, *, lap: Lap, batch: bool) -
             await one(value)
 
     options: dict[str, Any] = {"batch": True, "max_records": 1_000} if batch else {}
-    subscriber = broker.subscriber(
-        topic, group_id=group, auto_offset_reset="earliest", decoder=_undecoded, **options
-    )
+    subscriber = broker.subscriber(topic, group_id=group, auto_offset_reset="earliest", decoder=_undecoded, **options)
     subscriber(many if batch else one)
     await broker.start()
     try:

@@ -1,4 +1,4 @@
-"""pyrallel-consumer, key order, at the best settings found for it. It needs Python 3.12, so it has its own environment."""
+"""pyrallel-consumer, key order, at the best settings found. It needs Python 3.12, so it has its own environment."""
 
 import asyncio
 import logging
@@ -48,7 +48,9 @@ def _is_newer(python: str) -> bool:
     return subprocess.run([python, "-c", NEWER], capture_output=True).returncode == 0
 
 
-def run(servers: str, topic: str, group: str, events: int, in_flight: int = 64, queue: int = 1_000, poll: int = 1_000) -> Ran:
+def run(
+    servers: str, topic: str, group: str, events: int, in_flight: int = 64, queue: int = 1_000, poll: int = 1_000
+) -> Ran:
     return asyncio.run(_run(_config(servers, group, in_flight, queue, poll), topic, Lap(events)))
 
 
@@ -64,9 +66,7 @@ def _config(servers: str, group: str, in_flight: int, queue: int, poll: int) -> 
         diag_log_every=1_000_000,
         message_cache_max_bytes=0,
     )
-    return KafkaConfig(
-        BOOTSTRAP_SERVERS=[servers], CONSUMER_GROUP=group, dlq_enabled=False, parallel_consumer=parallel
-    )
+    return KafkaConfig(BOOTSTRAP_SERVERS=[servers], CONSUMER_GROUP=group, dlq_enabled=False, parallel_consumer=parallel)
 
 
 async def _run(config: Any, topic: str, lap: Lap) -> Ran:
