@@ -38,7 +38,7 @@ test: $(VENV)/.dev ## install and start what the tests need, then run all of the
 
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## the tests that need no server, in under a minute
-	@$(PY) -m pytest -q -m "not servers and not slow"
+	@$(PY) -m pytest -q -n 4 -m "not servers and not slow"
 
 RUNS ?= 1000
 .PHONY: sim

@@ -22,7 +22,9 @@ NAMES: Mapping[str, str] = {
     "consume": "a backlog through a typed handler, beside a bare loop, huey and persist-queue",
     "memory": "peak memory with a large and a small backlog",
     "startup": "import onward, onward --help",
+    "engines": "tasks, threads and processes, beside bare asyncio, one process and multiprocessing.Pool",
     "micro": "control plane, tracker, Event, in processor time",
+    "inbox": "transactions with an inbox, beside the same without one",
     "wakeup": "from publish in one process to the handler in another",
 }
 

@@ -1,8 +1,10 @@
 """The application through its public door, on SQLite."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -25,6 +27,7 @@ from onward.errors import (
     Closed,
     ConfigError,
     MissingExtra,
+    PublishError,
     TooLarge,
     UnknownScheme,
     Unserialisable,
@@ -319,6 +322,20 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     assert program.returncode == -signal.SIGTERM
 
 
+@pytest.mark.slow
+def test_a_stop_is_bounded_while_a_program_beside_us_holds_a_transaction(tmp_path: Path) -> None:
+    with (
+        _program(tmp_path, drain_s=0.3, sleep_s=0.5) as program,
+        contextlib.closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None, timeout=30)) as db,
+    ):
+        db.execute("BEGIN IMMEDIATE")
+        started = time.monotonic()
+        program.terminate()
+        program.communicate(timeout=60)
+        assert time.monotonic() - started < 20  # it was publish_timeout_s twice over
+    assert program.returncode == 0
+
+
 # -- bad input: an error of our own before anything is written -----------------------------------------------------
 
 
@@ -346,6 +363,35 @@ def test_publishing_what_cannot_be_published(app: Onward) -> None:
             await member.close()
 
     asyncio.run(main())
+
+
+class Line(msgspec.Struct):
+    price: float | None
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "says"),
+    [
+        ("half \ud83d", None, "a str for topic 'orders' cannot be published: value holds half a surrogate"),
+        ({"a": [{"b": "\ud83d"}]}, None, r"value\.a\[0\]\.b holds half a surrogate"),
+        ({"\ud83d": 1}, None, "a key of it holds half a surrogate"),
+        ({"a": float("nan")}, None, r"a dict for topic 'orders' cannot be published: value\.a is not a number"),
+        ([None, [Line(None), Line(float("inf"))]], None, r"value\[1\]\[1\]\.price is not a number"),
+        (b"", "\ud83d", "its key holds half a surrogate"),
+    ],
+)
+def test_what_has_no_bytes_is_refused_by_name(app: Onward, value: Any, key: str | None, says: str) -> None:
+    async def main() -> None:
+        async with app:
+            await app.publish("orders", value, key=key)
+
+    with pytest.raises(Unserialisable, match=says):
+        asyncio.run(main())
+
+
+def test_null_is_a_value_like_others(app: Onward) -> None:
+    for value in ({"a": None}, [None], Line(None), "null", {"null": 1.5}):
+        assert app.event("orders", value).value
 
 
 def test_publishing_outside_of_the_application(app: Onward) -> None:
@@ -389,6 +435,22 @@ def test_a_scheme_that_no_broker_speaks() -> None:
     with pytest.raises(UnknownScheme) as raised:
         asyncio.run(Onward("mongodb://user:secret@host/db").__aenter__())
     assert "secret" not in str(raised.value)
+
+
+def test_another_package_brings_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere.py").write_text("def open_broker(url, settings): return (url, settings.partitions)\n")
+    package = tmp_path / "elsewhere-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    points = "[onward.brokers]\nelsewhere = elsewhere:open_broker\nbroken = no_such_module:open_broker\n"
+    (package / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made: Any = asyncio.run(open_broker(Onward("elsewhere://host/x", partitions=3).settings))
+    assert made == ("elsewhere://host/x", 3)
+    with pytest.raises(MissingExtra, match="no_such_module"):
+        asyncio.run(open_broker(Onward("broken://host").settings))
+    with pytest.raises(UnknownScheme, match="elsewhere://"):
+        asyncio.run(open_broker(Onward("nobody://host").settings))
 
 
 def test_a_missing_extra_names_its_cure(app: Onward) -> None:
@@ -565,6 +627,52 @@ if child:
 """
     out = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=30)
     assert (out.returncode, out.stderr) == (0, "")
+
+
+def test_a_child_forked_while_the_application_is_open_opens_its_own(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, os
+from onward import Onward
+app = Onward("sqlite:///{tmp_path}/shop.db", publish_timeout_s=2)
+async def main():
+    async with app:
+        await app.publish("orders", b"0", key="k")
+        child = os.fork()
+        if child == 0:
+            try:
+                app.publish_sync("orders", b"1", key="k")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
+        await app.publish("orders", b"2", key="k")
+        found = []
+        member = await app.broker.subscribe(["orders"], group="g", member="m", ordering="key", start="earliest")
+        while len(found) < 3:
+            found += [each.event.value for each in await member.receive(10, 9999, 1.0) if hasattr(each, "event")]
+        assert found == [b"0", b"1", b"2"], found
+asyncio.run(main())
+"""
+    out = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (out.returncode, out.stderr) == (0, "")
+
+
+def test_publish_sync_does_not_wait_for_ever_for_a_blocked_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.door._LOOP_PATIENCE_S", 0.1)
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", publish_timeout_s=0.1)
+
+    async def main() -> None:
+        async with app:
+            publishing = asyncio.ensure_future(asyncio.to_thread(app.publish_sync, "orders", b"1", key="k"))
+            await asyncio.sleep(0)
+            time.sleep(1.0)  # what no handler should do  # noqa: ASYNC251
+            with pytest.raises(PublishError, match="event loop is blocked") as raised:
+                await publishing
+            assert [event.value for event in raised.value.unknown] == [b"1"]
+
+    asyncio.run(main())
 
 
 _SLEEPER = """

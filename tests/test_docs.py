@@ -1,14 +1,15 @@
-"""The docs' table of brokers is what the brokers say of themselves."""
+"""The docs' table of brokers is what the brokers say of themselves, and their example runs."""
 
 import asyncio
 import re
+import signal
 from pathlib import Path
 
-from onward import settings
+from onward import Onward, settings
 from onward.brokers import SCHEMES, open_broker
 from onward.brokers.base import Features
-
-ROOT = Path(__file__).parent.parent
+from tests.cli.shell import Shell
+from tests.examples import ROOT, shown, source
 
 
 def test_the_table_of_brokers_is_true(tmp_path: Path) -> None:
@@ -23,6 +24,23 @@ def test_every_link_of_the_docs_leads_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_example_of_the_engines_is_the_one_that_runs(tmp_path: Path) -> None:
+    code = source("engines.py")
+    assert shown("docs/engines.md") == code
+    shell = Shell(tmp_path)
+    try:
+        shell.write("engines.py", code)
+        app = Onward(f"sqlite:///{tmp_path}/engines.db")
+        app.publish_sync("files", b"content", key="a.txt")
+        running = shell.start("run", "engines:app")
+        for told in ("a file has come", "stored a.txt under fence 1", "digest a.txt ed7002b4"):
+            running.saw(told)
+        running.send(signal.SIGTERM)
+        assert running.ended() == 0
+    finally:
+        shell.close()
 
 
 async def _features(url: str) -> Features:

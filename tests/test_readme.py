@@ -1,36 +1,20 @@
 """The README's words are tested: its example runs, and it is the one in examples/."""
 
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.examples import ROOT, said_by, shown, source
 
 
 def test_the_readmes_example_is_the_one_in_examples() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert block == (ROOT / "examples/first.py").read_text(encoding="utf-8")
+    assert shown("README.md") == source("first.py")
 
 
 def test_the_readmes_example_runs(tmp_path: Path) -> None:
-    log = tmp_path / "out"
-    with log.open("wb") as out:
-        program = subprocess.Popen([sys.executable, "-u", str(ROOT / "examples/first.py")], cwd=tmp_path, stdout=out)
-    try:
-        deadline = time.monotonic() + 20
-        while log.read_text().count("\n") < 30 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        os.kill(program.pid, signal.SIGINT)
-        assert program.wait(15) == 0
-    finally:
-        program.kill()
-        program.wait()
-    lines = log.read_text().splitlines()
+    lines = said_by("first.py", tmp_path, lambda text: text.count("\n") >= 30).splitlines()
     for n in range(10):
         orders = [int(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"customer-{n} ")]
         assert orders == [n, n + 10, n + 20]

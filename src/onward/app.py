@@ -4,19 +4,27 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from uuid import uuid4
 
+import msgspec
+
+from onward import context
 from onward import settings as settings_
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Ordering, Start
+from onward.door import SyncDoor, refuse_loop_thread, wait_for
+from onward.engines.base import Engine
+from onward.engines.target import check, target_of
 from onward.engines.tasks import TaskEngine
+from onward.engines.threads import ThreadEngine
+from onward.engines.watchdog import Watchdog
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
 from onward.event import Event, Partition, new_id, new_ids
 from onward.failure.dead import DeadLetters
@@ -24,16 +32,20 @@ from onward.failure.expiry import EXPIRES, stamp
 from onward.failure.health import Health
 from onward.failure.monitor import Hook, Monitor
 from onward.failure.retry import Retry
-from onward.failure.watch import Reading, Thresholds
+from onward.failure.watch import Tally, Thresholds
 from onward.flow.consumer import Consumer
-from onward.handler import EngineName, Function, Handler, bind
+from onward.flow.solitude import Solitude
+from onward.handler import EngineName, Function, Handler, bind, bind_once, check_choices, choose
+from onward.inbox.base import Ground, Inbox
+from onward.inbox.horizon import longest_redelivery_s
+from onward.observe.health import tell
+from onward.observe.metrics import Reading, exposition
 from onward.payload import encode, type_name
+from onward.signals import stopping
 
 log = logging.getLogger("onward")
 AnyFunction = TypeVar("AnyFunction", bound=Function)
 AnyHook = TypeVar("AnyHook", bound=Hook)
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Onward:
@@ -49,10 +61,11 @@ class Onward:
         self._hooks: list[Hook] = []
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._door: _SyncDoor | None = None
+        self._door: SyncDoor | None = None
         self._opening = threading.Lock()
         self._consumers: list[Consumer] = []
         self._stopping = False
+        _apps.add(self)
 
     # -- declaring ----------------------------------------------------------------------------------------------
 
@@ -63,41 +76,57 @@ class Onward:
         group: str | None = None,
         ordering: Ordering = "key",
         concurrency: int = 100,
-        engine: EngineName = "tasks",
+        engine: EngineName | None = None,
+        workers: int | None = None,
+        max_events_per_worker: int | None = None,
         timeout_s: float | None = 30.0,
         retry: Retry | None = None,
         start: Start = "earliest",
         on_dead: Literal["pass", "hold"] = "pass",
         batch_size: int = 1,
         batch_wait_s: float = 0.0,
+        inbox: Inbox | None = None,
     ) -> Callable[[AnyFunction], AnyFunction]:
-        """Declare an `async def` that handles a topic's events for a group (by default: named like the function).
+        """Declare a function that handles a topic's events for a group (by default: named like the function).
 
+        An `async def` runs in tasks, a `def` in threads. `engine="processes"` is for what keeps a processor busy: up
+        to `workers` of them (by default one for each processor) run a call at a time each, and are replaced after
+        `max_events_per_worker`. At most `concurrency` events are being handled at once.
         With `batch_size` it takes lists of up to that many events, which wait up to `batch_wait_s` to fill.
         `on_dead="hold"`: a key stands still behind a dead event until that is replayed or dropped.
+        `inbox`: each event's effect happens once; a parameter annotated with what the inbox gives receives it.
         """
 
         if not isinstance(topic, str):
             raise BadHandler("write @app.handler('topic'): the topic comes first")
 
         def declare(function: AnyFunction) -> AnyFunction:
-            call = bind(function, batch=batch_size > 1)
+            batch = batch_size > 1
+            named = getattr(function, "__name__", "") if group is None else group
+            if inbox is None:
+                call = bind(function, batch=batch)
+            else:
+                call = bind_once(function, inbox, group=named, engine=engine, batch=batch)
             handler = Handler(
                 topic=settings_.check_name("topic", topic),
-                group=settings_.check_name("group", function.__name__ if group is None else group),
+                group=settings_.check_name("group", named),
                 name=f"{function.__module__}.{function.__qualname__}",
+                function=function,
                 call=call,
                 ordering=ordering,
                 concurrency=concurrency,
-                engine=engine,
+                engine=choose(function, engine),
+                workers=workers,
+                max_events_per_worker=max_events_per_worker,
                 timeout_s=timeout_s,
                 retry=self.retry if retry is None else retry,
                 start=start,
                 on_dead=on_dead,
                 batch_size=batch_size,
                 batch_wait_s=batch_wait_s,
+                inbox=inbox,
             )
-            _check_choices(handler)
+            check_choices(handler)
             self._check_twin(handler)
             self.handlers.append(handler)
             return function
@@ -158,17 +187,24 @@ class Onward:
         """`publish` for plain scripts and threads. The first call opens the broker, which ends with the process."""
         event = self.event(topic, value, key=key, headers=headers, expires_s=expires_s)
         if self._loop is not None:  # open elsewhere: one broker object keeps each key's order
-            _refuse_loop_thread()
-            asyncio.run_coroutine_threadsafe(self.broker.publish([event]), self._loop).result()
+            refuse_loop_thread()
+            wait_for(self.broker.publish([event]), self._loop, self.settings, [event])
         else:
             self._sync_door().publish([event])
         return event
 
-    def _sync_door(self) -> "_SyncDoor":
+    def _sync_door(self) -> "SyncDoor":
         with self._opening:  # several threads may come first
-            if self._door is None or self._door.pid != os.getpid():  # a forked child has none of its parent's threads
-                self._door = _SyncDoor(self.settings)
+            if self._door is None:
+                self._door = SyncDoor(self.settings)
             return self._door
+
+    def _close_in_child(self) -> None:
+        """A forked child has none of its parent's threads and loops: here the application is closed, and opens anew."""
+        _inherited.append((self._broker, self._door))
+        self._broker = self._loop = self._door = None
+        self._opening = threading.Lock()
+        self._consumers = []
 
     def event(
         self,
@@ -191,13 +227,28 @@ class Onward:
     ) -> Event:
         if key is not None and not isinstance(key, str):
             raise BadSetting(f"key {key!r} is a {type(key).__name__}; keys are str or None")
-        event = Event(id_, topic, key, encode(value), headers, type_name(value), now)
+        event = Event(id_, topic, key, encode(value, topic), headers, type_name(value), now)
         if event.size > self.settings.max_event_bytes:
             raise TooLarge(
                 f"an event of {event.size:,} bytes for topic {topic!r} exceeds "
                 f"max_event_bytes={self.settings.max_event_bytes:,}; store it elsewhere and publish its address"
             )
         return event
+
+    def idempotency_key(self, event: Event, *, group: str | None = None) -> str:
+        """A key for APIs that take one: the same for every run of this event by this group, on any machine.
+
+        Within a handler the group is known; elsewhere name it, unless one handler only takes the topic.
+        """
+        if group is None:
+            group = context.group.get(None) or self._only_group(event.topic)
+        return f"{group}:{event.id}"
+
+    def _only_group(self, topic: str) -> str:
+        groups = [handler.group for handler in self.handlers if handler.topic == topic]
+        if len(groups) != 1:
+            raise BadSetting(f"idempotency_key: {len(groups)} handlers take topic {topic!r}; say group=... here")
+        return groups[0]
 
     # -- failing ------------------------------------------------------------------------------------------------
 
@@ -212,17 +263,17 @@ class Onward:
         self._hooks.append(hook)
         return hook
 
-    async def _readings(self) -> list[Reading]:
+    async def _tallies(self) -> list[Tally]:
         """Of the groups whose partition 0 is ours: over the fleet each is watched by one process."""
         if not self.broker.features.aside:
             return []
         pairs = zip(self.handlers, self._consumers, strict=True)
         ours = [handler for handler, consumer in pairs if Partition(handler.topic, 0) in consumer.plane.held]
-        return [await self.dead.reading(handler.topic, handler.group) for handler in ours]
+        return [await self.dead.tally(handler.topic, handler.group) for handler in ours]
 
     def _monitor(self) -> Monitor:
         thresholds = Thresholds(depth=self.settings.dead_threshold)
-        return Monitor(self._readings, self._hooks, thresholds=thresholds, every_s=self.settings.dead_check_s)
+        return Monitor(self._tallies, self._hooks, thresholds=thresholds, every_s=self.settings.dead_check_s)
 
     def health(self) -> Health:
         """Ready means: handlers run, and dead letters can be stored."""
@@ -252,12 +303,19 @@ class Onward:
 
         A second signal ends the process at once; what was not settled is handled again by the next owner.
         """
+        if context.in_worker:
+            raise ConfigError(
+                "a worker process came to app.run() while it imported its handler: "
+                "put what starts the application under `if __name__ == '__main__':`"
+            )
         if not self.handlers:
             raise ConfigError("nothing to run: no handler is declared; decorate one with @app.handler(topic)")
         async with contextlib.AsyncExitStack() as stack:
             if self._broker is None:
                 await stack.enter_async_context(self)
-            stack.enter_context(_signals(self.stop))
+            stack.enter_context(stopping(self.stop))
+            stack.push_async_callback(self._close_inboxes)
+            await self._start_inboxes()
             await self._consume()
 
     def stop(self) -> None:
@@ -268,8 +326,9 @@ class Onward:
 
     async def _consume(self) -> None:
         member = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        solitude = Solitude()
         self._consumers = [
-            Consumer(self.broker, self._engine(handler), handler, self.settings, member=member)
+            Consumer(self.broker, _engine(handler), handler, self.settings, member=member, solitude=solitude)
             for handler in self.handlers
         ]
         durability = self.broker.features.durability
@@ -281,48 +340,90 @@ class Onward:
                     *(handler.name, self.settings.revoke_grace_s),
                 )
             log.info(
-                "%s takes %s for group %s (ordering %s, concurrency %d, durability %s)",
-                *(handler.name, handler.topic, handler.group, handler.ordering, handler.concurrency, durability),
+                "%s takes %s for group %s (engine %s, ordering %s, concurrency %d, durability %s)",
+                *(handler.name, handler.topic, handler.group, handler.engine, handler.ordering),
+                *(handler.concurrency, durability),
             )
         tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
-        watching = asyncio.create_task(self._monitor().run())
+        beside = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
+        beside += [asyncio.create_task(self._monitor().run()), asyncio.create_task(tell(self.readings))]
         if self._stopping:
             self.stop()
         try:
-            # One consumer that cannot go on ends them all: half an application that looks healthy helps nobody.
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            self.stop()
-            await asyncio.gather(*tasks)
+            with Watchdog():
+                # One consumer that cannot go on ends them all: half an application that looks healthy helps nobody.
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+                self.stop()
+                errors = [end for end in await asyncio.gather(*tasks, return_exceptions=True) if end is not None]
+            for other in errors[1:]:
+                log.error("and another: %r", other, exc_info=other)
+            if errors:
+                raise errors[0]
         finally:
-            for task in (*tasks, watching):
+            for task in (*tasks, *beside):
                 task.cancel()
-            await asyncio.wait([*tasks, watching])
+            await asyncio.wait([*tasks, *beside])
             self._consumers = []
             self._stopping = False
 
-    def _engine(self, handler: Handler) -> TaskEngine:
-        return TaskEngine(concurrency=handler.concurrency, timeout_s=handler.timeout_s)
+    def _inboxes(self) -> Iterable[Inbox]:
+        return {id(handler.inbox): handler.inbox for handler in self.handlers if handler.inbox is not None}.values()
+
+    async def _start_inboxes(self) -> None:
+        """Refuse what could not keep effects once, before the first event."""
+        for handler in self.handlers:
+            if handler.inbox is not None:
+                ground = Ground(
+                    name=handler.name,
+                    batch=handler.is_batch,
+                    features=self.broker.features,
+                    longest_redelivery_s=longest_redelivery_s(self.settings, handler.retry, handler.timeout_s),
+                )
+                await handler.inbox.start(ground)
+
+    async def _close_inboxes(self) -> None:
+        for inbox in self._inboxes():
+            await inbox.close()
+
+    # -- seeing it ----------------------------------------------------------------------------------------------
+
+    def readings(self) -> list[Reading]:
+        """How each running handler fares now."""
+        return [
+            Reading(
+                topic=handler.topic,
+                group=handler.group,
+                engine=handler.engine,
+                declined=consumer.declined,
+                **msgspec.structs.asdict(consumer.health()),
+                **msgspec.structs.asdict(consumer.plane.counts),
+            )
+            for handler, consumer in zip(self.handlers, self._consumers, strict=False)
+        ]
+
+    def metrics(self) -> str:
+        """The same as the text that Prometheus scrapes."""
+        return exposition(self.readings(), prefix=self.settings.metrics_prefix)
 
 
-def _check_choices(handler: Handler) -> None:
-    if handler.ordering not in ("key", "partition", "none"):
-        raise BadHandler(f"{handler.name}: ordering={handler.ordering!r}; choose 'key', 'partition' or 'none'")
-    if handler.engine != "tasks":
-        raise BadHandler(f"{handler.name}: engine={handler.engine!r}; this version has 'tasks'")
-    if not isinstance(handler.retry, Retry):
-        raise BadHandler(f"{handler.name}: retry={handler.retry!r}; use Retry(attempts=...)")
-    if not isinstance(handler.concurrency, int) or handler.concurrency < 1:
-        raise BadHandler(f"{handler.name}: concurrency={handler.concurrency!r}; a number, at least 1")
-    if handler.timeout_s is not None and handler.timeout_s <= 0:
-        raise BadHandler(f"{handler.name}: timeout_s={handler.timeout_s}; more than 0, or None for no limit")
-    if handler.batch_size < 1 or handler.batch_wait_s < 0:
-        raise BadHandler(
-            f"{handler.name}: batch_size={handler.batch_size} or batch_wait_s={handler.batch_wait_s} is too low"
-        )
-    if handler.on_dead not in ("pass", "hold") or (handler.on_dead == "hold" and handler.ordering != "key"):
-        raise BadHandler(f"{handler.name}: on_dead={handler.on_dead!r}; 'pass', or 'hold' with ordering='key'")
-    if isinstance(handler.start, str) and handler.start not in ("earliest", "latest"):
-        raise BadHandler(f"{handler.name}: start={handler.start!r}; 'earliest', 'latest' or a Unix time")
+def _engine(handler: Handler) -> Engine:
+    concurrency, timeout_s = handler.concurrency, handler.timeout_s
+    if handler.engine == "tasks":
+        return TaskEngine(handler.call, concurrency=concurrency, timeout_s=timeout_s)
+    if handler.engine == "threads":
+        return ThreadEngine(handler.call, concurrency=concurrency, timeout_s=timeout_s)
+    from onward.engines.processes import ProcessEngine  # what it needs, the others do without
+
+    target = target_of(handler.function)
+    check(target, handler.function)
+    return ProcessEngine(
+        target,
+        batch=handler.is_batch,
+        workers=handler.workers or os.cpu_count() or 1,
+        concurrency=concurrency,
+        timeout_s=timeout_s,
+        max_events_per_worker=handler.max_events_per_worker,
+    )
 
 
 def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
@@ -334,64 +435,11 @@ def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     return dict(headers)
 
 
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Any:
-    """The first stop signal calls `stop`; the second gets the system's own handling."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; whoever runs us in another calls stop
-        return
-    loop = asyncio.get_running_loop()
-
-    def first(number: signal.Signals) -> None:
-        log.info("%s: stopping; once more ends at once", number.name)
-        for each in _STOP_SIGNALS:
-            loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)
-        stop()
-
-    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-    for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, first, number)
-    try:
-        yield
-    finally:
-        for number, handling in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handling)
+def _close_in_child() -> None:
+    for app in list(_apps):
+        app._close_in_child()  # noqa: SLF001 - of our own class
 
 
-def _refuse_loop_thread() -> None:
-    with contextlib.suppress(RuntimeError):
-        asyncio.get_running_loop()
-        raise ConfigError("publish_sync would block this event loop; use `await app.publish(...)` here")
-
-
-class _SyncDoor:
-    """A broker on an event loop in a thread of its own, for callers that have no loop.
-
-    It ends with the process: what publish has returned for is durable, so there is nothing left to finish.
-    """
-
-    def __init__(self, settings: settings_.Settings) -> None:
-        _refuse_loop_thread()
-        self.pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="onward-sync", daemon=True)
-        self._thread.start()
-        try:
-            self._broker = self._wait(open_broker(settings))
-        except BaseException:
-            self._stop()
-            raise
-
-    def publish(self, events: list[Event]) -> None:
-        _refuse_loop_thread()
-        self._wait(self._broker.publish(events))
-
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+_apps: "weakref.WeakSet[Onward]" = weakref.WeakSet()
+_inherited: list[Any] = []  # never closed or collected in the child: the connections in it are its parent's
+os.register_at_fork(after_in_child=_close_in_child)

@@ -14,6 +14,7 @@ OnwardError
 ├── Undecodable                 a stored value does not fit the handler's annotation
 ├── BrokerError                 the broker failed, or its answer was lost
 │   ├── BadStore                not our file, a damaged file, or one from a newer version
+│   ├── GroupDropped            the group was dropped while this member was away
 │   ├── Closed                  the broker, subscription or application is closed
 │   ├── PublishError            some events were refused, or their fate is unknown
 │   │   └── Backlogged          the backlog is at max_backlog_bytes; consumers are behind
@@ -27,6 +28,11 @@ OnwardError
 └── HandlerError                how a handler's run ended
     ├── HandlerTimeout          the handler ran longer than timeout_s
     ├── Expired                 the event's time was over before its turn came
+    ├── RemoteError             the handler raised in a worker process; its error, told in text
+    ├── Unfinished              nobody's failure: the event stays open and runs again, no attempt charged
+    │   ├── Busy                another run of the same event holds the inbox
+    │   ├── InDoubt             the answer to a commit was lost; the next run sees what became of it
+    │   └── Superseded          a newer owner of the partition has written; this run took no effect
     └── WorkerDied              the worker running the handler died
 """
 
@@ -47,23 +53,29 @@ __all__ = [
     "BadSetting",
     "BadStore",
     "BrokerError",
+    "Busy",
     "Closed",
     "ConfigError",
     "Decision",
     "Expired",
     "GiveUp",
+    "GroupDropped",
     "HandlerError",
     "HandlerTimeout",
+    "InDoubt",
     "MissingExtra",
     "NoSuchLetter",
     "OnwardError",
     "PartitionsDiffer",
     "PayloadError",
     "PublishError",
+    "RemoteError",
     "RetryLater",
     "Skip",
+    "Superseded",
     "TooLarge",
     "Undecodable",
+    "Unfinished",
     "UnknownScheme",
     "Unserialisable",
     "WorkerDied",
@@ -123,6 +135,10 @@ class BrokerError(OnwardError):
 
 
 class BadStore(BrokerError):
+    pass
+
+
+class GroupDropped(BrokerError):
     pass
 
 
@@ -196,5 +212,45 @@ class Expired(HandlerError):
     pass
 
 
+class RemoteError(HandlerError):
+    """What a handler raised in another process. The error itself stays there: not every error can be pickled.
+
+    `name` is its class, `kinds` that class and all its bases as module.name, `trace` the traceback's text.
+    """
+
+    def __init__(self, name: str, message: str, kinds: Sequence[str], trace: str) -> None:
+        super().__init__(message)
+        self.name = name
+        self.kinds = frozenset(kinds)
+        self.trace = trace
+
+    def __repr__(self) -> str:
+        return f"{self.name}({str(self)!r})"
+
+    def is_a(self, kinds: Sequence[type[BaseException]]) -> bool:
+        """`isinstance`, for the error that it tells of."""
+        return any(kind_name(kind) in self.kinds for kind in kinds)
+
+
+class Unfinished(HandlerError):
+    pass
+
+
+class Busy(Unfinished):
+    pass
+
+
+class InDoubt(Unfinished):
+    pass
+
+
+class Superseded(Unfinished):
+    pass
+
+
 class WorkerDied(HandlerError):
     pass
+
+
+def kind_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

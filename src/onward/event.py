@@ -64,10 +64,12 @@ class Partition(NamedTuple):
         return f"{self.topic}/{self.index}"
 
 
-class Delivery(msgspec.Struct, frozen=True, gc=False):
+class Delivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An event handed to this process, under one ownership (epoch) of its partition.
 
-    `position` grows within the partition; `attempt` counts the handler's tries of it from 1.
+    `position` grows within the partition; `attempt` counts the handler's tries of it from 1. `fence` numbers the
+    ownership over the whole fleet; None where the broker cannot. `log_id` is the incarnation of the partition's log;
+    `drawn`: it comes from the aside, not from the log.
     """
 
     event: Event
@@ -75,3 +77,6 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     position: int
     epoch: int
     attempt: int = 1
+    fence: int | None = None
+    log_id: str = ""
+    drawn: bool = False

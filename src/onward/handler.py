@@ -1,55 +1,172 @@
 """A declared handler: which events it takes, how it runs, and how it is called."""
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from onward.brokers.base import Ordering, Start
 from onward.engines.base import Call
+from onward.engines.target import target_of
 from onward.errors import BadHandler
 from onward.event import Delivery, Event
 from onward.failure.retry import Retry
+from onward.inbox.base import Asked, Inbox, Run
 from onward.payload import Decode, decoder
 
-Function = Callable[..., Coroutine[Any, Any, Any]]
-EngineName = Literal["tasks"]
+Function = Callable[..., Any]
+EngineName = Literal["tasks", "threads", "processes"]
 
 
 class Handler(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     group: str
     name: str  # module and function, for logs and dead letters
+    function: Function
     call: Call
     ordering: Ordering
     concurrency: int
     engine: EngineName
+    workers: int | None  # of engine "processes"; None: one for each processor
+    max_events_per_worker: int | None
     timeout_s: float | None
     retry: Retry
     start: Start
     on_dead: Literal["pass", "hold"]
     batch_size: int
     batch_wait_s: float
+    inbox: Inbox | None = None
+
+    @property
+    def is_batch(self) -> bool:
+        return self.batch_size > 1
+
+
+def choose(function: Function, engine: EngineName | None) -> EngineName:
+    """The engine for this function: `async def` runs in tasks, `def` in threads, and processes take both by word."""
+    where, is_async = f"handler {function.__qualname__}", inspect.iscoroutinefunction(function)
+    if engine is None:
+        return "tasks" if is_async else "threads"
+    if engine not in get_args(EngineName):
+        raise BadHandler(f"{where}: engine={engine!r}; choose 'tasks', 'threads' or 'processes', or leave it out")
+    if engine == "tasks" and not is_async:
+        raise BadHandler(f"{where} is not `async def`, and engine='tasks' would stop for it; leave engine out: threads")
+    if engine == "threads" and is_async:
+        raise BadHandler(f"{where} is `async def`, which needs no thread; leave engine out, or make it a plain `def`")
+    if engine == "processes":
+        target_of(function)
+    return engine
+
+
+def check_choices(handler: Handler) -> None:
+    """BadHandler, if one of the words and numbers it was declared with cannot be."""
+    if handler.ordering not in ("key", "partition", "none"):
+        raise BadHandler(f"{handler.name}: ordering={handler.ordering!r}; choose 'key', 'partition' or 'none'")
+    if not isinstance(handler.retry, Retry):
+        raise BadHandler(f"{handler.name}: retry={handler.retry!r}; use Retry(attempts=...)")
+    if not isinstance(handler.concurrency, int) or handler.concurrency < 1:
+        raise BadHandler(f"{handler.name}: concurrency={handler.concurrency!r}; a number, at least 1")
+    for name, value in (("workers", handler.workers), ("max_events_per_worker", handler.max_events_per_worker)):
+        if value is not None and (handler.engine != "processes" or value < 1):
+            raise BadHandler(f"{handler.name}: {name}={value}; at least 1, and only with engine='processes'")
+    if handler.timeout_s is not None and handler.timeout_s <= 0:
+        raise BadHandler(f"{handler.name}: timeout_s={handler.timeout_s}; more than 0, or None for no limit")
+    if handler.batch_size < 1 or handler.batch_wait_s < 0:
+        raise BadHandler(
+            f"{handler.name}: batch_size={handler.batch_size} or batch_wait_s={handler.batch_wait_s} is too low"
+        )
+    if handler.on_dead not in ("pass", "hold") or (handler.on_dead == "hold" and handler.ordering != "key"):
+        raise BadHandler(f"{handler.name}: on_dead={handler.on_dead!r}; 'pass', or 'hold' with ordering='key'")
+    if isinstance(handler.start, str) and handler.start not in ("earliest", "latest"):
+        raise BadHandler(f"{handler.name}: start={handler.start!r}; 'earliest', 'latest' or a Unix time")
 
 
 def bind(function: Function, *, batch: bool = False) -> Call:
-    """The function with its decoding: from a delivery to the coroutine that handles it.
+    """The function with its decoding: from a delivery to its run, or to the coroutine that is its run.
 
     A parameter annotated `Event` gets the event; the other one gets the value, decoded by its annotation. A batch
     handler takes lists: `list[Event]`, and a list of values.
     """
-    where = f"handler {getattr(function, '__qualname__', function)}"
-    if not inspect.iscoroutinefunction(function):
-        raise BadHandler(f"{where} is not `async def`; engine 'tasks' runs coroutines only")
+    where = _name(function)
     hints = _hints(function, where)
     if batch:
         hints = {name: _element(hint, name, where) for name, hint in hints.items() if name != "return"}
     slots = [_slot(hints.get(name, Any), parameter, where) for name, parameter in _parameters(function)]
     if slots == ["value"] or slots == ["value", "event"] or slots == ["event", "value"] or slots == ["event"]:
         annotations = [hints.get(name, Any) for name, _ in _parameters(function)]
-        return (_batch_caller if batch else _caller)(function, slots, annotations, where)
+        call = (_batch_caller if batch else _caller)(function, slots, annotations, where)
+        return call if inspect.iscoroutinefunction(function) else _finished(call, where)
     raise BadHandler(f"{where} must take the value, an Event, or both; it takes {slots or 'nothing'}")
+
+
+def bind_once(function: Function, inbox: Inbox, *, group: str, engine: EngineName | None, batch: bool = False) -> Call:
+    """`bind`, with the inbox around it: one more parameter may take what the inbox gives, such as its connection."""
+    where = _name(function)
+    hints = {name: hint for name, hint in _hints(function, where).items() if name != "return"}
+    given = [hint for hint in hints.values() if inbox.gives(hint)]
+    if len(given) > 1:
+        raise BadHandler(f"{where}: only one parameter can take what its inbox gives; it has {len(given)}")
+    if batch:
+        hints = {n: hint if inbox.gives(hint) else _element(hint, n, where) for n, hint in hints.items()}
+    annotations = [hints.get(name, Any) for name, _ in _parameters(function)]
+    slots = [
+        "given" if inbox.gives(annotation) else _slot(annotation, parameter, where)
+        for annotation, (_, parameter) in zip(annotations, _parameters(function), strict=True)
+    ]
+    plain = [slot for slot in slots if slot != "given"]
+    if sorted(plain) not in (["value"], ["event"], ["event", "value"]):
+        raise BadHandler(f"{where} must take the value, an Event, or both; it takes {plain or 'neither'}")
+    is_async = inspect.iscoroutinefunction(function)
+    decode = _decoder(slots, annotations, where) if "value" in slots else None
+    run = (_batch_runner if batch else _runner)(function, slots, decode)
+    asked = Asked(
+        name=where,
+        group=group,
+        engine=choose(function, engine),
+        is_async=is_async,
+        batch=batch,
+        gives=given[0] if given else None,
+    )
+    call = inbox.around(run, asked)
+    return call if is_async else _finished(call, where)
+
+
+def _name(function: Function) -> str:
+    if not inspect.isroutine(function):
+        raise BadHandler(f"{function!r} is not a function; decorate a `def` or an `async def`")
+    return f"handler {function.__qualname__}"
+
+
+def _runner(function: Function, slots: list[str], decode: Decode | None) -> Run:
+    def run(delivery: Any, given: Any) -> Any:
+        event = delivery.event
+        value = decode(event.value) if decode is not None else None
+        return function(*({"value": value, "event": event, "given": given}[slot] for slot in slots))
+
+    return run
+
+
+def _batch_runner(function: Function, slots: list[str], decode: Decode | None) -> Run:
+    def run(work: Any, given: Any) -> Any:
+        events = [delivery.event for delivery in work]
+        values = [decode(event.value) for event in events] if decode is not None else None
+        return function(*({"value": values, "event": events, "given": given}[slot] for slot in slots))
+
+    return run
+
+
+def _finished(call: Call, where: str) -> Call:
+    """A plain function has run when it returns. One that returns a coroutine has not, and nobody would notice."""
+
+    def finished(work: Any) -> None:
+        result = call(work)
+        if result is not None and inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise BadHandler(f"{where} is a plain function, but returned something to await; declare it `async def`")
+
+    return finished
 
 
 def _caller(function: Function, slots: list[str], annotations: list[Any], where: str) -> Call:

@@ -1,7 +1,8 @@
 """Between a user's values and bytes, by annotation: pydantic, msgspec.Struct, dataclass, dict, str, bytes."""
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -12,19 +13,57 @@ from onward.errors import BadHandler, Undecodable, Unserialisable
 Decode = Callable[[bytes | None], Any]
 
 
-def encode(value: Any) -> bytes | None:
+def encode(value: Any, topic: str = "") -> bytes | None:
     """The bytes of a value. None is a tombstone, bytes stay as they are, str is UTF-8, everything else is JSON."""
     if value is None or isinstance(value, bytes):
         return value
-    if isinstance(value, str):
-        return value.encode()
     try:
-        return _json.encode(value)
+        data = value.encode() if isinstance(value, str) else _json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise Unserialisable(_why(value, topic, error)) from error
+    # NaN and the infinities become null: what the handler would get is not what was published.
+    if b"null" in data and (odd := _first(value, _is_no_number)):
         raise Unserialisable(
-            f"a {type(value).__name__} cannot be published: {error}. "
-            "Use bytes, str, a dict, a dataclass, a msgspec.Struct or a pydantic model"
-        ) from error
+            f"{_what(value, topic)} cannot be published: {odd} is not a number that JSON has; use None, or a str"
+        )
+    return data
+
+
+def _why(value: Any, topic: str, error: Exception) -> str:
+    what = f"{_what(value, topic)} cannot be published"
+    if isinstance(error, UnicodeEncodeError):
+        odd = _first(value, _is_half) or "a key of it"
+        return (
+            f"{what}: {odd} holds half a surrogate pair, which no encoding has; decode the text with errors='replace'"
+        )
+    return f"{what}: {error}. Use bytes, str, a dict, a dataclass, a msgspec.Struct or a pydantic model"
+
+
+def _what(value: Any, topic: str) -> str:
+    return f"a {type(value).__name__}{f' for topic {topic!r}' if topic else ''}"
+
+
+def _first(value: Any, odd: Callable[[Any], bool], path: str = "value") -> str | None:
+    """Where in a value the first odd leaf stands, as in `value.lines[3].price`."""
+    if odd(value):
+        return path
+    if isinstance(value, Mapping):
+        inner = [(f"{path}.{name}", each) for name, each in value.items()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = [(f"{path}[{at}]", each) for at, each in enumerate(value)]
+    elif isinstance(value, str | int | float | None):
+        return None
+    else:
+        return _first(msgspec.to_builtins(value, builtin_types=(), enc_hook=_dump_raw), odd, path)
+    return next((found for name, each in inner if (found := _first(each, odd, name))), None)
+
+
+def _is_no_number(leaf: Any) -> bool:
+    return isinstance(leaf, float) and not math.isfinite(leaf)
+
+
+def _is_half(leaf: Any) -> bool:
+    return isinstance(leaf, str) and any("\ud800" <= char <= "\udfff" for char in leaf)
 
 
 def type_name(value: Any) -> str:
@@ -94,6 +133,10 @@ def _dump_model(value: Any) -> Any:
     if _is_pydantic(type(value)):
         return value.model_dump(mode="json", by_alias=True)
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _dump_raw(value: Any) -> Any:
+    return value.model_dump(by_alias=True) if _is_pydantic(type(value)) else str(value)
 
 
 _json = msgspec.json.Encoder(enc_hook=_dump_model)

@@ -47,9 +47,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight_bytes: Bytes = 32 << 20
     receive_batch: Count = 1_000
     max_delayed: Count = 100  # of those in flight, waiting in place for a retry
-    max_parked: Count = 100_000  # records set aside, per partition
+    max_parked: Count = 100_000  # records set aside, per partition: at that it is paused
+    max_gap: Count = 1_000_000  # events done behind one that is not, per partition: at that it is paused
     crash_limit: Count = 3  # crashes of the process that one event may cause
     dead_threshold: Count = 100  # more dead letters of a topic and group are an alert
+
+    # seeing it
+    metrics_prefix: Annotated[str, Meta(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")] = "onward"
 
     # times
     publish_timeout_s: Positive = 30.0

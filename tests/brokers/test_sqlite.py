@@ -1,37 +1,11 @@
-"""The broker suite on SQLite: the whole of it at once, and again under load."""
+"""The suites on SQLite: broker, aside and failure, and the broker's again under load."""
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.brokers.sqlite_harness import SqliteHarness
 
-from onward.event import Event
-from onward.testing import BrokerSuite, BrokerSuiteUnderLoad
-
-
-class SqliteHarness:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.path = folder / "events.db"
-        self.url = f"sqlite:///{self.path}"
-
-    @contextmanager
-    def refuse(self, event: Event) -> Iterator[None]:
-        """The database itself refuses the record that holds this event."""
-        self._execute(
-            "CREATE TRIGGER onward_test_refuse BEFORE INSERT ON onward_log "
-            f"WHEN instr(NEW.data, X'{event.id.encode().hex()}') BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
-        )
-        try:
-            yield
-        finally:
-            self._execute("DROP TRIGGER onward_test_refuse")
-
-    def _execute(self, sql: str) -> None:
-        with closing(sqlite3.connect(self.path, timeout=10)) as connection, connection:
-            connection.execute(sql)
+from onward.testing import AsideSuite, BrokerSuite, BrokerSuiteUnderLoad, FailureSuite
 
 
 @pytest.fixture
@@ -40,6 +14,14 @@ def harness(tmp_path: Path) -> SqliteHarness:
 
 
 class TestSqlite(BrokerSuite):
+    pass
+
+
+class TestSqliteAside(AsideSuite):
+    pass
+
+
+class TestSqliteFailure(FailureSuite):
     pass
 
 

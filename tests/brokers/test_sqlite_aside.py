@@ -23,7 +23,7 @@ from onward.brokers.base import (
     record_id,
 )
 from onward.brokers.sqlite import open_broker
-from onward.errors import AsideError
+from onward.errors import AsideError, Backlogged
 from onward.event import Delivery, Event, new_id
 from onward.settings import Settings
 
@@ -191,5 +191,66 @@ def test_a_dropped_group_takes_its_records_with_it(tmp_path: Path) -> None:
             await scene.broker.drop_group("orders", "billing")
             assert not (await scene.broker.aside("billing").scan(Filter(), None, 10)).records
             assert not await scene.broker.groups("orders")
+
+    asyncio.run(scenario())
+
+
+def counted(path: Path) -> tuple[int, int]:
+    """What the topic says is set aside and unfinished, and what is."""
+    with closing(sqlite3.connect(path)) as db:
+        (said,) = db.execute("SELECT aside FROM onward_topic").fetchone()
+        (found,) = db.execute(
+            "SELECT coalesce(sum(length(data)), 0) FROM onward_aside WHERE state != 'dead'"
+        ).fetchone()
+        return said, found
+
+
+def test_what_is_set_aside_is_counted_through_all_its_changes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Scene(tmp_path / "shop.db") as scene:
+            seen: list[int] = []
+
+            def look() -> None:
+                said, found = counted(scene.path)
+                assert said == found
+                seen.append(said)
+
+            aside, records = scene.broker.aside("billing"), [scene.record(n, State.HELD) for n in range(4)]
+            for written in (
+                records,
+                records,
+                [scene.record(1, State.DEAD)],
+                [scene.record(2, State.WAITING, "E" * 99)],
+            ):
+                await scene.subscription.settle([scene.progress(4)], aside=written)
+                look()
+            await aside.move([records[1].id], expect=State.DEAD, to=State.WAITING, due=1.0)
+            look()
+            await aside.remove([records[1].id], expect=State.WAITING)
+            look()
+            await scene.subscription.settle([], gone=[records[2].id])
+            look()
+            assert seen[0] == seen[1] > seen[2] < seen[3] < seen[4] > seen[5] > seen[6] > 0
+            await scene.subscription.close()
+            await scene.broker.drop_group("orders", "billing")
+            look()
+            assert seen[-1] == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_is_set_aside_counts_as_backlog(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Scene(tmp_path / "shop.db") as scene:
+            records = [scene.record(n, State.HELD) for n in range(10)]
+            await scene.subscription.settle([scene.progress(10)], aside=records)
+            said, _ = counted(scene.path)
+            other = open_broker(f"sqlite:///{scene.path}", Settings(partitions=1, max_backlog_bytes=said + 10))
+            event = Event(new_id(), "orders", "k0", b"more")
+            with pytest.raises(Backlogged, match="set aside"):
+                await other.publish([event])
+            await scene.broker.aside("billing").remove([record.id for record in records], expect=State.HELD)
+            await other.publish([event])
+            await other.close()
 
     asyncio.run(scenario())

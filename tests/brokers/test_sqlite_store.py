@@ -28,6 +28,7 @@ from onward.errors import (
     BadSetting,
     BadStore,
     BrokerError,
+    GroupDropped,
     PartitionsDiffer,
     PublishError,
     TooLarge,
@@ -235,6 +236,52 @@ def test_many_processes_may_create_the_file_at_once(tmp_path: Path) -> None:
     assert rows(path) > 0
 
 
+def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    asyncio.run(_publish_some(path))
+    with closing(sqlite3.connect(path)) as db, db:  # as version 1 left it, with two records set aside
+        for trigger in ("added", "removed", "changed"):
+            db.execute(f"DROP TRIGGER onward_aside_{trigger}")
+        db.execute("ALTER TABLE onward_topic DROP COLUMN aside")
+        db.execute("UPDATE onward_meta SET value = '1'")
+        rows = [(f"r{n}", n, state) for n, state in enumerate(("held", "dead"))]
+        db.executemany(
+            "INSERT INTO onward_aside (id, grp, part, position, state, data) VALUES (?, 'g', 1, ?, ?, x'0102')", rows
+        )
+
+    async def scenario() -> None:
+        async with opened(path) as broker:
+            assert len(await take(await join(broker), 100)) == 100
+
+    asyncio.run(scenario())
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT aside FROM onward_topic").fetchone() == (2,)
+
+
+def test_a_damaged_record_batch_stops_its_own_partition_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.brokers.sqlite.subscription._REST_S", 0.1)
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            await broker.publish([event(n, f"k{n}") for n in range(40)])
+            with closing(sqlite3.connect(path)) as db, db:
+                (at, count) = db.execute("SELECT at, count FROM onward_log ORDER BY at LIMIT 1").fetchone()
+                db.execute("UPDATE onward_log SET data = x'c1' WHERE at = ?", (at,))
+            subscription = await join(broker)
+            assert len({each.partition for each in await take(subscription, 40 - count)}) == 3
+            (said,) = {record.getMessage() for record in caplog.records}
+            assert said.startswith("orders/0 of group billing stands still: the record batch of positions 0 to")
+            with closing(sqlite3.connect(path)) as db, db:
+                db.execute(said.rpartition(": ")[2])  # the cure that it names
+            await broker.publish([event(99, f"k{n}") for n in range(40)])
+            assert len({each.partition for each in await take(subscription, 40)}) == 4
+
+    asyncio.run(scenario())
+
+
 # Topics and positions
 
 
@@ -355,14 +402,26 @@ def test_retention_removes_what_all_have_finished_and_nothing_else(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_a_topic_without_a_group_is_kept_by_age_alone(tmp_path: Path) -> None:
+def test_what_no_group_has_read_is_kept_whatever_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "shop.db"
-    asyncio.run(_publish_some(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1_000.0)  # a machine before its clock is set
+        asyncio.run(_publish_some(path))
     before = rows(path)
-    trim(path, retention_s=3_600, retention_bytes=1)
+    trim(path, retention_s=0, retention_bytes=1)
     assert rows(path) == before
-    trim(path, retention_s=0)
-    assert rows(path) == 0
+
+    async def scenario() -> None:
+        async with opened(path, max_backlog_bytes=1_000) as broker:
+            with pytest.raises(Backlogged):
+                await broker.publish([event(0)])
+            first = await join(broker)
+            await settle(first, await take(first, 100))
+            await broker.publish([event(0)])
+
+    asyncio.run(scenario())
+    trim(path, retention_s=3_600)
+    assert rows(path) == 1, "what a group has read is trimmed by its age"
 
 
 def test_a_full_backlog_is_the_publishers_error_until_somebody_works(tmp_path: Path) -> None:
@@ -651,6 +710,73 @@ def test_a_member_about_to_leave_makes_room_for_the_others(tmp_path: Path) -> No
                     messages = await stayer.receive(10, 1, 0.2)
                     found += sum(isinstance(each, Assigned) for each in messages)
                     assert not any(isinstance(each, Assigned) for each in await leaver.receive(10, 1, 0.0))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_whoever_is_cancelled_while_it_joins_owns_nothing(tmp_path: Path, locked: bool) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            await broker.publish([event(0)])
+            with closing(sqlite3.connect(path, isolation_level=None)) as db:
+                for delay_s in [0.3] if locked else [0.0, 0.001, 0.002, 0.003, 0.005, 0.01]:
+                    if locked:
+                        db.execute("BEGIN IMMEDIATE")
+                    joining = asyncio.ensure_future(join(broker))
+                    await asyncio.sleep(delay_s)
+                    joining.cancel()
+                    await asyncio.wait([joining])
+                    if not joining.cancelled():
+                        await joining.result().close()
+                if locked:
+                    db.execute("ROLLBACK")
+        with closing(sqlite3.connect(path)) as db:
+            assert not db.execute("SELECT * FROM onward_group WHERE owner IS NOT NULL OR NOT clean").fetchall()
+            assert not db.execute("SELECT * FROM onward_member").fetchall()
+
+    asyncio.run(scenario())
+
+
+def test_a_dropped_group_is_not_made_anew_by_a_member_that_slept(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path, lease_s=0.3, max_poll_gap_s=0.2) as broker, opened(path) as other:
+            await broker.publish([event(n) for n in range(5)])
+            sleeper = await join(broker, start="latest")
+            told = [each.partition for each in await sleeper.receive(10, 1 << 20, 1.0) if isinstance(each, Assigned)]
+            async with asyncio.timeout(10):
+                while (await other.groups("orders"))[0].members:
+                    pass  # until its lease has run out
+            await other.drop_group("orders", "billing")
+            fenced: Sequence[Any] = ()
+            while not fenced:
+                fenced = await sleeper.receive(10, 1 << 20, 1.0)
+            assert set(fenced[0].partitions) == set(told)
+            with pytest.raises(GroupDropped, match=r"group billing of topic orders was dropped"):
+                await sleeper.receive(10, 1 << 20, 10.0)
+            assert await sleeper.settle([Progress(told[0], 1, 1)]) == [told[0]]
+            assert not await other.groups("orders")
+            await sleeper.close()
+            assert not await other.groups("orders")
+            assert numbers(await take(await join(broker), 5)) == [*range(5)], "a new join makes it, where it says"
+
+    asyncio.run(scenario())
+
+
+def test_close_does_not_wait_for_a_program_that_holds_a_transaction(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        broker = open_broker(f"sqlite:///{path}", Settings(publish_timeout_s=30.0))
+        await broker.publish([event(0)])
+        await take(await join(broker), 1)
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            started = time.monotonic()
+            await broker.close()
+            assert time.monotonic() - started < 10
+            db.execute("ROLLBACK")
 
     asyncio.run(scenario())
 

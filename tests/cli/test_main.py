@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onward import __version__
-from onward.cli import COMMANDS, app
+from onward.cli import COMMANDS, app, policy
 
 ANSWER_S = 0.3
 EXTRAS = {
@@ -69,21 +69,21 @@ def test_names_the_command_that_was_meant() -> None:
 
 
 class TestErrors:
-    def test_ours_are_one_line_and_exit_with_1(self, here: Path) -> None:
+    def test_ours_are_one_line(self, here: Path) -> None:
         done = onward("publish", "orders", "{}", "--url", "ftp://host")
-        assert done.exit_code == 1
+        assert done.exit_code == policy.USAGE
         assert done.stderr.splitlines()[1].startswith("error: no broker for 'ftp://host'")
         assert len(done.stderr.splitlines()) == 2
 
     def test_an_unknown_setting(self, here: Path) -> None:
         (here / "onward.toml").write_text('urll = "sqlite:///a.db"\n')
         done = onward("tail", "orders")
-        assert done.exit_code == 1
+        assert done.exit_code == policy.USAGE
         assert "onward.toml sets 'urll', which is no setting; did you mean 'url'?" in done.stderr
 
     def test_debug_shows_the_traceback(self, here: Path) -> None:
         done = onward("--debug", "publish", "orders", "{}", "--url", "ftp://host")
-        assert done.exit_code == 1
+        assert done.exit_code == policy.USAGE
         assert "Traceback" in done.stderr
 
     @pytest.mark.parametrize(
@@ -108,8 +108,19 @@ class TestErrors:
         done = CliRunner().invoke(
             app, ["publish", "orders", "-", "--url", "sqlite:///a.db?max_event_bytes=10"], input="x" * 11
         )
-        assert done.exit_code == 1
+        assert done.exit_code == policy.USAGE
         assert "more than max_event_bytes=10" in done.stderr
+
+    def test_a_broker_that_cannot_be_used_exits_with_3(self, here: Path) -> None:
+        (here / "a.db").write_text("Dear diary, " * 100)
+        done = onward("publish", "orders", "{}", "--url", "sqlite:///a.db")
+        assert done.exit_code == policy.UNREACHABLE
+        assert "not a SQLite database" in done.stderr
+
+    def test_a_refused_publish_exits_with_1(self, here: Path) -> None:
+        done = onward("publish", "orders", "{}", "--url", "sqlite:///a.db?max_backlog_bytes=1")
+        assert done.exit_code == policy.NO
+        assert "max_backlog_bytes=1" in done.stderr
 
     def test_ctrl_c_exits_with_130(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(*_: object) -> None:
@@ -117,5 +128,5 @@ class TestErrors:
 
         monkeypatch.setattr("onward.cli.find.system", interrupt)
         done = onward("publish", "orders", "{}")
-        assert done.exit_code == 130
+        assert done.exit_code == policy.INTERRUPTED
         assert "Traceback" not in done.output

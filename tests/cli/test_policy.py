@@ -1,8 +1,36 @@
 """What a supervisor decides."""
 
+from pathlib import Path
 from typing import NamedTuple
 
-from onward.cli.policy import End, Record, Stall, after, delay_s, is_hopeless
+from onward.cli.policy import (
+    INTERRUPTED,
+    NO,
+    OK,
+    UNREACHABLE,
+    USAGE,
+    End,
+    Record,
+    Stall,
+    after,
+    delay_s,
+    exit_code,
+    is_hopeless,
+)
+from onward.cli.say import Misuse
+from onward.errors import (
+    Backlogged,
+    BadHandler,
+    BadSetting,
+    BadStore,
+    BrokerError,
+    GroupDropped,
+    HandlerTimeout,
+    MissingExtra,
+    PublishError,
+    TooLarge,
+    Unserialisable,
+)
 
 CRASH_AT_START = End(code=1, lived_s=0.2, greeted=False)
 CRASH_LATER = End(code=1, lived_s=5.0, greeted=True)
@@ -20,6 +48,25 @@ def run_through(*ends: End) -> Record:
 def hopeless(*ends: End, ever_worked: bool = False, others_work: bool = False) -> bool:
     record = run_through(*ends)
     return is_hopeless(record, ends[-1], limit=3, ever_worked=ever_worked, others_work=others_work)
+
+
+def test_every_error_of_ours_has_an_exit_code() -> None:
+    table = {
+        OK: (),
+        NO: (Backlogged, GroupDropped, HandlerTimeout),
+        USAGE: (BadSetting, BadHandler, MissingExtra, Unserialisable, TooLarge, Misuse),
+        UNREACHABLE: (BrokerError, BadStore, PublishError),
+        INTERRUPTED: (KeyboardInterrupt,),
+    }
+    assert list(table) == [0, 1, 2, 3, 130]
+    for code, kinds in table.items():
+        assert {exit_code(kind("why")) for kind in kinds} <= {code}
+
+
+def test_the_exit_codes_are_told_to_users() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "start.md").read_text()
+    for code in (OK, NO, USAGE, UNREACHABLE, INTERRUPTED):
+        assert f"\n| {code} |" in page
 
 
 class TestDelay:
@@ -54,6 +101,7 @@ class TestGivingUp:
 
     def test_at_once_when_the_module_is_bad(self) -> None:
         assert hopeless(BAD_MODULE)
+        assert hopeless(BAD_MODULE._replace(greeted=True)), "what is wrong may show only when it subscribes"
         assert not hopeless(BAD_MODULE, ever_worked=True)
 
     def test_never_while_others_work(self) -> None:

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from onward.cli import policy
 from tests.cli.shell import Shell
 from tests.cli.system import publish
 
@@ -74,5 +75,34 @@ def test_an_application_that_sets_up_logging_is_left_alone(shell: Shell) -> None
 def test_nothing_to_run(shell: Shell) -> None:
     shell.write("idle.py", "from onward import Onward\napp = Onward('sqlite:///idle.db')\n")
     done = shell.run("run", "idle:app")
-    assert done.returncode == 1
+    assert done.returncode == policy.USAGE
     assert done.stderr.startswith("error: nothing to run")
+
+
+@pytest.mark.parametrize("source", ["ONWARD_APP", "onward.toml"])
+def test_the_application_is_found_without_an_argument(shell: Shell, source: str) -> None:
+    if source == "ONWARD_APP":
+        shell.environment["ONWARD_APP"] = "shop:app"
+    else:
+        shell.write("onward.toml", 'app = "shop:app"\n')
+    running = shell.start("run")
+    running.saw("takes orders")
+    assert running.err.startswith(f"using shop:app ({source})\n")
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
+
+
+def test_no_application_at_all(shell: Shell) -> None:
+    done = shell.run("run")
+    assert done.returncode == policy.USAGE
+    assert "ONWARD_APP" in done.stderr
+
+
+def test_a_consumer_that_dies_ends_the_run_and_is_told_of_once(shell: Shell) -> None:
+    broken = "from onward.flow.consumer import Consumer\ndef take(self, messages): raise RuntimeError('boom')\n"
+    shell.write("broken.py", f"{broken}Consumer._take = take\nfrom shop import app\n")
+    running = shell.start("run", "broken:app")
+    assert running.ended() == policy.NO
+    assert running.err.count("Traceback") == 1
+    assert running.err.count("RuntimeError: boom") == 1
+    assert "This ended the consumer of shop.bill." in running.err

@@ -50,7 +50,7 @@ class TestJson:
 class TestLine:
     def test_shows_what_matters(self) -> None:
         line = as_line(event(b'{"id": 1}', headers={"a": "b"}, type="OrderPlaced")).plain
-        assert line.endswith(' orders c-1 OrderPlaced {"id":1} a=b')
+        assert line.endswith(' orders key=c-1 type=OrderPlaced {"id":1} a=b')
 
     def test_nothing_acts_on_the_terminal(self) -> None:
         line = as_line(event(b"\x1b]0;title\x07 two\nlines", headers={"a": "\x1b[2J"})).plain
@@ -67,3 +67,11 @@ class TestLine:
 
     def test_a_tombstone_says_so(self) -> None:
         assert as_line(event(None)).plain.endswith("tombstone")
+
+    @pytest.mark.parametrize(
+        ("key", "shown"),
+        [(None, "key=-"), ("-", 'key="-"'), ("", 'key=""'), ("c-1", "key=c-1"), ("a b", 'key="a b"')],
+    )
+    def test_a_key_is_never_taken_for_something_else(self, key: str | None, shown: str) -> None:
+        line = as_line(Event("id-1", "orders", key, b"plain words", {}, "", AT)).plain
+        assert line.endswith(f" orders {shown} plain words")

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from onward.cli import supervisor
+from onward.cli import policy, supervisor
 from onward.cli.supervisor import Supervisor
 from tests.cli.shell import Running, Shell, is_alive, until
 from tests.cli.system import publish
@@ -100,9 +100,36 @@ def test_a_crash_loop_gives_up(shell: Shell) -> None:
 
 def test_a_bad_module_is_said_once(shell: Shell) -> None:
     done = shell.run("run", "no_such_module:app", "--workers", "2")
-    assert done.returncode == 1
+    assert done.returncode == policy.USAGE
     assert done.stderr.count("no module 'no_such_module'") == 1
     assert "giving up" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("app = Onward('sqlite:///shop.db', partitionss=2)", "did you mean 'partitions'?"),
+        (
+            "app = Onward('nats://host')\n@app.handler('t')\nasync def f(value: dict): ...",
+            "no broker for 'nats://host'",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_said_once_and_not_tried_again(shell: Shell, line: str, says: str) -> None:
+    shell.write("wrong.py", f"from onward import Onward\n{line}\n")
+    running = shell.start("run", "wrong:app", "--workers", "2")
+    assert running.ended() == policy.USAGE
+    assert running.err.count(says) == 1
+    assert len(pids(running)) == 1
+
+
+def test_what_is_wrong_with_a_topic_is_not_tried_again(shell: Shell) -> None:
+    publish(shell.folder, 1)
+    shell.write("wrong.py", (shell.folder / "shop.py").read_text().replace('shop.db"', 'shop.db", partitions=3'))
+    running = shell.start("run", "wrong:app", "--workers", "2")
+    assert running.ended() == policy.USAGE
+    assert "stored with 8 partitions, this process says 3" in running.err
+    assert len(pids(running)) <= 2
 
 
 def test_reload_restarts_on_an_edit(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""The task engine: every delivery submitted ends once, in its own context, within its time."""
+"""The task engine: what is its own. The rest is in the suite."""
 
 import asyncio
 import time
@@ -27,10 +27,10 @@ def position(ended: Ended) -> int:
 
 class Run:
     def __init__(self, handler: Handler, *, concurrency: int = 10, timeout_s: float | None = None) -> None:
-        self.engine = TaskEngine(concurrency=concurrency, timeout_s=timeout_s)
+        self.engine = TaskEngine(handler, concurrency=concurrency, timeout_s=timeout_s)
         self.ended: list[Ended] = []
         self.calls = 0
-        self.engine.start(handler, self._ended)
+        self.engine.start(self._ended)
 
     def _ended(self, results: Sequence[Ended]) -> None:
         self.ended.extend(results)
@@ -52,23 +52,6 @@ def test_work_ends_in_lists_not_one_by_one() -> None:
         ended = await run.all(deliveries(1000))
         assert all(each.error is None and not each.cancelled for each in ended)
         assert run.calls < 40
-
-    asyncio.run(main())
-
-
-def test_no_more_than_concurrency_run_at_once_and_all_of_it_is_used() -> None:
-    async def main() -> None:
-        running = peak = 0
-
-        async def handler(delivery: Delivery) -> None:
-            nonlocal running, peak
-            running += 1
-            peak = max(peak, running)
-            await asyncio.sleep(0.005)
-            running -= 1
-
-        await Run(handler, concurrency=20).all(deliveries(100))
-        assert peak == 20
 
     asyncio.run(main())
 
@@ -186,6 +169,45 @@ def test_close_does_not_wait_for_ever_for_a_handler_that_swallows_cancellation(m
         over.set()
         await asyncio.sleep(0.01)
         assert len(run.ended) == 1
+
+    asyncio.run(main())
+
+
+def test_a_run_that_outlives_close_by_its_cancellation_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.engines.tasks._CLOSE_S", 0.1)
+
+    async def main() -> None:
+        async def handler(delivery: Delivery) -> None:
+            try:
+                await asyncio.sleep(30)
+            finally:
+                await asyncio.sleep(0.3)
+
+        run = Run(handler)
+        run.engine.submit(deliveries(1))
+        await asyncio.sleep(0.01)
+        await run.engine.close()
+        await asyncio.sleep(0.4)
+        assert [each.cancelled for each in run.ended] == [True]
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_cancels_itself_leaves_its_worker_clean() -> None:
+    async def main() -> None:
+        counts: list[int] = []
+
+        async def handler(delivery: Delivery) -> None:
+            me = asyncio.current_task()
+            assert me is not None
+            counts.append(me.cancelling())
+            if delivery.position == 0:
+                me.cancel()
+            await asyncio.sleep(0)
+
+        ended = await Run(handler, concurrency=1).all(deliveries(3))
+        assert [type(each.error) for each in ended] == [asyncio.CancelledError, type(None), type(None)]
+        assert counts == [0, 0, 0]
 
     asyncio.run(main())
 

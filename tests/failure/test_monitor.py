@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onward import Event, GiveUp, Onward
 from onward.failure.monitor import Hook, Monitor
-from onward.failure.watch import Alert, Reading, Thresholds
+from onward.failure.watch import Alert, Tally, Thresholds
 from onward.testing.failure_shop import eventually
 
 
@@ -17,10 +17,10 @@ class Depth:
         self.value = 0
         self.error: Exception | None = None
 
-    async def read(self) -> list[Reading]:
+    async def read(self) -> list[Tally]:
         if self.error is not None:
             raise self.error
-        return [Reading("orders", "billing", self.value)]
+        return [Tally("orders", "billing", self.value)]
 
 
 def monitor(depth: Depth, *hooks: Hook) -> Monitor:
@@ -117,8 +117,8 @@ def test_an_application_is_watched_while_it_runs(tmp_path: Path) -> None:
     begun = time.time()
     asyncio.run(main())
     assert [alert.kind for alert in heard] == ["high", "recovered"]
-    reading = heard[0].reading
-    assert reading is not None
-    assert (reading.topic, reading.group) == ("orders", "billing")
-    assert 5 < reading.depth <= 8
-    assert 0 <= reading.oldest_age_s <= time.time() - begun
+    tally = heard[0].tally
+    assert tally is not None
+    assert (tally.topic, tally.group) == ("orders", "billing")
+    assert 5 < tally.depth <= 8
+    assert 0 <= tally.oldest_age_s <= time.time() - begun

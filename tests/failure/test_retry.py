@@ -12,6 +12,7 @@ def test_jitter_only_lengthens() -> None:
     retry = Retry(first_delay_s=10, jitter=0.5)
     assert retry.delay_s(1, ValueError(), lambda: 0.0) == 10
     assert retry.delay_s(1, ValueError(), lambda: 1.0) == 15
+    assert retry.delay_s(4, ValueError(), lambda: 1.0) == retry.longest_s == 90
 
 
 def test_only_what_is_named_is_tried_again() -> None:

@@ -1,6 +1,6 @@
 """When the dead letters are worth an alert."""
 
-from onward.failure.watch import Alert, Reading, Thresholds, Watchman
+from onward.failure.watch import Alert, Tally, Thresholds, Watchman
 
 
 def kinds(alerts: list[Alert]) -> list[str]:
@@ -8,7 +8,7 @@ def kinds(alerts: list[Alert]) -> list[str]:
 
 
 def depths(watchman: Watchman, *values: int) -> list[list[str]]:
-    return [kinds(watchman.see([Reading("orders", "billing", value)])) for value in values]
+    return [kinds(watchman.see([Tally("orders", "billing", value)])) for value in values]
 
 
 def test_one_alert_above_the_threshold_and_one_notice_well_below_it() -> None:
@@ -18,8 +18,8 @@ def test_one_alert_above_the_threshold_and_one_notice_well_below_it() -> None:
 
 def test_the_alert_tells_depth_growth_age_and_what_to_do() -> None:
     watchman = Watchman(Thresholds(depth=100))
-    watchman.see([Reading("orders", "billing", 40)])
-    (alert,) = watchman.see([Reading("orders", "billing", 1_140, oldest_age_s=7_200)])
+    watchman.see([Tally("orders", "billing", 40)])
+    (alert,) = watchman.see([Tally("orders", "billing", 1_140, oldest_age_s=7_200)])
     assert alert.text == (
         "orders: 1,140 dead letters of group billing (depth limit 100), +1,100 since the last check, the oldest 2.0 h "
         "old; see: onward dead list --topic orders --group billing"
@@ -29,15 +29,15 @@ def test_the_alert_tells_depth_growth_age_and_what_to_do() -> None:
 def test_growth_and_age_have_limits_of_their_own() -> None:
     watchman = Watchman(Thresholds(depth=None, growth=10, oldest_age_s=60))
     assert depths(watchman, 5, 15, 26, 30) == [[], [], ["high"], ["recovered"]]
-    old = [Reading("orders", "billing", 30, oldest_age_s=age) for age in (60, 61, 50, 0)]
+    old = [Tally("orders", "billing", 30, oldest_age_s=age) for age in (60, 61, 50, 0)]
     assert [kinds(watchman.see([each])) for each in old] == [[], ["high"], [], ["recovered"]]
 
 
 def test_places_are_watched_apart() -> None:
     watchman = Watchman(Thresholds())
-    many, few = Reading("orders", "billing", 500), Reading("orders", "mailing", 3)
+    many, few = Tally("orders", "billing", 500), Tally("orders", "mailing", 3)
     assert kinds(watchman.see([many, few])) == ["high"]
-    assert kinds(watchman.see([many, Reading("orders", "mailing", 101)])) == ["high"]
+    assert kinds(watchman.see([many, Tally("orders", "mailing", 101)])) == ["high"]
 
 
 def test_what_another_process_watches_now_is_forgotten() -> None:

@@ -10,14 +10,19 @@ from typing import Any
 
 from onward.brokers.base import AsideRecord, Assigned, Failure, Moved, Progress, State, Tries, record_id
 from onward.event import Delivery, Event, Partition
+from onward.flow.actions import Actions, Load, Settlement
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
+from onward.flow.lag import Lag
 from onward.flow.limits import Limits
-from onward.flow.plane import Actions, ControlPlane, Lag, Load, Settlement
+from onward.flow.plane import ControlPlane
+from onward.flow.solitude import Solitude
 
 P = Partition("orders", 0)
 Q = Partition("orders", 1)
 WALL = 1_700_000_000.0  # Unix time at the plane's zero: what is written on the wrong clock is off by decades
 LOG = "log-1"
+
+FAR_S = 1_000.0  # later than any park_after_s in these tests
 
 Run = tuple[Partition, int, int]  # partition, epoch, position
 
@@ -47,6 +52,11 @@ def record(
     )
 
 
+def stored(watermark: int = 0, *above: tuple[int, int], tries: dict[int, Tries] | None = None) -> Progress:
+    """What an earlier owner of P has settled."""
+    return Progress(P, 0, watermark, above, (), tries or {})
+
+
 def claims(progress: Progress | None, position: int) -> bool:
     """Does this progress say that the position is done?"""
     if progress is None:
@@ -55,9 +65,9 @@ def claims(progress: Progress | None, position: int) -> bool:
 
 
 class Driver:
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, solitude: Solitude | None = None, /, **limits: Any) -> None:
         self.limits = Limits(group="g", **({"settle_interval_s": 0.0} | limits))
-        self.plane = ControlPlane(self.limits)
+        self.plane = ControlPlane(self.limits, solitude)
         self.now = 100.0
         self.sure_until = 1e9
         self.wake_at: float | None = None
@@ -321,7 +331,7 @@ class Driver:
                     assert not claims(told, position), f"claims {partition}:{position}, which is open"
 
     def _release(self, actions: Actions) -> None:
-        running = {partition for partition, epoch, _ in self.runs if self.owned.get(partition) == epoch}
+        running = {partition for partition, _, _ in self.runs}  # a run of an earlier ownership may still go on
         assert not running.intersection(actions.drained), "released as drained while it runs"
         assert running.issuperset(actions.undrained)
         self.drained += actions.drained
@@ -397,6 +407,10 @@ class Driver:
         found = [each for each in self.records.values() if each.partition == partition]
         return {each.position: each.state for each in sorted(found, key=lambda each: each.position)}
 
+    def letter(self, position: int, partition: Partition = P) -> AsideRecord:
+        """The record of a position as it lies in the store."""
+        return self.records[record_id("g", LOG, partition, position)]
+
     def lag(self, partition: Partition = P) -> Lag:
         return self.plane.lag(self.now)[partition]
 
@@ -408,3 +422,10 @@ class Driver:
             ended.append(run[2])
             self.end({run[2]: outcome(self.runs[run])}, partition=run[0], epoch=run[1])
         return ended
+
+
+def working(**limits: object) -> Driver:
+    """A driver that owns P and has read its records."""
+    driver = Driver(**limits)
+    driver.assign()
+    return driver

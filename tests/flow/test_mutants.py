@@ -13,12 +13,15 @@ import pytest
 from onward.brokers.base import Assigned, Failure, Progress, State, Tries
 from onward.event import Delivery, Partition
 from onward.flow import plane as plane_module
+from onward.flow import progress as codec
+from onward.flow.actions import Actions
 from onward.flow.entry import Entry, Instant, Outcome, Ref, Stage
 from onward.flow.holding import ALONE, Holding
 from onward.flow.lanes import Lanes
 from onward.flow.limits import Limits
 from onward.flow.parking import Parking
-from onward.flow.plane import Actions, ControlPlane
+from onward.flow.plane import ControlPlane
+from onward.flow.progress import LIMIT_CHARS
 from onward.flow.tracker import Tracker
 from onward.testing.simulator import simulate
 from onward.testing.simulator.profile import Profile
@@ -117,6 +120,33 @@ def test_mutant_forgets_the_limit_of_bytes(monkeypatch: Patch) -> None:
 def test_mutant_forgets_the_limit_of_events(monkeypatch: Patch) -> None:
     with_limits(monkeypatch, max_in_flight=1 << 40)
     caught_by("bounds", "hysteresis")
+
+
+def test_mutant_forgets_the_limit_of_records(monkeypatch: Patch) -> None:
+    with_limits(monkeypatch, max_parked=1 << 40)
+    caught_by("bounds", shape=one_key_far_behind)
+
+
+def one_key_far_behind(profile: Profile) -> Profile:
+    """Everything follows one event that waits."""
+    limits = msgspec.structs.replace(
+        profile.limits, ordering="key", on_dead="pass", max_in_flight=8, max_parked=4, park_after_s=0.2
+    )
+    return msgspec.structs.replace(
+        profile, limits=limits, keys=1, partitions=1, events=120, receive_batch=4, attempts=4, delays_s=(2.0, 6.0)
+    )
+
+
+def test_mutant_forgets_the_limit_of_the_gap(monkeypatch: Patch) -> None:
+    with_limits(monkeypatch, max_gap=1 << 40)
+    caught_by("bounds", shape=slow_heads)
+
+
+def slow_heads(profile: Profile) -> Profile:
+    """Some are slow, and what is done above them must not grow without end."""
+    limits = msgspec.structs.replace(profile.limits, max_in_flight=8, max_gap=6, batch_size=1, ordering="none")
+    fates = (1.0, 0.1, *profile.fates[2:])
+    return msgspec.structs.replace(profile, limits=limits, partitions=1, events=120, receive_batch=4, fates=fates)
 
 
 def test_mutant_forgets_the_concurrency(monkeypatch: Patch) -> None:
@@ -220,8 +250,7 @@ def test_mutant_drops_a_held_successor(monkeypatch: Patch) -> None:
 def test_mutant_removes_a_record_when_it_starts(monkeypatch: Patch) -> None:
     def around(original: Any, holding: Holding, ref: Ref) -> None:
         original(holding, ref)
-        holding.gone.append(msgspec.structs.replace(ref, key=None))
-        holding.going[None] += 1
+        holding._forget_record(ref.id, None)
         holding.dirty = True
 
     wrap(monkeypatch, Holding, "_draw", around)
@@ -236,7 +265,7 @@ def test_mutant_never_removes_a_record(monkeypatch: Patch) -> None:
 def test_mutant_brings_records_back_in_the_wrong_order(monkeypatch: Patch) -> None:
     def head(parking: Parking, key: str | None) -> Ref | None:
         refs = parking._keys.get(key) if key is not None else None
-        return refs[0] if refs else None
+        return refs[-1] if refs else None
 
     monkeypatch.setattr(Parking, "head", head)
     caught_by("order")
@@ -325,7 +354,7 @@ def test_mutant_runs_a_key_twice_after_it_came_back(monkeypatch: Patch) -> None:
 
 
 def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> None:
-    def refused(holding: Holding, letters: dict[int, Any]) -> None:
+    def refused(holding: Holding, letters: dict[int, Any], retry_at: float) -> None:
         for position in letters:
             holding.leaving.pop(position, None)
         holding.dirty = True
@@ -352,9 +381,81 @@ def test_mutant_tries_again_at_once(monkeypatch: Patch) -> None:
     caught_by("early")
 
 
-def forgotten(holding: Holding, ref: Ref) -> Ref:
-    holding.going[None] += 1
-    return msgspec.structs.replace(ref, key=None)
+def test_mutant_leaves_the_letter_of_an_event_that_was_handled_after_all(monkeypatch: Patch) -> None:
+    """A letter was stored, its progress was not: the next owner ran the event again, with success."""
+
+    def around(original: Any, holding: Holding, entry: Entry, started: int) -> None:
+        gone = list(holding.gone)
+        original(holding, entry, started)
+        if entry.ref is None:
+            holding.gone = gone
+
+    wrap(monkeypatch, Holding, "mark", around)
+    caught_by("records", shape=flaky_letters)
+
+
+def flaky_letters(profile: Profile) -> Profile:
+    """A broker without transactions, members that die between its steps, events that fail once."""
+    limits = msgspec.structs.replace(profile.limits, on_dead="pass", ordering="key", batch_size=1)
+    fates = (0.5, 0.0, 1.0, 0.0, 0.0, 0.0)
+    return msgspec.structs.replace(
+        profile, limits=limits, atomic=False, metadata=LIMIT_CHARS, latency_s=0.2, attempts=1, fates=fates, faults=60
+    )
+
+
+def test_mutant_lets_events_pass_records_that_are_not_removed_yet(monkeypatch: Patch) -> None:
+    """The record of their predecessor was done, and would have run again, after them, if the owner had died then."""
+    wrap(monkeypatch, Holding, "_forget_record", lambda original, holding, id_, key: original(holding, id_, None))
+    caught_by("suffix", "order", shape=rarely_settled)
+
+
+def rarely_settled(profile: Profile) -> Profile:
+    """Keys that park and drain all the time, settled in slow steps, and members that go between them."""
+    limits = msgspec.structs.replace(
+        profile.limits,
+        ordering="key",
+        on_dead="pass",
+        batch_size=1,
+        max_in_flight=8,
+        settle_interval_s=0.3,
+        park_after_s=1.0,
+        concurrency=4,
+    )
+    load = msgspec.structs.replace(profile, keys=2, partitions=1, members=3, events=400, active_s=12.0, operations=0)
+    return msgspec.structs.replace(
+        load,
+        limits=limits,
+        atomic=False,
+        latency_s=0.3,
+        faults=150,
+        fates=(1.0, 0.0, 0.1, 0.0, 0.0, 0.0),
+        attempts=4,
+        delays_s=(0.0, 0.1),
+    )
+
+
+def test_mutant_truncates_the_codec_from_the_bottom(monkeypatch: Patch) -> None:
+    """What is next to the watermark would run again although its successors would not."""
+    original = codec._done
+
+    def done(told: Progress, room: int) -> tuple[str, int]:
+        section, reached = original(told, room)
+        while told.done_above and reached < told.done_above[-1][1]:
+            told = msgspec.structs.replace(told, done_above=told.done_above[1:])
+            section, reached = original(told, room)
+        return section, reached
+
+    monkeypatch.setattr(codec, "_done", done)
+    caught_by("suffix", "order", "repeats", shape=little_room)
+
+
+def little_room(profile: Profile) -> Profile:
+    """Much is done above a slow event, and not all of it can be stored."""
+    limits = msgspec.structs.replace(profile.limits, ordering="key", max_in_flight=64, max_gap=1_000, concurrency=8)
+    fates = (1.0, 0.1, 0.0, 0.0, 0.0, 0.0)
+    return msgspec.structs.replace(
+        profile, limits=limits, metadata=9, partitions=1, keys=8, holes=0.4, faults=40, fates=fates, operations=0
+    )
 
 
 # -- what the simulator has found --------------------------------------------------------------------------------

@@ -1,18 +1,17 @@
 """Each known way to lose, stall or reorder events that is the plane's to avoid, by its number in the research.
 
 Kafka research, section 3B (defects of a predecessor):
-   1 retries of zero              the policy refuses it: tests/test_retry.py
+   1 retries of zero              here, and the policy refuses it: tests/test_retry.py
    2, 3, 4, 5, 6, 8, 10           here; 8 and 10 as far as outcomes go, the rest of them in the engines' suite
    7 a worker's timeout loses     the engines' suite: every outcome resolves the event
    9 batches too big for a pipe   the engines' suite
 Kafka research, section 4 (traps):
-   1-8, 10, 13, 14, 15, 16, 22    here
-   9 commit errors                the loop (repeats the same settle) and the broker suite; one in flight: contract 10
-  11 foreign metadata             the progress codec
-  12 poll liveness                the loop and the broker suite
+   1-16, 20, 22                   here
+   9 commit errors                the loop (repeats the same settle) and the broker suite too
+  11 foreign metadata             the progress codec too: tests/flow/test_progress.py
+  12 poll liveness                the loop and the broker suite too
   17 undecodable payloads         the handler and the loop
   18 process workers, 19 BaseException      the engines' suite
-  20 at least once is the truth   the documentation; duplicates are counted
   21 transactions                 the Kafka broker
 What broke on real servers (contract):
    1-9, 13-15, 23, 24             the broker suite and the brokers' own tests
@@ -21,21 +20,25 @@ What broke on real servers (contract):
 """
 
 import pytest
-from tests.flow.driver import LOG, Driver, P, Q, claims, failure, record
+from tests.flow.driver import FAR_S, Driver, P, Q, claims, failure, record, working
 
 from onward.brokers.base import AsideRecord, Assigned, Progress, State, Tries, record_id
 from onward.flow.entry import DONE, Dead
-
-FAR_S = 1_000.0
-
-
-def working(**limits: object) -> Driver:
-    driver = Driver(**limits)
-    driver.assign()
-    return driver
-
+from onward.flow.progress import decode
 
 # -- defects of a predecessor -------------------------------------------------------------------------------------
+
+
+def test_defect_01_nothing_is_committed_that_never_ran() -> None:
+    """There, no retries meant no runs."""
+    d = working()
+    d.deliver("a", "b")
+    assert P not in d.progress or not claims(d.progress[P], 0)
+    assert d.new_starts() == [0, 1]
+    d.dead(0)
+    d.done(1)
+    assert d.states() == {0: State.DEAD}
+    assert d.progress[P].watermark == 2
 
 
 def test_defect_02_a_log_that_starts_above_zero_is_committed() -> None:
@@ -242,6 +245,30 @@ def test_trap_08_lost_is_not_revoked() -> None:
     assert (d.settlements, d.drained, d.undrained) == ([], [], [])
 
 
+def test_trap_09_a_commit_that_is_not_answered_is_waited_for_and_loses_nothing() -> None:
+    d = working()
+    d.deliver("a", "b")
+    d.end({0: DONE}, turn=False)
+    assert d.tick().settle is not None
+    d.end({1: DONE}, turn=False)
+    assert d.tick().settle is None, "the second would overtake the first"
+    d.answer_settle()
+    d.turn()
+    assert d.progress[P].watermark == 2
+
+
+def test_trap_09_a_late_answer_to_an_older_commit_changes_nothing() -> None:
+    d = working()
+    d.deliver("a")
+    d.end({0: DONE}, turn=False)
+    d.tick()
+    d.assign(load=False)  # fenced, and ours again, before the answer
+    d.answer_settle()
+    d.turn()
+    d.deliver_at({0: "a"})
+    assert d.running() == [0]
+
+
 def test_trap_10_an_overlong_map_is_cut_at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.flow.tracker.MAX_INTERVALS", 3)
     d = working()
@@ -250,6 +277,31 @@ def test_trap_10_an_overlong_map_is_cut_at_the_top(monkeypatch: pytest.MonkeyPat
     assert list(d.progress[P].done_above) == [(1, 2), (3, 4), (5, 6)]
     d.done(0)
     assert d.progress[P].watermark == 2, "its blockers still run"
+
+
+def test_trap_11_foreign_metadata_says_that_nothing_is_done() -> None:
+    for text in ("", "R2-199", "\u3400" * 20, "Streams\x00magic"):
+        assert decode(text, 7).done_above == []
+
+
+def test_trap_12_a_partition_that_comes_back_while_paused_is_paused_again_when_it_is_full() -> None:
+    d = working(max_in_flight=8)
+    d.deliver(*"abcdefgh")
+    assert d.paused == {P}
+    d.fence(P)
+    d.assign()
+    assert d.paused == set()
+    d.deliver_at(dict(enumerate("abcdefgh")))
+    assert d.paused == {P}
+
+
+def test_trap_12_only_the_full_partition_is_paused() -> None:
+    d = working(max_in_flight=2)
+    d.deliver("a", "b")
+    d.assign(Q)
+    d.deliver("a", partition=Q)
+    assert d.paused == {P}
+    assert d.running(Q) == [0]
 
 
 def test_trap_13_successors_never_pass_a_failed_event() -> None:
@@ -298,7 +350,7 @@ def test_trap_15_the_letter_keeps_the_whole_event() -> None:
     d.deliver("a", size=7)
     (run,) = d.runs.values()
     d.dead(0)
-    assert d.records[record_id("g", LOG, P, 0)].event == run.event
+    assert d.letter(0).event == run.event
 
 
 def test_trap_16_an_empty_key_is_a_key_and_none_is_not() -> None:
@@ -314,6 +366,20 @@ def test_trap_16_a_lane_belongs_to_its_topic() -> None:
     d.deliver("a", "a")
     d.deliver("a", "a", partition=elsewhere)
     assert (d.running(P), d.running(elsewhere)) == ([0], [0])
+
+
+def test_trap_20_what_repeats_has_the_same_name_as_before() -> None:
+    d = working()
+    d.deliver("a")
+    first = d.runs[(P, 1, 0)]
+    d.fence(P)
+    d.assign(unclean=True)
+    d.deliver_at({0: "a"})
+    d.done(0)
+    d.wait(1)
+    again = d.starts[-1]
+    assert (again.partition, again.position, again.event.id) == (first.partition, first.position, first.event.id)
+    assert again.epoch > first.epoch
 
 
 def test_trap_22_messages_after_a_revoke_are_dropped_and_not_done() -> None:
@@ -413,7 +479,7 @@ def test_contract_19_a_killer_is_told_from_its_neighbours() -> None:
     assert d.states() == {killer: State.DEAD}
     assert claims(progress, killer)
     assert crashes <= 5, "one among others, then three alone"
-    story = d.records[record_id("g", LOG, P, killer)].failure
+    story = d.letter(killer).failure
     assert story is not None
     assert story.reason == "crashed"
 

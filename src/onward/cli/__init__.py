@@ -6,7 +6,7 @@ publish.py    `onward publish`
 tail.py       `onward tail`: follow.py reads, show.py makes lines of events
 dead.py       `onward dead`: its options in dead_choice.py, tables in dead_show.py, the bar in dead_replay.py
 demo.py       `onward demo`
-find.py       which system a command talks to; say.py: how it talks to the person
+find.py       which system a command talks to; say.py: how it talks to the person; policy.py: exit codes
 """
 
 import difflib
@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from onward import __version__
-from onward.cli.say import Misuse, complain
+from onward.cli.say import complain
 from onward.errors import OnwardError
 
 # Said here, so that `onward --help` imports none of them.
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """The commands by name, and what their errors mean to the shell: 1 for ours, 2 for misuse, 130 for Ctrl-C."""
+    """The commands by name, and what their errors mean to the shell; see policy.py."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -52,14 +52,16 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        except (OnwardError, Misuse) as error:
-            if ctx.params["debug"]:
+        except (OnwardError, KeyboardInterrupt) as error:
+            from onward.cli.policy import exit_code
+
+            if isinstance(error, KeyboardInterrupt):
+                pass  # the person knows
+            elif ctx.params["debug"]:
                 traceback.print_exception(error)
             else:
                 complain(error)
-            raise typer.Exit(2 if isinstance(error, Misuse) else 1) from None
+            raise typer.Exit(exit_code(error)) from None
 
 
 def _command(name: str) -> Any:

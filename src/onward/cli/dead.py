@@ -244,6 +244,8 @@ def _check_file(url: str) -> None:
 
 async def _confirm(system: "Onward", where: "Where", limit: int | None) -> None:
     planned = await system.dead.drop(limit=limit, dry_run=True, **where)
+    if not planned.dropped:
+        return
     if not sys.stdin.isatty():
         raise Misuse(f"{planned.dropped:,} dead letters would be gone for good, and nobody is here to ask; add --yes")
     if not typer.confirm(f"Drop {planned.dropped:,} dead letters for good?", err=True):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onward.cli import policy
+
 if TYPE_CHECKING:
     from onward.demo.check import Reader
 
@@ -43,11 +45,11 @@ def demo(
         ok = _check(folder, events or CHECK_EVENTS, workers, json) if check else _live(folder, events, workers, port)
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.echo("interrupted", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(policy.INTERRUPTED) from None
     finally:
         _tidy(folder, keep or not ok)
     if not ok:
-        raise typer.Exit(1)
+        raise typer.Exit(policy.NO)
 
 
 def _use(folder: Path, url: str) -> None:
@@ -75,7 +77,7 @@ def _live(folder: Path, burst: int | None, workers: int, port: int) -> bool:
         server = bind(port)
     except OSError as error:
         typer.echo(f"no page: {error}; try another --port", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(policy.USAGE) from None
     if port and server.server_port != port:
         typer.echo(f"port {port} is taken, using {server.server_port}")
     balance = asyncio.run(live.run(folder, server, workers=workers, burst=burst or BURST, say=typer.echo))

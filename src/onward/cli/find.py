@@ -34,6 +34,16 @@ def system(app: str | None, url: str | None) -> Onward:
     return found
 
 
+def application() -> str:
+    """The application that the environment or onward.toml names, for a command that was given none."""
+    known = settings_.load().app
+    if not known:
+        raise Misuse("no application is named: write `onward run shop:app`, or set ONWARD_APP, or app in onward.toml")
+    source = "ONWARD_APP" if os.environ.get("ONWARD_APP") else "onward.toml"
+    say(f"using {known} ({source})")
+    return known
+
+
 class Choice(NamedTuple):
     app: str | None
     url: str | None  # None with no app: what the settings say

@@ -1,14 +1,36 @@
-"""What a supervisor decides, without processes or clocks: when to start again, when to give up, who is stuck."""
+"""What exit codes mean, and what a supervisor decides: when to start again, when to give up, who is stuck. Pure."""
 
 import signal
 from typing import NamedTuple, Protocol
 
+from onward.errors import Backlogged, BrokerError, ConfigError, GroupDropped, PayloadError
+
+# The exit codes of every command; docs/start.md tells them to users.
+OK = 0
+NO = 1  # the answer is no: refused, lost, gave up
+USAGE = 2  # the command line, a setting or the application cannot work
+UNREACHABLE = 3  # the broker cannot be reached or used
+INTERRUPTED = 130  # Ctrl-C; a second stop signal ends with 128 + its number
+
 QUICK_S = 1.0  # a process that ends sooner, or before it said hello, failed to start
 SETTLED_S = 30.0  # one that lived longer starts with a clean record
-MISUSE = 2  # the exit code of a command line that cannot work
 _FIRST_DELAY_S = 0.25
 _MAX_DELAY_S = 30.0
 _LOOKS = 3
+
+
+def exit_code(error: BaseException) -> int:
+    """What an error of ours means to the shell."""
+    match error:
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case ConfigError() | PayloadError():
+            return USAGE
+        case Backlogged() | GroupDropped():
+            return NO
+        case BrokerError():
+            return UNREACHABLE
+    return NO
 
 
 class End(NamedTuple):
@@ -56,9 +78,9 @@ def delay_s(record: Record) -> float:
 
 def is_hopeless(record: Record, end: End, *, limit: int, ever_worked: bool, others_work: bool) -> bool:
     """Is another start pointless? Not while others work: they are not ended because one of them cannot be replaced."""
-    if others_work or not end.at_start:
+    if others_work:
         return False
-    return record.failed_starts >= limit or (end.code == MISUSE and not ever_worked)
+    return (end.at_start and record.failed_starts >= limit) or (end.code == USAGE and not ever_worked)
 
 
 class Held(Protocol):

@@ -2,8 +2,10 @@
 
 import typer
 
+from onward.errors import ConfigError
 
-class Misuse(Exception):
+
+class Misuse(ConfigError):
     """The command line asks for something that cannot be; exit code 2."""
 
 

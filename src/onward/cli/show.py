@@ -60,10 +60,11 @@ def as_line(event: Event) -> Text:
     line = Text(no_wrap=True)
     line.append(f"{datetime.fromtimestamp(event.time):%H:%M:%S.%f}"[:-3], "dim")
     line.append(f" {event.topic}", "cyan")
-    if event.key is not None:
-        line.append(f" {harmless(event.key)}", "bold yellow")
+    line.append(" key=", "dim")
+    line.append("-" if event.key is None else _word(event.key), "dim" if event.key is None else "bold yellow")
     if event.type:
-        line.append(f" {harmless(event.type)}", "green")
+        line.append(" type=", "dim")
+        line.append(_word(event.type), "green")
     line.append(f" {_value(event.value)}", "dim italic" if event.value is None else "")
     for name, value in event.headers.items():
         line.append(f" {harmless(name)}={harmless(value)}", "dim")
@@ -75,6 +76,12 @@ def _value(data: bytes | None) -> str:
         return "tombstone"
     text = harmless((compact_json(data) or data).decode("utf-8", "backslashreplace"))
     return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}… ({len(data):,} bytes)"
+
+
+def _word(text: str) -> str:
+    """The text as one word; what could be taken for something else stands in quotes, as JSON."""
+    plain = text.isprintable() and text != "-" and not set(text) & set(' "')
+    return text if text and plain else harmless(msgspec.json.encode(text).decode())
 
 
 def harmless(text: str) -> str:

@@ -20,7 +20,7 @@ from onward.cli.watch import Watch
 log = logging.getLogger("onward")
 
 LOCK_LIMIT_S = 5.0
-GRACE_S = 8.0  # beyond drain_timeout_s: a consumer takes some seconds for its last settle and release
+GRACE_S = 12.0  # beyond drain_timeout_s: a consumer takes some seconds for its last settle and release
 START_LIMIT = 3
 _TICK_S = 0.25
 _LOOK_S = 0.5  # between two looks at the files and at the lock
@@ -37,6 +37,7 @@ class Child:
         self._heard = b""
         self.started = clock.now()
         self.hello: Hello | None = None
+        self.greeted_at = math.inf
         self.kill_at: float | None = None  # set when it was asked to end
         try:
             # A session of its own: Ctrl-C reaches the supervisor alone, or the child would hear of it twice.
@@ -63,6 +64,7 @@ class Child:
             self._heard += self._link.recv(65_536)
         if self.hello is None and self._heard.endswith(b"\n"):
             self.hello = msgspec.json.decode(self._heard, type=Hello)
+            self.greeted_at = clock.now()
 
     def ask_to_end(self, now: float) -> None:
         if self.kill_at is None:
@@ -90,7 +92,7 @@ class Slot:
     def works(self, now: float) -> bool:
         """Is somebody here who started well?"""
         child = self.child
-        return child is not None and child.hello is not None and now - child.started > policy.QUICK_S
+        return child is not None and now - child.greeted_at > policy.QUICK_S
 
     def __str__(self) -> str:
         return f"worker {self.number}" + ("" if self.child is None else f" (pid {self.child.pid})")
@@ -119,6 +121,7 @@ class Supervisor:
         self._stall = policy.Stall(lock_limit_s)
         self._start_limit = start_limit
         self._proven = False  # a child has started well with the code as it is
+        self._worked = False  # one has also lived for a while
         self._database: str | None = None
         self._next_look = 0.0
         self._asked_at = 0.0
@@ -205,6 +208,7 @@ class Supervisor:
         child.listen()
         if child.hello is not None and child.kill_at is None:
             self._proven = True
+            self._worked |= slot.works(now)
             self._database = child.hello.database
         end = child.ended(now)
         if end is None:
@@ -223,10 +227,10 @@ class Supervisor:
             log.error("%s %s; waiting for a file to change", slot, end)
             self._rest()
         elif policy.is_hopeless(
-            slot.record, end, limit=self._start_limit, ever_worked=self._proven, others_work=others_work
+            slot.record, end, limit=self._start_limit, ever_worked=self._worked, others_work=others_work
         ):
             log.error("%s %s; giving up, failed starts: %d", slot, end, slot.record.failed_starts)
-            self.stop(1)
+            self.stop(end.code if end.code in (policy.USAGE, policy.UNREACHABLE) else policy.NO)
         else:
             delay_s = policy.delay_s(slot.record)
             log.warning("%s %s; starting another%s", slot, end, f" in {delay_s:g} s" if delay_s else "")
@@ -253,7 +257,7 @@ class Supervisor:
         if changed is None:
             return
         log.info("%s changed: restarting", changed)
-        self._proven = False
+        self._proven = self._worked = False
         for slot in self.slots:
             slot.record = policy.Record()
             slot.start_at = now

@@ -2,15 +2,20 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextvars import Context, copy_context
+from collections.abc import Generator, Sequence
+from contextvars import copy_context
+from types import coroutine
 from typing import Any
 
-from onward.engines.base import Call, Ended, Health, Work
+from onward.clock import now
+from onward.context import enter
+from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always, drained
 from onward.errors import HandlerTimeout
 
 _CLOSE_S = 5.0  # how long close waits for handlers that swallow their cancellation
-_TURN_S = 0.005  # handlers start in one turn of the event loop for so long; then others are served
+_TURN_S = 0.01  # handlers start in one turn of the event loop for so long; then others are served
+
+Task = asyncio.Task[None]
 
 
 class TaskEngine:
@@ -20,42 +25,44 @@ class TaskEngine:
     suspends costs none. Timeouts are one sweep over the oldest runs, not a timer per event.
     """
 
-    def __init__(self, *, concurrency: int, timeout_s: float | None) -> None:
+    failure: BaseException | None = None
+
+    def __init__(self, call: Call, *, concurrency: int, timeout_s: float | None) -> None:
+        self._call = call
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._queue: deque[Work] = deque()
         self._idle: list[asyncio.Future[None]] = []
-        self._workers: set[asyncio.Task[None]] = set()
-        self._running: dict[asyncio.Task[None], tuple[Work, float]] = {}  # oldest first
-        self._late: set[asyncio.Task[None]] = set()  # cancelled because their time was over
+        self._waking = 0  # workers on their way to the queue
+        self._workers: set[Task] = set()
+        self._running: dict[Task, tuple[Work, float]] = {}  # oldest first
+        self._late: set[Task] = set()  # cancelled because their time was over
         self._results: list[Ended] = []
-        self._context = copy_context()
         self._sweeper: asyncio.TimerHandle | None = None
         self._turn_began: float | None = None
         self._closing = False
         self._closed = False
 
-    def start(self, call: Call, ended: Callable[[Sequence[Ended]], None]) -> None:
+    def start(self, ended: Report, may_start_until: MayStartUntil = always) -> None:
         self._loop = asyncio.get_running_loop()
-        self._call = call
+        self._context = copy_context()
         self._ended = ended
+        self._may_start_until = may_start_until
 
     def submit(self, work: Sequence[Work]) -> None:
+        if self._closing:
+            self._tell([Ended(each, cancelled=True) for each in work])
+            return
         self._queue.extend(work)
         self._wake(1)
 
     def health(self) -> Health:
         oldest = next(iter(self._running.values()), None)
-        age_s = self._loop.time() - oldest[1] if oldest else None
+        age_s = now() - oldest[1] if oldest else None
         return Health(workers=len(self._workers), busy=len(self._running), restarted=0, oldest_running_s=age_s)
 
     async def drain(self, deadline_s: float) -> bool:
-        deadline = self._loop.time() + deadline_s
-        while self._running or self._queue:
-            if self._loop.time() >= deadline:
-                return False
-            await asyncio.sleep(0.01)
-        return True
+        return await drained(lambda: not (self._running or self._queue or self._results), deadline_s)
 
     async def close(self) -> None:
         self._closing = True
@@ -67,20 +74,28 @@ class TaskEngine:
             await asyncio.wait(self._workers, timeout=_CLOSE_S)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self._results.extend(Ended(work, cancelled=True) for work, _ in self._running.values())
+        if not self._closed:
+            self._closed = True
+            self._results.extend(Ended(work, cancelled=True) for work, _ in self._running.values())
         self._flush()
-        self._closed = True
 
     def _wake(self, count: int) -> None:
-        """Wake up to `count` workers, hiring while there are fewer than allowed."""
-        for _ in range(min(count, len(self._queue))):
+        """Send up to `count` more workers to the queue, hiring while there are fewer than allowed."""
+        for _ in range(min(count, len(self._queue) - self._waking)):
             waiter = self._next_idle()
             if waiter is not None:
                 waiter.set_result(None)
             elif len(self._workers) < self._concurrency and not self._closing:
                 worker = self._loop.create_task(self._work(), context=self._context)
                 self._workers.add(worker)
-                worker.add_done_callback(self._workers.discard)
+                worker.add_done_callback(self._leave)
+            else:
+                break
+            self._waking += 1
+
+    def _leave(self, worker: Task) -> None:
+        self._workers.discard(worker)
+        self._wake(1)  # if something of a handler's cancelled it on its way, another has to go
 
     def _next_idle(self) -> asyncio.Future[None] | None:
         while self._idle:
@@ -92,63 +107,96 @@ class TaskEngine:
     async def _work(self) -> None:
         me = asyncio.current_task()
         assert me is not None
+        self._waking -= 1
         while not self._closing:
-            if not self._queue:
+            if not self._queue or self._turn_is_over(now()):
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
-                await waiter
+                try:
+                    await waiter
+                finally:
+                    self._waking -= not waiter.cancelled()
                 continue
-            # Each worker that finds work wakes two more: handlers that suspend are all running after a few turns
-            # of the loop, while handlers that never do are all served by the first worker.
-            self._wake(2)
-            while self._queue and not self._closing:
-                if self._turn_is_over():
-                    await asyncio.sleep(0)
-                else:
-                    await self._run(me, self._queue.popleft())
+            # Each worker that finds more work than others are coming for sends two more: handlers that suspend are
+            # all running after a few turns of the loop, while handlers that never do are all served by the first.
+            if len(self._queue) > self._waking:
+                self._wake(2)
+            await self._serve(me)
 
-    def _turn_is_over(self) -> bool:
+    def _turn_is_over(self, at: float) -> bool:
         """Have we kept the loop busy for long enough? Handlers may block it, and signals must be heard."""
-        now = self._loop.time()
         if self._turn_began is None:
-            self._turn_began = now
+            self._turn_began = at
             self._loop.call_soon(self._next_turn)
-        return now - self._turn_began > _TURN_S
+        return at - self._turn_began > _TURN_S
 
     def _next_turn(self) -> None:
         self._turn_began = None
+        self._wake(2)
 
-    async def _run(self, me: asyncio.Task[None], work: Work) -> None:
-        error: BaseException | None = None
-        self._running[me] = (work, self._loop.time())
-        if self._sweeper is None and self._timeout_s is not None:
-            self._sweeper = self._loop.call_later(self._timeout_s, self._sweep)
-        try:
-            context = self._context.copy()
-            result = context.run(self._call, work)
-            if result is not None:
-                await _InContext(result, context)
-        except BaseException as raised:
-            error = raised
-        del self._running[me]
-        self._finish(work, self._verdict(me, error))
+    @coroutine
+    def _serve(self, me: Task) -> Generator[Any, Any, None]:
+        """Run what is queued. One flat generator, because every frame between the loop and a handler that
+        suspends is paid for at each of its steps."""
+        queue, running, base, timeout_s = self._queue, self._running, self._context, self._timeout_s
+        while queue and not self._turn_is_over(started := now()):
+            work = queue.popleft()
+            if started >= self._may_start_until(work):
+                self._tell([Ended(work, cancelled=True)])
+                continue
+            error: BaseException | None = None
+            run = base.copy().run
+            running[me] = (work, started)
+            deadline = None
+            if timeout_s is not None:
+                deadline = started + timeout_s
+                if self._sweeper is None:
+                    self._sweeper = self._loop.call_later(timeout_s, self._sweep)
+            try:
+                steps = run(enter, self._call, work, deadline)
+                if steps is not None:
+                    try:
+                        yielded = run(steps.send, None)
+                        while True:
+                            try:
+                                answer = yield yielded
+                            except GeneratorExit:  # the loop is gone, and this task with it
+                                steps.close()
+                                return
+                            except BaseException as thrown:
+                                yielded = run(steps.throw, thrown)
+                            else:
+                                yielded = run(steps.send, answer)
+                    except StopIteration:
+                        pass  # how a coroutine returns
+            except BaseException as raised:
+                error = raised
+            del running[me]
+            if self._closed:
+                return  # it outlived close, which has reported it
+            if error is not None or self._late:
+                self._tell([self._verdict(me, work, error)])
+            else:
+                if not self._results:
+                    self._loop.call_soon(self._flush)
+                self._results.append(Ended(work))
 
-    def _verdict(self, me: asyncio.Task[None], error: BaseException | None) -> BaseException | None:
-        """What the run's error means: a cancellation of ours is a timeout, one of shutdown stays what it is."""
-        if me in self._late:
-            self._late.discard(me)
-            me.uncancel()
-            if isinstance(error, asyncio.CancelledError):
-                return HandlerTimeout(f"the handler ran longer than timeout_s={self._timeout_s:g}")
-        return error
+    def _verdict(self, me: Task, work: Work, error: BaseException | None) -> Ended:
+        """What the run's error means: a cancellation of ours is a timeout, one by shutdown is nobody's failure."""
+        cancelled, late = isinstance(error, asyncio.CancelledError), me in self._late
+        self._late.discard(me)
+        if cancelled and self._closing and not late:
+            return Ended(work, cancelled=True)
+        while me.cancelling():
+            me.uncancel()  # or the next event of this worker would look cancelled too
+        if cancelled and late:
+            return Ended(work, HandlerTimeout(f"the handler ran longer than timeout_s={self._timeout_s:g}"))
+        return Ended(work, error)
 
-    def _finish(self, work: Work, error: BaseException | None) -> None:
-        if self._closed:
-            return  # it outlived close, which has reported it
-        cancelled = self._closing and isinstance(error, asyncio.CancelledError)
-        if not self._results:
+    def _tell(self, ended: Sequence[Ended]) -> None:
+        if ended and not self._results:
             self._loop.call_soon(self._flush)
-        self._results.append(Ended(work, None if cancelled else error, cancelled))
+        self._results.extend(ended)
 
     def _flush(self) -> None:
         if self._results:
@@ -158,10 +206,10 @@ class TaskEngine:
     def _sweep(self) -> None:
         """Cancel what is over its time; then sleep until the next could be."""
         assert self._timeout_s is not None
-        now = self._loop.time()
+        at = now()
         next_s = self._timeout_s
         for worker, (_, started) in self._running.items():
-            over_s = now - started - self._timeout_s
+            over_s = at - started - self._timeout_s
             if over_s < 0:
                 next_s = -over_s
                 break
@@ -169,29 +217,3 @@ class TaskEngine:
                 self._late.add(worker)
                 worker.cancel()
         self._sweeper = self._loop.call_later(max(next_s, 0.001), self._sweep) if self._running else None
-
-
-class _InContext:
-    """Awaits a coroutine so that each of its steps runs in the given context, within the current task."""
-
-    __slots__ = ("_awaitable", "_context")
-
-    def __init__(self, awaitable: Awaitable[Any], context: Context) -> None:
-        self._awaitable = awaitable
-        self._context = context
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        run = self._context.run
-        steps = self._awaitable.__await__()
-        send, throw = steps.send, steps.throw
-        try:
-            yielded = run(send, None)
-            while True:
-                try:
-                    answer = yield yielded
-                except BaseException as error:
-                    yielded = run(throw, error)
-                else:
-                    yielded = run(send, answer)
-        except StopIteration as end:
-            return end.value

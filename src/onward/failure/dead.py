@@ -17,7 +17,7 @@ from onward.clock import now
 from onward.errors import BadSetting, ConfigError, NoSuchLetter
 from onward.event import Event
 from onward.failure.letter import as_json, copy
-from onward.failure.watch import Reading
+from onward.failure.watch import Tally
 from onward.settings import check_name
 
 _PAGE = 500
@@ -118,13 +118,13 @@ class DeadLetters:
     async def total(self, chosen: Choice) -> int:
         return sum([1 async for _ in self._matching(chosen)])
 
-    async def reading(self, topic: str, group: str) -> Reading:
+    async def tally(self, topic: str, group: str) -> Tally:
         """How many there are, and how old the oldest is; for the monitor."""
         depth, oldest = 0, time.time()
         async for record in self._matching(Choice(topic=topic, group=group)):
             depth += 1
             oldest = min(oldest, record.failure.last if record.failure else oldest)
-        return Reading(topic, group, depth, max(0.0, time.time() - oldest) if depth else 0.0)
+        return Tally(topic, group, depth, max(0.0, time.time() - oldest) if depth else 0.0)
 
     def replaying(self, *, limit: int | None = None, rate: float | None = None, **choice: Unpack[Where]) -> "Replay":
         """A replay to be run, watched and stopped: at most `limit` letters, at most `rate` of them a second."""

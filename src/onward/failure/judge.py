@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from onward.brokers.base import Failure
-from onward.errors import Expired, GiveUp, RetryLater, Skip, Undecodable, WorkerDied
+from onward.errors import Expired, GiveUp, RemoteError, RetryLater, Skip, Undecodable, Unfinished, WorkerDied
 from onward.event import Delivery
 from onward.failure.retry import Retry
-from onward.flow.entry import DONE, Again, Dead, Instant, Outcome
+from onward.flow.entry import DONE, RELEASED, Again, Dead, Instant, Outcome
 
 _MAX_TEXT = 20_000  # characters of an error's message, and of its traceback
 
@@ -39,9 +39,11 @@ class Judge:
             return Ruling(Dead(self._story(delivery, odd, at)), logging.ERROR, text)
 
     def _rule(self, delivery: Delivery, error: BaseException, at: Instant) -> Ruling:
-        what, said = self._what(delivery), f"{type(error).__qualname__}: {_text(error)}"
+        what, said = self._what(delivery), f"{_kind(error)}: {_text(error)}"
         if isinstance(error, Skip):
             return Ruling(DONE, logging.INFO, f"{what} was skipped: {_text(error)}")
+        if isinstance(error, Unfinished):
+            return Ruling(RELEASED, logging.INFO, f"{what} runs again: {_text(error)}")
         delay_s = self._retry.delay_s(delivery.attempt, error, self._random)
         if delay_s is not None:
             text = f"{what} failed, attempt {delivery.attempt}, again in {delay_s:.1f} s: {said}"
@@ -55,9 +57,9 @@ class Judge:
     def _story(self, delivery: Delivery, error: BaseException, at: Instant) -> Failure:
         return Failure(
             reason=self._reason(delivery, error),
-            error=type(error).__qualname__,
+            error=_kind(error),
             message=_text(error),
-            traceback=_storable("".join(traceback.format_exception(error))),
+            traceback=_storable(_trace(error)),
             handler=self._handler,
             attempts=delivery.attempt - isinstance(error, Expired),  # the handler was not called
             first=at.wall,
@@ -78,6 +80,14 @@ _REASONS: dict[type[BaseException], str] = {
     WorkerDied: "crashed",
     RetryLater: "exhausted",
 }
+
+
+def _kind(error: BaseException) -> str:
+    return error.name if isinstance(error, RemoteError) else type(error).__qualname__
+
+
+def _trace(error: BaseException) -> str:
+    return error.trace if isinstance(error, RemoteError) else "".join(traceback.format_exception(error))
 
 
 def _text(error: BaseException) -> str:

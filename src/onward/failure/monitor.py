@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from onward.failure.watch import Alert, Reading, Thresholds, Watchman
+from onward.failure.watch import Alert, Tally, Thresholds, Watchman
 
 log = logging.getLogger("onward")
 
@@ -24,7 +24,7 @@ class Monitor:
 
     def __init__(
         self,
-        read: Callable[[], Awaitable[Sequence[Reading]]],
+        read: Callable[[], Awaitable[Sequence[Tally]]],
         hooks: Sequence[Hook],
         *,
         thresholds: Thresholds,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from onward.errors import Expired, GiveUp, RetryLater, Undecodable
+from onward.errors import Expired, GiveUp, RemoteError, RetryLater, Undecodable
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +36,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
             ):
                 raise ValueError(f"Retry({name}={kinds!r}): must be a tuple of exception classes")
 
+    @property
+    def longest_s(self) -> float:
+        """No wait is longer."""
+        return self.max_delay_s * (1 + self.jitter)
+
     def delay_s(self, attempt: int, error: BaseException, random: Callable[[], float]) -> float | None:
         """Seconds to wait after this failed attempt, or None: give it up."""
         if attempt >= self.attempts or not self.may_help(error):
@@ -52,6 +57,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         """Could another attempt end otherwise?"""
         if isinstance(error, RetryLater):
             return True
+        if isinstance(error, RemoteError):
+            return error.is_a(self.on) and not error.is_a(self.give_up_on)
         return isinstance(error, self.on) and not isinstance(error, (*_FINAL, *self.give_up_on))
 
 

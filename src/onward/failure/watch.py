@@ -11,7 +11,7 @@ Place = tuple[str, str]
 """Topic and group."""
 
 
-class Reading(msgspec.Struct, frozen=True):
+class Tally(msgspec.Struct, frozen=True):
     """The dead letters of a topic and group at one moment."""
 
     topic: str
@@ -35,7 +35,7 @@ class Alert(msgspec.Struct, frozen=True):
     kind: Literal["high", "recovered", "broken", "repaired"]
     subject: str  # what it is about: two alerts of one subject follow each other
     text: str
-    reading: Reading | None = None
+    tally: Tally | None = None
 
 
 class Watchman:
@@ -47,15 +47,15 @@ class Watchman:
         self._raised: set[str] = set()
         self._blind = False
 
-    def see(self, readings: Sequence[Reading]) -> list[Alert]:
+    def see(self, tallies: Sequence[Tally]) -> list[Alert]:
         alerts = []
         if self._blind:
             self._blind = False
             alerts.append(Alert("repaired", "monitor", "the dead letters can be counted again"))
-        for reading in readings:
-            alerts += self._judge(reading, reading.depth - self._before.get((reading.topic, reading.group), 0))
-        self._before = {(reading.topic, reading.group): reading.depth for reading in readings}
-        subjects = {subject for reading in readings for subject in _subjects(reading)}
+        for tally in tallies:
+            alerts += self._judge(tally, tally.depth - self._before.get((tally.topic, tally.group), 0))
+        self._before = {(tally.topic, tally.group): tally.depth for tally in tallies}
+        subjects = {subject for tally in tallies for subject in _subjects(tally)}
         self._raised &= subjects  # what somebody else watches now is not ours to clear
         return alerts
 
@@ -66,36 +66,34 @@ class Watchman:
         self._blind = True
         return [Alert("broken", "monitor", f"the dead letters cannot be counted: {why}")]
 
-    def _judge(self, reading: Reading, growth: int) -> list[Alert]:
-        values: dict[str, float] = {"depth": reading.depth, "growth": growth, "age": reading.oldest_age_s}
+    def _judge(self, tally: Tally, growth: int) -> list[Alert]:
+        values: dict[str, float] = {"depth": tally.depth, "growth": growth, "age": tally.oldest_age_s}
         limits = self._thresholds
         bounds = {"depth": limits.depth, "growth": limits.growth, "age": limits.oldest_age_s}
         alerts = []
-        for measure, subject in zip(values, _subjects(reading), strict=True):
+        for measure, subject in zip(values, _subjects(tally), strict=True):
             limit = bounds[measure]
             if limit is None:
                 continue
             if subject not in self._raised and values[measure] > limit:
                 self._raised.add(subject)
-                alerts.append(Alert("high", subject, _high(reading, growth, f"{measure} limit {limit:g}"), reading))
+                alerts.append(Alert("high", subject, _high(tally, growth, f"{measure} limit {limit:g}"), tally))
             elif subject in self._raised and values[measure] <= limit * CLEAR_AT:
                 self._raised.discard(subject)
-                text = (
-                    f"{reading.topic}: {reading.depth:,} dead letters of group {reading.group}, {measure} is fine again"
-                )
-                alerts.append(Alert("recovered", subject, text, reading))
+                text = f"{tally.topic}: {tally.depth:,} dead letters of group {tally.group}, {measure} is fine again"
+                alerts.append(Alert("recovered", subject, text, tally))
         return alerts
 
 
-def _subjects(reading: Reading) -> list[str]:
-    return [f"{reading.topic}/{reading.group}/{measure}" for measure in ("depth", "growth", "age")]
+def _subjects(tally: Tally) -> list[str]:
+    return [f"{tally.topic}/{tally.group}/{measure}" for measure in ("depth", "growth", "age")]
 
 
-def _high(reading: Reading, growth: int, why: str) -> str:
+def _high(tally: Tally, growth: int, why: str) -> str:
     return (
-        f"{reading.topic}: {reading.depth:,} dead letters of group {reading.group} ({why}), {growth:+,} since the last "
-        f"check, the oldest {_age(reading.oldest_age_s)} old; see: onward dead list --topic {reading.topic} "
-        f"--group {reading.group}"
+        f"{tally.topic}: {tally.depth:,} dead letters of group {tally.group} ({why}), {growth:+,} since the last "
+        f"check, the oldest {_age(tally.oldest_age_s)} old; see: onward dead list --topic {tally.topic} "
+        f"--group {tally.group}"
     )
 
 

@@ -6,8 +6,8 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from typing import Any
 
+from onward import context
 from onward.brokers.base import (
     Assigned,
     Broker,
@@ -19,40 +19,48 @@ from onward.brokers.base import (
     Subscription,
 )
 from onward.clock import now
-from onward.engines.base import Ended, Engine, Work
-from onward.errors import AsideError, BrokerError, Closed, Expired, Skip
+from onward.engines.base import Ended, Engine, Health, Work
+from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip, Unfinished
 from onward.event import Delivery, Partition
 from onward.failure.expiry import is_expired
 from onward.failure.judge import Judge
+from onward.flow.actions import Actions, Load, Settlement
 from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome
 from onward.flow.limits import Limits
-from onward.flow.plane import Actions, ControlPlane, Load, Settlement
+from onward.flow.plane import ControlPlane
+from onward.flow.solitude import Solitude
 from onward.handler import Handler
 from onward.settings import Settings
 
 log = logging.getLogger("onward")
 
 _RECEIVE_WAIT_S = 1.0
+_LATER_S = 86_400.0  # what RetryLater asks for is believed so far when it is read back: clocks are set
 _PAGE = 1_000  # records read from the aside at once
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
 
 
-class NotOurs(Exception):
-    """The partition was lost, or is unsure, since the work was submitted: it must not start."""
-
-
 class Consumer:
     """One member of a handler's group, from its first receive to its last release."""
 
-    def __init__(self, broker: Broker, engine: Engine, handler: Handler, settings: Settings, *, member: str) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        engine: Engine,
+        handler: Handler,
+        settings: Settings,
+        *,
+        member: str,
+        solitude: Solitude | None = None,
+    ) -> None:
         self._broker = broker
         self._engine = engine
         self._handler = handler
         self._settings = settings
         self._member = member
         self._judging = Judge(handler.name, handler.retry, random.random)
-        self.skipped = 0  # events that the handler had nothing to do for
+        self.declined = 0  # events that the handler skipped
         self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
         self._wake = asyncio.Event()
         self._hungry = asyncio.Event()
@@ -73,10 +81,13 @@ class Consumer:
                 max_in_flight_bytes=settings.max_in_flight_bytes,
                 max_delayed=settings.max_delayed,
                 max_parked=settings.max_parked,
+                max_gap=settings.max_gap,
                 park_after_s=settings.park_after_s,
+                max_wait_s=max(handler.retry.longest_s, _LATER_S),
                 crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,
-            )
+            ),
+            solitude,
         )
 
     async def run(self) -> None:
@@ -85,8 +96,10 @@ class Consumer:
         subscription = await self._broker.subscribe(
             [handler.topic], group=handler.group, member=self._member, ordering=handler.ordering, start=handler.start
         )
-        self._engine.start(self._call, self._ended)
+        context.group.set(handler.group)  # for what the engine runs
+        self._engine.start(self._ended, self._may_start_until)
         receiving = asyncio.create_task(self._receive(subscription))
+        receiving.add_done_callback(lambda _: self._wake.set())
         try:
             while not self._finished(receiving):
                 self._sure_until = subscription.sure_until()
@@ -101,7 +114,13 @@ class Consumer:
         finally:
             await self._leave(subscription, receiving)
         if not receiving.cancelled() and (error := receiving.exception()):
+            error.add_note(f"This ended the consumer of {self._handler.name}.")
             raise error
+        if self._engine.failure is not None:
+            raise self._engine.failure
+
+    def health(self) -> Health:
+        return self._engine.health()
 
     def stop(self) -> None:
         """Take nothing more, let what runs end within `drain_timeout_s`, then leave."""
@@ -130,11 +149,12 @@ class Consumer:
                 await subscription.pause(actions.pause)
             if actions.resume:
                 await subscription.resume(actions.resume)
-            if actions.drained:
-                await subscription.release(actions.drained, drained=True)
-            if actions.undrained:
-                await subscription.release(actions.undrained, drained=False)
-        except BrokerError:
+            async with asyncio.timeout(self._left_s()):
+                if actions.drained:
+                    await subscription.release(actions.drained, drained=True)
+                if actions.undrained:
+                    await subscription.release(actions.undrained, drained=False)
+        except (BrokerError, TimeoutError):
             # Ownership ends by itself when it is not renewed, and the next owner starts from what was settled.
             log.exception("%s: the broker refused to pause, resume or release", self._handler.name)
 
@@ -147,6 +167,8 @@ class Consumer:
                 messages = await subscription.receive(limit, settings.max_in_flight_bytes, wait_s)
             except Closed:
                 return
+            except GroupDropped:
+                raise  # trying again would change nothing: the application ends and says so
             except BrokerError:
                 log.exception("%s: receiving failed, trying again", self._handler.name)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
@@ -242,16 +264,17 @@ class Consumer:
                 for record in settlement.aside:
                     self._refused.pop(record.partition, None)
                 self.plane.settled(lost, instant())
+                if self._handler.inbox is not None:
+                    kept = [each for each in settlement.progress if each.partition not in lost]
+                    self._handler.inbox.settled(self._handler.group, kept)
                 break
         self._settling = None
         self._wake.set()
 
-    def _call(self, work: Work) -> Any:
-        """The handler's call, if the work is still ours: it may have waited in the engine while time passed."""
+    def _may_start_until(self, work: Work) -> float:
+        """Until when the work is ours for certain: it may wait in the engine while time passes."""
         first = work if isinstance(work, Delivery) else work[0]
-        if now() >= self._sure_until or not self.plane.may_start(first):
-            raise NotOurs
-        return self._handler.call(work)
+        return self._sure_until if self.plane.may_start(first) else 0.0
 
     def _ended(self, results: Sequence[Ended]) -> None:
         outcomes: list[tuple[Delivery, Outcome]] = []
@@ -260,20 +283,22 @@ class Consumer:
             well = ended.error is None and not ended.cancelled
             if isinstance(work, Delivery):
                 outcomes.append((work, DONE if well else self._judge(work, ended.error)))
-            elif well or ended.error is None or len(work) == 1 or isinstance(ended.error, NotOurs):
+            elif well or ended.error is None or len(work) == 1 or isinstance(ended.error, Unfinished):
                 outcomes.extend((each, DONE if well else self._judge(each, ended.error)) for each in work)
             else:
                 log.warning("%s: a batch of %d failed, splitting it", self._handler.name, len(work))
                 outcomes.extend((each, SPLIT) for each in work)
         self.plane.completed(outcomes, instant())
         self._wake.set()
+        if self._engine.failure is not None:
+            self.stop()  # whatever it is given now comes back untouched
 
     def _judge(self, delivery: Delivery, error: BaseException | None) -> Outcome:
-        if error is None or isinstance(error, NotOurs):
+        if error is None:
             return RELEASED
         outcome, level, text = self._judging.rule(delivery, error, instant())
         log.log(level, text)
-        self.skipped += isinstance(error, Skip)
+        self.declined += isinstance(error, Skip)
         return outcome
 
     def _bury_expired(self, work: Sequence[Work]) -> Sequence[Work]:
@@ -295,6 +320,10 @@ class Consumer:
             return False
         return (not self.plane.held and self._settling is None) or now() > self._stop_at + _PATIENCE_S
 
+    def _left_s(self) -> float | None:
+        """The time left for the last settle and release; None: it does not stop."""
+        return None if self._stop_at is None else max(0.0, self._stop_at + _PATIENCE_S - now())
+
     async def _sleep(self, wake_at: float | None) -> None:
         """Until something happened, or the plane's next deadline."""
         timer = None
@@ -311,6 +340,7 @@ class Consumer:
                 task.cancel()
                 await asyncio.wait([task])
         await self._engine.close()
+        self.plane.leave()
         await subscription.close()
 
 

@@ -1,5 +1,6 @@
 """One partition as this process knows it: what is open, what runs, what stands aside. Pure."""
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
@@ -49,6 +50,7 @@ class Holding:
             self.lanes.abandon()
         stored = assigned.stored if assigned else None
         self.epoch = assigned.epoch if assigned else None
+        self.fence = assigned.fence if assigned else None
         self.log_id = assigned.log_id if assigned else ""
         self.floor = stored.watermark if stored else 0
         self.unclean = assigned.unclean if assigned else False
@@ -65,12 +67,13 @@ class Holding:
         self.moved: list[tuple[int, State | None, float]] = []  # before that: pages may have been read earlier
         self.asked: set[int] = set()  # of the wanted, those known when the page was asked for
         self.wanted: set[int] = set()  # records whose turn has come and whose events are not in memory
+        self.doubted: set[int] = set()  # of the wanted, those whose state is not sure
         self.unread: list[int] = []  # records beyond what was read of the log
         self.drawn = {}  # by position: events drawn from records
         self.postponed: deque[int] = deque()  # records that could be drawn if there were room
         self.leaving: dict[int, Leaving] = {}
         self.storing = 0  # events of the log whose records are on their way: not open, but still here
-        self.gone: list[Ref] = []  # records whose events are done, until the store has removed them
+        self.gone: list[tuple[str, str | None]] = []  # records to be removed, and whom they park until they are
         self.going: Counter[str | None] = Counter()  # their keys
         self.marking: dict[int, Entry] = {}
         self.timers: list[tuple[float, int]] = []  # a heap: time and position
@@ -81,6 +84,8 @@ class Holding:
         self.dirty = bool(self.tries)  # they may be charged with a crash now
         self.release_at: float | None = None
         self.aside_at = 0.0  # the store refused: no sooner than this
+        self.refusing = False  # it refused, and has not stored anything since
+        self.shelved: dict[int, Entry] = {}  # drawn events whose starts could not be recorded, until it does
         self.fill_since: float | None = None  # since when a batch waits to fill
         self.blocked: tuple[int, float] | None = None  # the watermark, and since when it has not moved
 
@@ -181,6 +186,10 @@ class Holding:
             return self._open_gate(at.now) if last is None else 0
         for position in [p for p in self.wanted if p > after and (last is None or p <= last)]:
             ref = self.parking.refs.get(position)
+            if position in self.asked:
+                self.doubted.discard(position)
+            elif position in self.doubted:
+                continue
             if ref is not None and ref.event is not None:
                 self.wanted.discard(position)
                 self._turn(ref, at.now)
@@ -194,7 +203,9 @@ class Holding:
         known = self.parking.refs.get(record.position)
         event = record.event
         key = event.key if self.limits.ordering == "key" else None
-        due = at.now + (record.due - at.wall) if record.due is not None else 0.0
+        # A clock that was set back makes no wait longer than it was. What died and was moved waits as a person asked.
+        longest = self.limits.max_wait_s if record.failure is None else math.inf
+        due = at.now + min(record.due - at.wall, longest) if record.due is not None else 0.0
         first = record.failure.first if record.failure else 0.0
         ref = Ref(
             record.id,
@@ -211,20 +222,36 @@ class Holding:
             wall_due=record.due,
         )
         if known is not None:
+            if record.position in self.doubted:
+                if record.position not in self.asked:
+                    return  # the page may be older than the doubt
+                known.state, known.due = record.state, due
             self.parking.refill(known, event, must=record.position in self.wanted)
         elif record.position not in self.tracker.open and (record.position in self.wanted or not self.loaded):
             self.parking.add(ref)  # what else is unknown was done since the page was read
             self.parking.refill(ref, event, must=record.position in self.wanted)
-            self._insert(ref, at.now)
+            self._insert(ref, at)
 
-    def _insert(self, ref: Ref, now: float) -> None:
-        """A record that came back into the flow: what stands behind it in memory follows it into the aside."""
-        head = self.lanes.head(ref.key) if ref.key is not None else None
-        if head is not None:
-            for entry in self.lanes.cut(head):
-                if entry.ref is None:
-                    self._set_aside(entry, State.HELD)
-        self._turn(ref, now)
+    def _insert(self, ref: Ref, at: Instant) -> None:
+        """A record that came back into the flow: what is newer and waits in memory follows it into the aside."""
+        if ref.key is not None:
+            for entry in self.lanes.withdraw(ref.key, ref.position):
+                self._put_back(entry, at)
+        self._turn(ref, at.now)
+
+    def _put_back(self, entry: Entry, at: Instant) -> None:
+        """Out of its lane into the aside, with the rest of its delay."""
+        state, due = State.HELD, 0.0
+        if entry.stage is Stage.DELAYED:
+            state, due = State.WAITING, entry.due
+            self.delayed -= 1
+        if entry.ref is None:
+            self._set_aside(entry, state, due, at if due else None)
+            return
+        if due:
+            self._rewrite(entry, state, due, at, None)
+        self.shelved.pop(entry.ref.position, None)
+        self._undraw(entry, at.now)
 
     def _open_gate(self, now: float) -> int:
         """All records are known: take what was delivered meanwhile, and let the records have their turns."""
@@ -277,14 +304,15 @@ class Holding:
 
     def _draw(self, ref: Ref) -> None:
         assert ref.event is not None
-        delivery = Delivery(ref.event, self.partition, ref.position, self.epoch or 0, ref.tries.failed + 1)
+        where = (self.partition, ref.position, self.epoch or 0)
+        delivery = Delivery(ref.event, *where, ref.tries.failed + 1, self.fence, self.log_id, True)
         entry = Entry(delivery, ref.size, ref=ref, first_failed=ref.first_failed, tries=ref.tries)
         if ref.cautious or ref.tries.crashes or ref.tries.started:
             self._blame(entry, ref.tries, True)
         ref.drawn = True
         self.drawn[ref.position] = entry
         self.bytes += ref.size
-        self.lanes.add(entry, 1 << 62)
+        self.lanes.insert(entry)
 
     def _undraw(self, entry: Entry, now: float) -> None:
         """A drawn event leaves its lane: done, or back into the aside."""
@@ -322,10 +350,11 @@ class Holding:
             self.advance(ref.key, now)
         elif to is State.DEAD and not ref.stored:
             pass  # our own write may come after the move: the event is still ours to run
-        elif to is State.DEAD and self.limits.on_dead == "pass":
-            self.wanted.discard(position)
-            self.parking.remove(position)
-            self.advance(ref.key, now)
+        elif to is State.DEAD:
+            # A write of ours may have come after the move, and was answered before we heard of it: the store knows.
+            self.parking.drop(ref)
+            self.wanted.add(position)
+            self.doubted.add(position)
         else:
             if ref.state is State.DEAD:
                 ref.tries = Tries()
@@ -335,7 +364,7 @@ class Holding:
     def _remove(self, ref: Ref) -> None:
         """Somebody took the record away. A write of ours may have been on its way: it must not bring it back."""
         self.leaving.pop(ref.position, None)
-        self._forget_record(ref)
+        self._forget_record(ref.id, ref.key)
         self.dirty = True
         self.wanted.discard(ref.position)
         self.parking.remove(ref.position)
@@ -347,16 +376,16 @@ class Holding:
 
     def done(self, entry: Entry, now: float) -> None:
         self.dirty = True
-        position = entry.delivery.position
-        if entry.ref is not None:
-            self._forget_record(entry.ref)
-            self.leaving.pop(position, None)
-            self.parking.remove(position)
-            self._undraw(entry, now)
-            self.advance(entry.ref.key, now)
-        else:
+        position, ref = entry.delivery.position, entry.ref
+        if ref is None:
             self.tracker.done(position)
             self._left(entry, now)
+            return
+        self._forget_record(ref.id, ref.key)
+        self.leaving.pop(position, None)
+        self.parking.remove(position)
+        self._undraw(entry, now)
+        self.advance(ref.key, now)
 
     def _left(self, entry: Entry, now: float) -> None:
         """An event of the log has left the flow: free its room and let the next of its lane go."""
@@ -445,16 +474,39 @@ class Holding:
     def unmark(self, entry: Entry) -> None:
         """It does not run after all: a crash of the next owner must not be blamed on it."""
         entry.marked = False
-        if entry.tries.started:
-            entry.tries = msgspec.structs.replace(entry.tries, started=0)
+        suspected = AMONG_OTHERS if entry.suspect and not entry.tries.crashes else 0  # that is not over by this
+        if entry.tries.started != suspected:
+            entry.tries = msgspec.structs.replace(entry.tries, started=suspected)
             self._note_tries(entry)
+
+    def disown(self) -> None:
+        """It is given up while events run. They may end well, so the next owner must not take this for a crash."""
+        for entry in chain(self.tracker.open.values(), self.drawn.values()):
+            if entry.stage is Stage.RUNNING and entry.marked:
+                self.unmark(entry)
+
+    def shelve(self, entry: Entry) -> None:
+        """Its start is to be recorded where nothing can be stored now: it waits, and nothing waits for it."""
+        if self.marking.pop(entry.delivery.position, None) is not None:
+            self.unmark(entry)
+        entry.stage = Stage.QUEUED
+        self.shelved[entry.delivery.position] = entry
+
+    def _unshelve(self) -> None:
+        shelved, self.shelved = self.shelved, {}
+        for entry in shelved.values():
+            self.lanes.again(entry)
 
     def mark(self, entry: Entry, started: int) -> None:
         """Record its start before it runs, so that a crash can be blamed on it."""
         entry.stage = Stage.MARKING
         entry.tries = msgspec.structs.replace(entry.tries, started=started)
-        self.marking[entry.delivery.position] = entry
+        position = entry.delivery.position
+        self.marking[position] = entry
         self._note_tries(entry)
+        if entry.ref is None and self.unclean:
+            # A broker that stores records before progress may have a letter of what is open again: not dead any more.
+            self._forget_record(record_id(self.limits.group, self.log_id, self.partition, position), None)
 
     def wake(self, now: float) -> None:
         """What has waited long enough: delayed events run again, records have their turn."""
@@ -534,13 +586,12 @@ class Holding:
 
     def progress(self) -> Progress:
         tracker = self.tracker
+        opened, end = tracker.open, tracker.end
+        tries = {p: tries for p, tries in self.tries.items() if p in opened or p >= end} if self.tries else {}
+        if len(tries) < len(self.tries):  # but for what may be open again, the others turned out to be holes
+            self.tries = tries | {p: tries for p, tries in self.tries.items() if p in self.leaving}
         return Progress(
-            self.partition,
-            self.epoch or 0,
-            tracker.watermark,
-            tracker.done_above(),
-            tuple(tracker.fresh),
-            {p: tries for p, tries in self.tries.items() if p in tracker.open or p >= tracker.end},
+            self.partition, self.epoch or 0, tracker.watermark, tracker.done_above(), tuple(tracker.fresh), tries
         )
 
     def letters(self, now: float) -> dict[int, Leaving]:
@@ -556,6 +607,9 @@ class Holding:
     def stored(self, letters: dict[int, Leaving], now: float) -> None:
         """These records are in the store."""
         self.storing = 0
+        if self.refusing and (letters or not self.leaving):
+            self.refusing = False
+            self._unshelve()
         for position, leaving in letters.items():
             if self.leaving.get(position) is leaving:
                 del self.leaving[position]
@@ -572,22 +626,26 @@ class Holding:
             else:
                 self._turn(ref, now)
 
-    def refused(self, letters: dict[int, Leaving]) -> None:
+    def refused(self, letters: dict[int, Leaving], retry_at: float) -> None:
         """These records were not stored, and nothing else of their settle was done."""
         self.storing = 0
+        if letters:
+            self.aside_at, self.refusing = retry_at, True
+            for entry in [entry for entry in self.marking.values() if entry.ref is not None]:
+                self.shelve(entry)
         self.tracker.reopen(leaving.entry for leaving in letters.values() if leaving.entry is not None)
         self.dirty = True
 
-    def _forget_record(self, ref: Ref) -> None:
-        self.gone.append(ref)
-        self.going[ref.key] += 1
+    def _forget_record(self, id_: str, key: str | None) -> None:
+        self.gone.append((id_, key))
+        self.going[key] += 1
 
     def erased(self, count: int) -> None:
         """The first so many records are not in the store any more."""
-        for ref in self.gone[:count]:
-            self.going[ref.key] -= 1
-            if not self.going[ref.key]:
-                del self.going[ref.key]
+        for _, key in self.gone[:count]:
+            self.going[key] -= 1
+            if not self.going[key]:
+                del self.going[key]
         del self.gone[:count]
 
     def marked(self, positions: Iterable[int]) -> list[Entry]:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Hashable
-from heapq import heappush
+from heapq import heapify, heappush
 from itertools import islice
 
 from onward.brokers.base import Ordering
@@ -83,7 +83,7 @@ class Lanes:
 
     @staticmethod
     def _leave_batch(lane: deque[Entry], entry: Entry) -> None:
-        """Of a batch, one that is not the head may end first: a replayed record stands behind newer events."""
+        """Of a batch, one that is not the head may end first."""
         for index, each in enumerate(lane):
             if each is entry:
                 del lane[index]
@@ -105,6 +105,38 @@ class Lanes:
             lane.pop()
         return rest
 
+    def withdraw(self, name: Hashable, after: int) -> list[Entry]:
+        """Take everything above this position out of a lane, in order; what runs, or is about to, stays."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            return []
+        start = next((i for i, each in enumerate(lane) if _waits(each) and each.delivery.position > after), len(lane))
+        rest = list(islice(lane, start, None))
+        for _ in rest:
+            lane.pop()
+        if not lane:
+            del self._lanes[name]
+            self._unready(rest[0])
+        return rest
+
+    def insert(self, entry: Entry) -> None:
+        """Queue an event before those of its lane that are newer and wait."""
+        name = self.name(entry)
+        lane = self._lanes.setdefault(name, deque()) if name is not None else deque()
+        position = entry.delivery.position
+        place = next((i for i, e in enumerate(lane) if _waits(e) and e.delivery.position > position), len(lane))
+        if place == 0:
+            if lane:
+                self._unready(lane[0])
+            heappush(self.ready, position)
+        lane.insert(place, entry)
+
+    def _unready(self, entry: Entry) -> None:
+        """It is the head of its lane no more. Seldom: somebody has brought back a record."""
+        if entry.delivery.position in self.ready:
+            self.ready.remove(entry.delivery.position)
+            heapify(self.ready)
+
     def head(self, name: Hashable) -> Entry | None:
         lane = self._lanes.get(name)
         return lane[0] if lane else None
@@ -117,3 +149,8 @@ class Lanes:
         self.ready.clear()
         running = {name: deque(e for e in lane if e.stage is Stage.RUNNING) for name, lane in self._lanes.items()}
         self._lanes = {name: lane for name, lane in running.items() if lane}
+
+
+def _waits(entry: Entry) -> bool:
+    """For its turn, a slot or its time: nobody has heard of it yet."""
+    return entry.stage is Stage.QUEUED or entry.stage is Stage.DELAYED

@@ -1,5 +1,6 @@
 """The named limits of one handler's plane."""
 
+import math
 from typing import Literal
 
 import msgspec
@@ -19,7 +20,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight_bytes: int = 32 << 20
     max_delayed: int = 100  # of those, waiting in place for a retry
     max_parked: int = 100_000  # records of the aside, per partition
+    max_gap: int = 1_000_000  # done, but above what is still open, per partition
     park_after_s: float = 30.0
+    max_wait_s: float = math.inf  # no retry was ever asked to wait longer
     crash_limit: int = 3
     settle_interval_s: float = 0.05
 

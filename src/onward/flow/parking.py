@@ -1,6 +1,7 @@
 """The records of one partition that wait outside the flow: which keys are parked, in which order they come back."""
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterator
 
 from onward.event import Event
@@ -11,14 +12,15 @@ class Parking:
     """Pure. An index of a partition's waiting and held records (and dead ones that hold their key).
 
     A key is parked while it has a record here. Its records come back by position, one at a time. Events are kept
-    while `cache_bytes` allow; the others are read again from the store when their turn comes.
+    while `cache_bytes` allow; the others are read again from the store when their turn comes. An arrival, and the
+    next record of a key, cost the same however many there are.
     """
 
     __slots__ = ("_cache_bytes", "_cached", "_keys", "refs")
 
     def __init__(self, cache_bytes: int) -> None:
         self.refs: dict[int, Ref] = {}  # by position
-        self._keys: dict[str, list[Ref]] = {}  # by key, *descending*: the next one is at the end
+        self._keys: dict[str, deque[Ref]] = {}  # by key, ascending; behind the first may stand what was removed
         self._cache_bytes = cache_bytes
         self._cached = 0
 
@@ -38,10 +40,7 @@ class Parking:
     def head(self, key: str | None) -> Ref | None:
         """The next record of a key."""
         refs = self._keys.get(key) if key is not None else None
-        return refs[-1] if refs else None
-
-    def count(self, key: str) -> int:
-        return len(self._keys.get(key, ()))
+        return refs[0] if refs else None
 
     def add(self, ref: Ref) -> None:
         """A new record, or a new version of a known one."""
@@ -49,13 +48,13 @@ class Parking:
         self.refs[ref.position] = ref
         self._fit(ref)
         if ref.key is not None:
-            refs = self._keys.setdefault(ref.key, [])
-            if not refs or ref.position < refs[-1].position:
+            refs = self._keys.setdefault(ref.key, deque())
+            if not refs or ref.position >= refs[-1].position:
                 refs.append(ref)
-            elif ref.position > refs[0].position:
-                refs.insert(0, ref)
+            elif ref.position < refs[0].position:
+                refs.appendleft(ref)
             else:
-                insort(refs, ref, key=lambda each: -each.position)
+                insort(refs, ref, key=_position)
 
     def remove(self, position: int) -> Ref | None:
         ref = self.refs.pop(position, None)
@@ -64,10 +63,8 @@ class Parking:
         self._cached -= ref.size if ref.event is not None else 0
         if ref.key is not None:
             refs = self._keys[ref.key]
-            if refs[-1] is ref:
-                refs.pop()
-            else:
-                refs.remove(ref)
+            while refs and self.refs.get(refs[0].position) is not refs[0]:
+                refs.popleft()
             if not refs:
                 del self._keys[ref.key]
         return ref
@@ -77,6 +74,12 @@ class Parking:
         if ref.event is None and (must or self._cached + ref.size <= self._cache_bytes):
             ref.event = event
             self._cached += ref.size
+
+    def drop(self, ref: Ref) -> None:
+        """Its event is to be read again."""
+        if ref.event is not None:
+            ref.event = None
+            self._cached -= ref.size
 
     def _fit(self, ref: Ref) -> None:
         if ref.event is None:
@@ -91,3 +94,7 @@ class Parking:
         if ref.event is not None and not ref.drawn and self._cached > self._cache_bytes:
             ref.event = None
             self._cached -= ref.size
+
+
+def _position(ref: Ref) -> int:
+    return ref.position

@@ -12,78 +12,20 @@ import msgspec
 
 from onward.brokers.base import AsideRecord, Assigned, Failure, Moved, Progress, record_position
 from onward.event import Delivery, Partition
+from onward.flow.actions import Actions, Counts, Load, Settlement, Work
+from onward.flow.batching import batch_of, waits_to_fill
 from onward.flow.entry import Again, Dead, Done, Entry, Instant, Outcome, Split, Stage, Unit
 from onward.flow.holding import ALONE, AMONG_OTHERS, Holding, Leaving
 from onward.flow.hot import HotKeys
+from onward.flow.lag import Lag, lag_of
 from onward.flow.limits import Limits
+from onward.flow.pressure import RESUME_AT, is_full, weight
+from onward.flow.solitude import Solitude
 
-RESUME_AT = 0.7  # of the limit: without the gap a full partition would flap between paused and resumed
 ASIDE_RETRY_S = 1.0
 UNSURE_RETRY_S = 0.1  # how soon to look again whether ownership is certain
+SOLITUDE_RETRY_S = 0.02  # how soon to look again whether the other handlers have come to rest
 SPAN_PACE_S = 1e-5  # the more intervals a settle carries the rarer it is: it stays a small share of the work
-
-Work = Delivery | tuple[Delivery, ...]
-"""One call of the handler: an event, or for a batch handler several of one partition, in order."""
-
-
-class Settlement(msgspec.Struct, frozen=True):
-    """One settle call. Its answer goes back to the plane by `settled` or `aside_refused`."""
-
-    progress: Sequence[Progress]
-    aside: Sequence[AsideRecord] = ()
-    gone: Sequence[str] = ()
-
-
-class Load(msgspec.Struct, frozen=True):
-    """Read a page of records; it goes back to the plane by `loaded`. Try again until it succeeds."""
-
-    partition: Partition
-    epoch: int
-    after: int | None
-
-
-class Actions(msgspec.Struct, frozen=True):
-    """What to do now, in this order."""
-
-    work: Sequence[Work] = ()
-    pause: Sequence[Partition] = ()
-    resume: Sequence[Partition] = ()
-    load: Sequence[Load] = ()
-    settle: Settlement | None = None
-    drained: Sequence[Partition] = ()  # to release: nothing of them runs
-    undrained: Sequence[Partition] = ()  # to release: the deadline came first
-    wake_at: float | None = None  # tick again by then even if nothing happens
-
-
-class Counts(msgspec.Struct):
-    """What the plane has seen, for metrics and tests."""
-
-    delivered: int = 0
-    skipped: int = 0  # delivered again although done
-    stale: int = 0  # deliveries and completions of an ownership that had ended
-    done: int = 0
-    retried: int = 0
-    dead: int = 0
-
-
-class Blocking(msgspec.Struct, frozen=True):
-    """What keeps a partition's watermark where it is."""
-
-    position: int
-    key: str | None
-    state: str
-    for_s: float
-
-
-class Lag(msgspec.Struct, frozen=True):
-    """What this process has of a partition and has not finished; `gap`: done, but above the watermark."""
-
-    queued: int
-    running: int
-    delayed: int
-    parked: int
-    gap: int
-    blocking: Blocking | None
 
 
 class _Part(msgspec.Struct):
@@ -100,8 +42,9 @@ class _Part(msgspec.Struct):
 class ControlPlane:
     """See the module. One settle is in flight at a time; nothing starts at or after `sure_until`."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, solitude: Solitude | None = None) -> None:
         self.limits = limits
+        self._solitude = solitude or Solitude()
         self.counts = Counts()
         self.hot = HotKeys()
         self.running = 0  # calls of the handler
@@ -113,6 +56,7 @@ class ControlPlane:
         self._revoking: dict[Holding, None] = {}
         self._refused: dict[Holding, None] = {}  # those whose records the store refused
         self._suspects: deque[tuple[Holding, int, Entry]] = deque()
+        self._marks = False  # some may wait for their start to be recorded
         self._lone: Entry | None = None  # runs, or is about to run, with nothing beside it
         self._ended_alone: tuple[Holding, int] | None = None  # the last of those, until its end is recorded
         self._pending: list[_Part] | None = None
@@ -194,18 +138,22 @@ class ControlPlane:
 
     def completed(self, results: Iterable[tuple[Delivery, Outcome]], at: Instant) -> None:
         """Runs have ended."""
-        done, now, touched = 0, at.now, self._touched
+        done, now, running = 0, at.now, Stage.RUNNING
+        partition, holding = None, None
         for delivery, outcome in results:
-            holding = self._holdings.get(delivery.partition)
+            if delivery.partition is not partition:
+                partition = delivery.partition
+                holding = self._holdings.get(partition)
+                if holding is not None:
+                    self._touched[holding] = None
             if holding is None or holding.epoch != delivery.epoch:
-                self._ended_stale(holding, delivery, at.now)
+                self._ended_stale(self._holdings.get(delivery.partition), delivery, now)
                 continue
             entry = holding.tracker.open.get(delivery.position) or holding.drawn.get(delivery.position)
-            if entry is None or entry.stage is not Stage.RUNNING:
+            if entry is None or entry.stage is not running:
                 self.counts.stale += 1
                 continue
             holding.running -= 1
-            touched[holding] = None
             if entry is self._lone:
                 self._ended_alone = holding, delivery.position
             size = self._free_slot(entry)
@@ -220,8 +168,9 @@ class ControlPlane:
         """The settle in flight was answered; `lost` were not ours any more."""
         pending, self._pending = self._pending, None
         assert pending is not None, "a settle was answered that was not asked for"
-        if self._recording is self._ended_alone:
+        if self._recording is self._ended_alone and self._ended_alone is not None:
             self._ended_alone = None
+            self._solitude.give_back(self)  # who has more of them asks again, behind the others
         self._settle_at = at.now + self.limits.settle_interval_s + self._spans * SPAN_PACE_S
         lost = set(lost)
         for part in pending:
@@ -247,11 +196,12 @@ class ControlPlane:
             holding = part.holding
             if holding.epoch != part.epoch:
                 continue
-            holding.refused(part.letters)
+            holding.refused(part.letters, at.now + ASIDE_RETRY_S)
             self._touched[holding] = None
             if part.letters:
-                holding.aside_at = at.now + ASIDE_RETRY_S
                 self._refused[holding] = None
+                if self._lone is not None and holding.shelved.get(self._lone.delivery.position) is self._lone:
+                    self._lone = None
 
     # -- what to do ---------------------------------------------------------------------------------------------
 
@@ -263,9 +213,14 @@ class ControlPlane:
         for holding in [holding for holding in self._refused if holding.aside_at <= now]:
             del self._refused[holding]
             self._dirty[holding] = None
+        for holding in self._revoking:
+            if holding.running and holding.release_at is not None and holding.release_at <= now:
+                holding.disown()
+                self._touched[holding] = None
         pause, resume, load = self._look(now)
         sure = now < sure_until
         work = self._dispatch(at) if sure else []
+        self._share_solitude(sure=sure)
         settle = self._settlement(now)
         drained, undrained = self._releases(now)
         return Actions(work, pause, resume, load, settle, drained, undrained, self._wake_at(now, sure=sure))
@@ -291,7 +246,7 @@ class ControlPlane:
 
     def lag(self, now: float) -> Mapping[Partition, Lag]:
         return {
-            holding.partition: self._lag(holding, now)
+            holding.partition: lag_of(holding, self.limits, now)
             for holding in self._holdings.values()
             if holding.epoch is not None
         }
@@ -374,14 +329,13 @@ class ControlPlane:
             mark = holding.tracker.watermark
             if holding.blocked is None or (holding.blocked[0] != mark and not holding.leaving):
                 holding.blocked = (mark, now)
-            count = len(holding.tracker) + len(holding.backlog) + holding.storing
-            weight = max(count / limits.max_in_flight, holding.bytes / limits.max_in_flight_bytes)
-            if not holding.paused and weight >= 1.0:
+            if holding.paused:
+                if weight(holding, limits) <= RESUME_AT:
+                    holding.paused = False
+                    resume.append(holding.partition)
+            elif is_full(holding, limits):
                 holding.paused = True
                 pause.append(holding.partition)
-            elif holding.paused and weight <= RESUME_AT:
-                holding.paused = False
-                resume.append(holding.partition)
             after = holding.next_load()
             if after is not None:
                 holding.loading = True
@@ -392,6 +346,8 @@ class ControlPlane:
     def _dispatch(self, at: Instant) -> list[Work]:
         """Fill the free slots: a share to each partition in turn, the oldest first within each."""
         work: list[Work] = []
+        if self._barred():
+            return work
         if self._lone is not None or self._suspects:
             alone = self._dispatch_alone(at.now)
             if self._lone is not None or self._suspects:
@@ -400,7 +356,6 @@ class ControlPlane:
             return work  # what starts before that is recorded would be taken for innocent in a crash
         free = self.limits.concurrency - self.running - self._marking()
         turns = [holding for holding in self._ready if holding.lanes.ready and holding.release_at is None]
-        self._ready = dict.fromkeys(turns)
         served: dict[Holding, None] = {}
         due = self._due(turns, at.now)
         while free > 0 and due and not self._suspects:
@@ -413,22 +368,55 @@ class ControlPlane:
             due = self._due(due, at.now)
         # Whoever was served comes after those who were not.
         waiting = [holding for holding in turns if holding.lanes.ready]
-        self._ready = dict.fromkeys([*(h for h in waiting if h not in served), *(h for h in waiting if h in served)])
+        self._ready.clear()
+        if waiting:
+            self._ready = dict.fromkeys([h for h in waiting if h not in served] + [h for h in waiting if h in served])
         if self._suspects:
+            self._solitude.ask(self)
             self._dispatch_alone(at.now)  # when nothing runs, nothing else would call for it
         return work
+
+    def leave(self) -> None:
+        """Nothing of it runs, and nothing ever will: whoever waits for that in this process need not any more."""
+        self._solitude.leave(self)
+
+    def _barred(self) -> bool:
+        """Another handler of this process has, or waits for, its lone run."""
+        solitude, wants = self._solitude, self._wants_solitude()
+        if wants:
+            solitude.ask(self)
+        barred = solitude.barred(self)
+        if barred and self._ready and not wants:
+            solitude.turn_away(self)
+        else:
+            solitude.serve(self)
+        return barred
+
+    def _wants_solitude(self) -> bool:
+        return bool(self._lone is not None or self._suspects or self._ended_alone is not None)
+
+    def _share_solitude(self, *, sure: bool) -> None:
+        """Tell the other planes of this process what runs here, and give back what is of no use now."""
+        idle = not sure and (self._lone is None or self._lone.stage is not Stage.RUNNING)
+        if idle or not self._wants_solitude():
+            self._solitude.give_back(self)
+        if not sure:
+            self._solitude.serve(self)
+        self._solitude.report(self, self.running)
 
     def _due(self, turns: list[Holding], now: float) -> list[Holding]:
         """Those that have something to start; of a batch handler, those whose batch is full or has waited enough."""
         ready = [holding for holding in turns if holding.lanes.ready]
-        return [each for each in ready if not self._waits_to_fill(each, now)] if self.limits.batch_wait_s else ready
+        return (
+            [each for each in ready if not waits_to_fill(each, self.limits, now)] if self.limits.batch_wait_s else ready
+        )
 
     def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
         """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""
         lanes, limits, entries = holding.lanes, self.limits, holding.tracker.open
         used = marks = 0
         while used < slots and lanes.ready:
-            if used and limits.batch_wait_s and self._waits_to_fill(holding, at.now):
+            if used and limits.batch_wait_s and waits_to_fill(holding, limits, at.now):
                 break
             position = heappop(lanes.ready)
             entry = entries.get(position) or holding.drawn[position]
@@ -439,16 +427,20 @@ class ControlPlane:
                 if entry.tries.crashes >= limits.crash_limit:
                     self._crashed(holding, entry, at)
                     continue
+                if entry.ref is not None and holding.refusing and not entry.marked:
+                    holding.shelve(entry)
+                    continue
                 if entry.suspect:
                     entry.stage = Stage.MARKING
                     self._suspects.append((holding, holding.epoch or 0, entry))
                     continue
                 if not entry.marked:  # it has its slot from here on: what cannot run yet would be suspected in vain
                     holding.mark(entry, AMONG_OTHERS)
+                    self._marks = True
                     self._dirty[holding] = None
                     used, marks = used + 1, marks + 1
                     continue
-            work.append(entry.delivery if limits.batch_size == 1 else self._batch(holding, entry))
+            work.append(entry.delivery if limits.batch_size == 1 else batch_of(holding, entry, limits.batch_size))
             entry.stage = Stage.RUNNING
             holding.running += 1
             used += 1
@@ -457,45 +449,12 @@ class ControlPlane:
 
     def _marking(self) -> int:
         """Slots of those that run as soon as their start is recorded."""
+        if not self._marks:
+            return 0
         settling = [part.holding for part in self._pending or ()]
-        return sum(len(holding.marking) for holding in dict.fromkeys([*settling, *self._dirty]))
-
-    def _batch(self, holding: Holding, first: Entry) -> tuple[Delivery, ...]:
-        """One call of a batch handler: events of one partition, each key's in order."""
-        limit = first.batch_limit or self.limits.batch_size
-        entries = [first, *self._followers(holding, first, limit - 1)]
-        while len(entries) < limit and holding.lanes.ready:
-            entry = holding.find(holding.lanes.ready[0])
-            assert entry is not None, "something was ready that is not open"
-            limit = min(limit, entry.batch_limit or limit)
-            if _by_itself(entry) or len(entries) >= limit:
-                break
-            heappop(holding.lanes.ready)
-            entries.append(entry)
-            entries.extend(self._followers(holding, entry, limit - len(entries)))
-        unit = Unit(len(entries), len(entries))
-        for entry in entries:
-            entry.unit, entry.stage = unit, Stage.RUNNING
-        holding.running += len(entries) - 1
-        holding.fill_since = None
-        return tuple(entry.delivery for entry in sorted(entries, key=lambda each: each.delivery.position))
-
-    def _followers(self, holding: Holding, entry: Entry, count: int) -> list[Entry]:
-        followers: list[Entry] = []
-        for follower in holding.lanes.followers(entry, count):
-            if _by_itself(follower) or 0 < follower.batch_limit <= len(followers) + 1:
-                break
-            followers.append(follower)
-        return followers
-
-    def _waits_to_fill(self, holding: Holding, now: float) -> bool:
-        limits = self.limits
-        waiting = len(holding.tracker) + len(holding.drawn) - holding.running - holding.delayed
-        if waiting >= limits.batch_size:
-            return False
-        if holding.fill_since is None:
-            holding.fill_since = now
-        return now < holding.fill_since + limits.batch_wait_s
+        marking = sum(len(holding.marking) for holding in dict.fromkeys([*settling, *self._dirty]))
+        self._marks = marking > 0
+        return marking
 
     def _dispatch_alone(self, now: float) -> list[Work]:
         """One charged with a crash runs alone: first everything else ends, then its start is recorded."""
@@ -503,7 +462,7 @@ class ControlPlane:
         if lone is None:
             self._choose_lone(now)
             return []
-        if lone.stage is not Stage.MARKING or not lone.marked:
+        if lone.stage is not Stage.MARKING or not lone.marked or not self._solitude.granted(self):
             return []
         holding = self._holdings[lone.delivery.partition]
         if lone.removed:
@@ -518,13 +477,17 @@ class ControlPlane:
         return [lone.delivery if self.limits.batch_size == 1 else (lone.delivery,)]
 
     def _choose_lone(self, now: float) -> None:
-        while self._suspects and not self.running:
+        while self._suspects and not self.running and self._solitude.granted(self):
             holding, epoch, entry = self._suspects.popleft()
             if holding.epoch != epoch or holding.release_at is not None:
+                continue
+            if entry.ref is not None and holding.refusing:
+                holding.shelve(entry)
                 continue
             if not entry.removed:
                 self._lone = entry
                 holding.mark(entry, ALONE)
+                self._marks = True
                 self._dirty[holding] = None
                 return
             self._drop(holding, entry, now)
@@ -553,7 +516,7 @@ class ControlPlane:
     def _settlement(self, now: float) -> Settlement | None:
         if self._pending is not None or not self._dirty:
             return None
-        if now < self._settle_at and not any(self._urgent(holding, now) for holding in self._dirty):
+        if now < self._settle_at and not self._urgent(now):
             return None
         self._pending = []
         self._recording = self._ended_alone
@@ -563,7 +526,7 @@ class ControlPlane:
         for holding in self._dirty:
             letters = holding.letters(now)
             aside.extend(leaving.record for leaving in letters.values())
-            gone.extend(ref.id for ref in holding.gone)
+            gone.extend(id_ for id_, _ in holding.gone)
             told = holding.progress()
             progress.append(told)
             marks = [p for p in holding.marking if p in letters or p in holding.tracker.open]
@@ -574,11 +537,12 @@ class ControlPlane:
         self._spans = sum(len(each.done_above) for each in progress)
         return Settlement(progress, aside, gone)
 
-    def _urgent(self, holding: Holding, now: float) -> bool:
+    def _urgent(self, now: float) -> bool:
         """Something waits for this settle: a lane for its record, a start for its mark, the next owner."""
-        waits = holding.leaving and now >= holding.aside_at
-        ended_alone = self._ended_alone is not None and self._ended_alone[0] is holding
-        return bool(waits or holding.marking or holding.release_at is not None or ended_alone)
+        for holding in self._dirty:
+            if holding.marking or holding.release_at is not None or (holding.leaving and now >= holding.aside_at):
+                return True
+        return self._ended_alone is not None and self._ended_alone[0] in self._dirty
 
     def _releases(self, now: float) -> tuple[list[Partition], list[Partition]]:
         """Of the revoked partitions, those that are drained or late, once their progress is settled."""
@@ -587,9 +551,10 @@ class ControlPlane:
         settling = {part.holding for part in self._pending or ()}
         for holding in list(self._revoking):
             over = holding.release_at is not None and now >= holding.release_at
-            if (holding.running and not over) or holding in settling or holding in self._dirty or holding.dirty:
+            runs = holding.running or holding.stale
+            if (runs and not over) or holding in settling or holding in self._dirty or holding.dirty:
                 continue
-            (undrained if holding.running else drained).append(holding.partition)
+            (undrained if runs else drained).append(holding.partition)
             self._forget(holding)
         return drained, undrained
 
@@ -603,28 +568,8 @@ class ControlPlane:
             times.extend(full for full in fills if full > now)  # else it waits for a slot, not for time
         if self._dirty and self._pending is None:
             times.append(max(self._settle_at, now))
+        if (self._ready or self._suspects or self._lone is not None) and self._solitude.contested(self):
+            times.append(now + SOLITUDE_RETRY_S)
         if not sure and (self._ready or self._suspects or self._lone is not None):
             times.append(now + UNSURE_RETRY_S)  # nobody tells us when it is renewed
         return min(times, default=None)
-
-    def _lag(self, holding: Holding, now: float) -> Lag:
-        tracker = holding.tracker
-        entry = tracker.blocking()
-        blocking = None
-        if entry is not None:
-            since = holding.blocked[1] if holding.blocked and holding.blocked[0] == tracker.watermark else now
-            delivery = entry.delivery
-            blocking = Blocking(delivery.position, delivery.event.key, entry.stage.name.lower(), now - since)
-        return Lag(
-            queued=len(tracker) + len(holding.backlog) + len(holding.drawn) - holding.running - holding.delayed,
-            running=holding.running,
-            delayed=holding.delayed,
-            parked=len(holding.parking),
-            gap=sum(stop - start for start, stop in tracker.done_above()),
-            blocking=blocking,
-        )
-
-
-def _by_itself(entry: Entry) -> bool:
-    """Not to be taken into another's batch: it has to be looked at first."""
-    return entry.cautious or entry.suspect or entry.removed

@@ -1,5 +1,6 @@
 """Which delivered positions of one ownership are still open, hence how far everything is done."""
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 
@@ -24,7 +25,7 @@ class Tracker:
         self.end = stored.watermark if stored else 0
         self.fresh: list[int] = []  # done since the last answered settle
         self._flags = bytearray()
-        self._positions: list[int] = []  # beside the flags
+        self._positions = array("q")  # beside the flags: what is done above a stuck head takes nine bytes an event
         self._base = 0  # the slot of the first flag
         self._low = 0  # no flag below this one is open
         self._ahead = deque(stored.done_above if stored else ())  # done before this ownership, not yet passed
@@ -35,6 +36,9 @@ class Tracker:
     @property
     def watermark(self) -> int:
         """The next position not known done."""
+        flags, low = self._flags, self._low
+        if low < len(flags) and flags[low]:
+            return self._positions[low]
         first = self._first()
         if first >= 0:
             return self._positions[first]
@@ -48,6 +52,17 @@ class Tracker:
     def blocking(self) -> Entry | None:
         """What keeps the watermark where it is."""
         return self.open.get(self.watermark)
+
+    @property
+    def span(self) -> int:
+        """No less than the gap, and cheaper."""
+        return len(self._flags) - len(self.open)
+
+    @property
+    def gap(self) -> int:
+        """How many delivered positions are done, but above the watermark."""
+        first = self._first()
+        return len(self._flags) - first - len(self.open) if first >= 0 else 0
 
     def fits(self, position: int) -> bool:
         """See a delivered position. False: it is done or known already, and must not run."""

@@ -1,26 +1,20 @@
-"""Public test kit: the suites that every broker passes. Needs pytest.
+"""Public test kit: the suites that every broker and every engine passes. The suites need pytest.
 
 class TestMyBroker(BrokerSuite):
     @pytest.fixture
     def harness(self, tmp_path): return MyHarness(tmp_path)
 """
 
-import pytest
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-pytest.register_assert_rewrite(
-    "onward.testing.aside",
-    "onward.testing.delivery",
-    "onward.testing.failure",
-    "onward.testing.failure_shop",
-    "onward.testing.groups",
-    "onward.testing.ownership",
-    "onward.testing.publishing",
-)
-
-from onward.testing.aside import AsideHarness, AsideSuite  # noqa: E402
-from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad  # noqa: E402
-from onward.testing.failure import FailureSuite  # noqa: E402
-from onward.testing.harness import Child, Harness, Member, Process  # noqa: E402
+if TYPE_CHECKING:
+    from onward.testing.aside import AsideHarness, AsideSuite
+    from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad
+    from onward.testing.engine import EngineSuite
+    from onward.testing.failure import FailureSuite
+    from onward.testing.harness import Child, Harness, Member, Process
 
 __all__ = [
     "AsideHarness",
@@ -28,8 +22,29 @@ __all__ = [
     "BrokerSuite",
     "BrokerSuiteUnderLoad",
     "Child",
+    "EngineSuite",
     "FailureSuite",
     "Harness",
     "Member",
     "Process",
 ]
+
+_HOMES = {
+    "AsideHarness": "aside",
+    "AsideSuite": "aside",
+    "BrokerSuite": "broker",
+    "BrokerSuiteUnderLoad": "broker",
+    "EngineSuite": "engine",
+    "FailureSuite": "failure",
+}  # the rest: in harness
+_ASSERTING = ("aside", "delivery", "engine", "failure", "failure_shop", "groups", "ownership", "publishing")
+
+if "pytest" in sys.modules:  # and not in the processes that a suite starts
+    sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in _ASSERTING))
+
+
+def __getattr__(name: str) -> Any:
+    """The suites are imported when they are asked for: the processes that they start need none of them."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'harness')}"), name)

@@ -122,6 +122,17 @@ class OwnershipScenarios:
         assert all(ids[0].values())
 
     @scenario()
+    async def test_a_delivery_names_its_fence_and_its_log(self, kit: Kit) -> None:
+        """An inbox in another store tells by them whether a position is done, and who may write it."""
+        broker = await kit.broker()
+        await broker.publish(kit.events(10))
+        member = await (await kit.member(broker)).hold(4)
+        await member.take(10)
+        for delivery in member.deliveries:
+            assigned = member.assigned[delivery.partition]
+            assert (delivery.fence, delivery.log_id, delivery.drawn) == (assigned.fence, assigned.log_id, False)
+
+    @scenario()
     async def test_sure_until_has_passed_before_another_is_given_the_partition(self, kit: Kit) -> None:
         one, two = await kit.broker(), await kit.broker(max_poll_gap_s=30.0)
         await one.publish(kit.events(3))
@@ -134,6 +145,22 @@ class OwnershipScenarios:
         await member.take(3)
         assert now() - stopped >= kit.options["lease_s"] * 0.3, "taken over while the stopped owner could be sure"
         child.go_on()
+
+    @scenario(revoke_grace_s=0.5)
+    async def test_whoever_has_not_heard_of_a_loss_is_sure_of_nothing(self, kit: Kit) -> None:
+        """What it lost may be finished by another: until receive has told it so, it must start nothing."""
+        one, two = await kit.broker(), await kit.broker()
+        slow = await (await kit.member(one, yields=False)).hold(4)
+        rival = await kit.member(two)
+        await _together([slow, rival], lambda: any(isinstance(message, Revoked) for message in slow.history))
+        told = len(slow.history)
+        await rival.hold(2)
+        assert len(slow.history) == told
+        for _ in range(20):  # also while its broker renews the rest
+            assert slow.subscription.sure_until() <= now(), "sure of what another owns"
+            await asyncio.sleep(0.02)
+        await slow.until(lambda: any(isinstance(message, Fenced) for message in slow.history))
+        await slow.until(lambda: slow.subscription.sure_until() > now())
 
     @scenario(max_poll_gap_s=1.0)
     async def test_an_owner_that_does_not_receive_loses_its_partitions(self, kit: Kit) -> None:

@@ -19,8 +19,9 @@ _SCAN_ROWS = 500  # looked at per query of a scan, whose filter may match few
 _decode = msgspec.msgpack.Decoder(AsideRecord).decode
 
 _INSERT = """
-INSERT OR REPLACE INTO onward_aside (id, grp, part, position, state, due, key, error, last, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO onward_aside (id, grp, part, position, state, due, key, error, last, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
+SET state = excluded.state, due = excluded.due, error = excluded.error, last = excluded.last, data = excluded.data
 """
 _LOAD = """
 SELECT state, due, data FROM onward_aside

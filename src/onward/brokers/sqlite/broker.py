@@ -1,6 +1,7 @@
 """The embedded broker as the contract has it; the work is done by its writer, readers, doorbell and tenures."""
 
 import asyncio
+import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from onward.brokers.sqlite.doorbell import Doorbell
 from onward.brokers.sqlite.gate import Gate, lock_path
 from onward.brokers.sqlite.holdings import Holdings
 from onward.brokers.sqlite.outgoing import Courier, Packer, combined
+from onward.brokers.sqlite.queue import Job
 from onward.brokers.sqlite.reader import Reader
 from onward.brokers.sqlite.retention import Retention
 from onward.brokers.sqlite.store import Store, check, locate
@@ -22,7 +24,7 @@ from onward.brokers.sqlite.tenure import Tenure
 from onward.brokers.sqlite.topics import Catalogue
 from onward.brokers.sqlite.transaction import Transaction
 from onward.brokers.sqlite.writer import Writer
-from onward.errors import BadSetting, BrokerError, Closed
+from onward.errors import BadSetting, BrokerError, Closed, ConfigError
 from onward.event import Event
 from onward.settings import Settings, check_name
 
@@ -62,6 +64,7 @@ class SqliteBroker:
         self._writer.queue.add(Retention(settings, backlog, self._writer.queue.kick))
         self._epochs = itertools.count(1)
         self._subscriptions: set[SqliteSubscription] = set()
+        self._strays: set[asyncio.Future[None]] = set()  # joins that nobody waits for any more, on their way out
         self._closed = False
 
     async def publish(self, events: Sequence[Event]) -> None:
@@ -89,14 +92,27 @@ class SqliteBroker:
             tenure = Tenure((group, owner), found, holdings, self._settings, self._writer.queue.kick, self._bell.nudge)
             return tenure, tenure.work(tx)
 
-        tenure, committed = await self._writer.call(join)
+        job = self._writer.enter(join)
+        joining = asyncio.ensure_future(self._joined(job, holdings))
+        try:
+            return await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            if self._writer.queue.take_back(job):
+                joining.cancel()
+            else:
+                # It is committed, or will be: left alone it would own partitions until its lease runs out.
+                self._strays.add(asyncio.ensure_future(_left(joining)))
+            raise
+
+    async def _joined(self, job: Job[tuple[Tenure, Callable[[], None]]], holdings: Holdings) -> SqliteSubscription:
+        tenure, committed = await self._writer.done(job)
         committed()
         self._writer.queue.add(tenure)
         subscription = SqliteSubscription(
             tenure,
             holdings,
             writer=self._writer,
-            reader=Reader(self._store, f"reader-{group}"),
+            reader=Reader(self._store, f"reader-{tenure.group}"),
             bell=self._bell,
             settings=self._settings,
         )
@@ -137,6 +153,7 @@ class SqliteBroker:
 
     async def close(self) -> None:
         self._closed = True
+        await asyncio.gather(*self._strays)
         await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
         await self._writer.stop()
         await self._reader.close()
@@ -145,3 +162,9 @@ class SqliteBroker:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the broker on {self._store.path} is closed")
+
+
+async def _left(joining: "asyncio.Future[SqliteSubscription]") -> None:
+    """Leave again as soon as it has joined, if it does."""
+    with contextlib.suppress(BrokerError, ConfigError):
+        await (await joining).close()

@@ -17,6 +17,7 @@ class Hold:
     """One ownership of a partition."""
 
     __slots__ = (
+        "damage",
         "deadline",
         "epoch",
         "fence",
@@ -27,6 +28,7 @@ class Hold:
         "paused",
         "read",
         "ready_at",
+        "rests_until",
         "revoking",
         "rows",
         "stored",
@@ -51,6 +53,8 @@ class Hold:
         self.deadline = math.inf
         self.read = self.out = stored.watermark if stored else 0  # next to be read from the log; to be handed out
         self.rows: deque[Rows] = deque()  # read and not handed out
+        self.damage = ""  # why it cannot be read on, and when that is tried again
+        self.rests_until = 0.0
 
     @property
     def flows(self) -> bool:
@@ -81,13 +85,13 @@ class Holdings:
                     size += sum([rows.size for rows in hold.rows])
         return count >= limit or size >= max_bytes
 
-    def flowing(self) -> list[tuple[Hold, int]]:
+    def flowing(self, now: float) -> list[tuple[Hold, int]]:
         """The partitions to read from, and how many of their events are read already.
 
         Each call begins with another one, so that none is always the last.
         """
         with self.lock:
-            holds = [(hold, hold.stocked) for hold in self.held.values() if hold.flows]
+            holds = [(hold, hold.stocked) for hold in self.held.values() if hold.flows and hold.rests_until <= now]
         self._turn += 1
         start = self._turn % len(holds) if holds else 0
         return holds[start:] + holds[:start]
@@ -179,7 +183,7 @@ class Holdings:
 def _hand_out(hold: Hold, messages: list[Message], limit: int, max_bytes: int, *, always: bool) -> tuple[int, int]:
     """Hand out what fits of the first record batch; answers how many events, and their bytes."""
     start, events, size = hold.rows.popleft()
-    partition, epoch = hold.partition, hold.epoch
+    partition, epoch, fence, log_id = hold.partition, hold.epoch, hold.fence, hold.log_id
     if start > hold.out:
         messages.append(Reached(partition, epoch, start))
     if len(events) > limit or size > max_bytes:
@@ -188,7 +192,9 @@ def _hand_out(hold: Hold, messages: list[Message], limit: int, max_bytes: int, *
             hold.rows.appendleft(Rows(start + fits, events[fits:], size - used))
             events = events[:fits]
         size = used
-    messages += [Delivery(event, partition, position, epoch) for position, event in enumerate(events, start)]
+    messages += [
+        Delivery(event, partition, position, epoch, 1, fence, log_id) for position, event in enumerate(events, start)
+    ]
     hold.out = start + len(events)
     return len(events), size
 

@@ -39,11 +39,15 @@ class Claim(NamedTuple):
 
 def enter(db: sqlite3.Connection, group: str, topic: int, start: Start) -> None:
     """Give the group a row per partition. `start` counts only if it had none; later partitions start at 0."""
-    if start != "earliest" and db.execute(_KNOWN, (topic, group)).fetchone() is None:
+    if start != "earliest" and not is_known(db, group, topic):
         rows = db.execute("SELECT id, next FROM onward_partition WHERE topic = ?", (topic,)).fetchall()
         places = [(part, group, _start_position(db, part, following, start)) for part, following in rows]
         db.executemany("INSERT INTO onward_group (part, grp, watermark) VALUES (?, ?, ?)", places)
     db.execute(_NEW_ROWS, (group, topic, group))
+
+
+def is_known(db: sqlite3.Connection, group: str, topic: int) -> bool:
+    return db.execute(_KNOWN, (topic, group)).fetchone() is not None
 
 
 def _start_position(db: sqlite3.Connection, part: int, following: int, start: Start) -> int:

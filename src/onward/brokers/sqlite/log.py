@@ -105,11 +105,21 @@ def read(db: sqlite3.Connection, part: int, position: int) -> Iterator[Rows]:
         try:
             events = decode(data)
         except msgspec.MsgspecError as error:
-            raise BadStore(f"the record batch at position {start} of partition {part} is damaged: {error}") from error
+            raise BadStore(_damaged(at, count, str(error))) from error
+        if len(events) != count:
+            raise BadStore(_damaged(at, count, f"it holds {len(events)} events"))
         if start < position:
             events = events[position - start :]
             start = position
         yield Rows(start, events, len(data))
+
+
+def _damaged(at: int, count: int, why: str) -> str:
+    start = position_of(at)
+    return (
+        f"the record batch of positions {start} to {start + count - 1} is damaged ({why}); restore the file from a "
+        f"backup, or give these events up: DELETE FROM onward_log WHERE at = {at}"
+    )
 
 
 def _joined(packs: Sequence[Pack], count: int) -> Pack:

@@ -66,9 +66,7 @@ class Packer:
         try:
             return {topic: self._load(lists) for topic, lists in self._sorted(events).items()}
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-            raise Unserialisable(
-                f"an event cannot be stored: {error}; value takes bytes, headers map str to str"
-            ) from error
+            raise Unserialisable(_unstorable(events, error)) from error
 
     def _sorted(self, events: Sequence[Event]) -> dict[str, list[list[Event]]]:
         """The events by topic and partition. Keyless ones of a call stay together, so that batches stay large."""
@@ -108,6 +106,20 @@ class Packer:
                     f"event {event.id} has {event.size} bytes, max_event_bytes is {self._max_event_bytes}; "
                     "store the value elsewhere and publish a reference, or raise the limit"
                 )
+
+
+def _unstorable(events: Sequence[Event], error: Exception) -> str:
+    """Which event, and what of it, where that can be told."""
+    for event in events:
+        texts = {
+            "key": event.key,
+            "type": event.type,
+            **{f"header {name!r}": f"{name}{event.headers[name]}" for name in event.headers},
+        }
+        for what, text in texts.items():
+            if isinstance(text, str) and any("\ud800" <= char <= "\udfff" for char in text):
+                return f"an event for topic {event.topic!r} cannot be stored: its {what} holds half a surrogate pair"
+    return f"an event cannot be stored: {error}; value takes bytes, headers map str to str"
 
 
 class Shipment:

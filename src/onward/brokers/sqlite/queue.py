@@ -9,33 +9,35 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from onward import clock
 from onward.brokers.sqlite.outgoing import BEHIND, Parcel
 from onward.brokers.sqlite.transaction import Chore, Transaction
 from onward.errors import BrokerError, Closed, OnwardError, PublishError
 
+T = TypeVar("T")
+
 _MAX_JOBS = 1_000  # per transaction
 _MAX_BYTES = 4 << 20  # of parcels per transaction, but always one parcel
 
 
-class Job:
+class Job(Generic[T]):
     __slots__ = ("future", "loop", "work")
 
-    def __init__(self, work: Callable[[Transaction], Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, work: Callable[[Transaction], T], loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
         self.loop = loop
-        self.future: asyncio.Future[Any] = loop.create_future()
+        self.future: asyncio.Future[T] = loop.create_future()
 
 
-Answer = tuple[Job | Parcel, Any, Exception | None]
+Answer = tuple[Job[Any] | Parcel, Any, Exception | None]
 
 
 class Batch:
     """What goes into one transaction, and what became of it."""
 
-    def __init__(self, parcels: Sequence[Parcel], jobs: Sequence[Job], chores: Sequence[Chore]) -> None:
+    def __init__(self, parcels: Sequence[Parcel], jobs: Sequence[Job[Any]], chores: Sequence[Chore]) -> None:
         self.parcels = parcels
         self.jobs = jobs
         self.chores = chores
@@ -50,13 +52,13 @@ class Queue:
         self._lock = threading.Condition()
         self._parcels: deque[Parcel] = deque()
         self._failing: set[Parcel] = set()  # failed, and their callers have not heard of it yet
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[Job[Any]] = deque()
         self._chores: list[Chore] = []
         self._closed = False
 
     # Called from event loops
 
-    def enter_job(self, job: Job) -> None:
+    def enter_job(self, job: Job[Any]) -> None:
         with self._lock:
             self._check_open()
             self._jobs.append(job)
@@ -81,10 +83,17 @@ class Queue:
                 if not parcel.future.cancel() and not parcel.future.cancelled():
                     parcel.future.exception()  # nobody else asks, where the caller was cancelled
 
-    def withdraw_job(self, job: Job, why: str) -> None:
-        with self._lock, contextlib.suppress(ValueError):
-            self._jobs.remove(job)
+    def withdraw_job(self, job: Job[Any], why: str) -> None:
+        self.take_back(job)
         settle([(job.future, None, BrokerError(why))])
+
+    def take_back(self, job: Job[Any]) -> bool:
+        """Take a job out of the queue; False: it is being done, or done."""
+        with self._lock:
+            if job not in self._jobs:
+                return False
+            self._jobs.remove(job)
+            return True
 
     def withdraw(self, parcels: Sequence[Parcel], why: str) -> None:
         """Take a call out, with all that stand behind it. What is being written already has an unknown fate."""
@@ -106,6 +115,12 @@ class Queue:
             self._lock.notify()
 
     # Called from any thread
+
+    @property
+    def has_callers(self) -> bool:
+        """Does somebody wait for an answer?"""
+        with self._lock:
+            return bool(self._parcels or self._jobs)
 
     def add(self, chore: Chore) -> None:
         with self._lock:

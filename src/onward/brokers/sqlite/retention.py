@@ -1,4 +1,4 @@
-"""Retention: what every group has finished goes, by age or by size; what some group needs never goes."""
+"""Retention: what every group has finished goes, by age or by size; what some group needs, or none has read, stays."""
 
 import heapq
 import sqlite3
@@ -52,12 +52,9 @@ class Retention:
     def _trim(self, db: sqlite3.Connection, topic: int, cutoff: float, limit: int) -> int:
         """Remove at most `limit` record batches of a topic, the oldest first; answers how many."""
         found = extents(db, topic)
-        # Without a group nothing is finished: then age alone counts, and a full backlog is the publisher's error.
-        watched = any(extent.floor is not None for extent in found)
-        floors = {extent: extent.floor or 0 if watched else extent.next for extent in found}
-        excess = -self._retention_bytes
-        if watched:
-            excess += sum(e.bytes_before(db, floor) - e.bytes_before(db, 0) for e, floor in floors.items())
+        floors = {extent: extent.floor or 0 for extent in found}  # without a group nothing is finished
+        stored = sum(extent.bytes_before(db, floor) - extent.bytes_before(db, 0) for extent, floor in floors.items())
+        excess = stored - self._retention_bytes
         gone: list[tuple[int]] = []
         for batch in heapq.merge(*[_finished(db, extent.part, floor, limit) for extent, floor in floors.items()]):
             if len(gone) == limit or (batch.time >= cutoff and excess <= 0):

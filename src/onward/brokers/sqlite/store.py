@@ -12,7 +12,8 @@ from onward.brokers.sqlite.gate import Gate
 from onward.errors import BadSetting, BadStore, BrokerError
 from onward.settings import Settings
 
-SCHEMA_VERSION = 1
+_SCRIPTS = ("schema.sql", "schema_2.sql")  # from each version of the tables to the next
+SCHEMA_VERSION = len(_SCRIPTS)
 _SQLITE_NEEDED = (3, 35, 0)  # RETURNING
 _BUSY_MS = 1_000
 _SMALL_TABLES = ("onward_meta", "onward_topic", "onward_partition", "onward_group")
@@ -40,11 +41,11 @@ class Store:
         self._synchronous = "FULL" if settings.durability == "fsync" else "NORMAL"
 
     def prepare(self, gate: Gate) -> None:
-        """Make the tables where they are missing."""
+        """Make the tables where they are missing, and bring older ones up to date."""
         try:
             db = self.connect()
             try:
-                if _version(db, self.path) is None:
+                if _version(db, self.path) < SCHEMA_VERSION:
                     with gate.held(self._patience_s):  # two processes that start together create them once
                         _create(db, self.path)
                 db.execute("PRAGMA journal_mode=WAL")
@@ -108,7 +109,7 @@ def _look(path: Path) -> None:
     how = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
     db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
     try:
-        if _version(db, path) is None:
+        if not _version(db, path):
             return
         for table in _SMALL_TABLES:
             for (found,) in db.execute(f"PRAGMA quick_check('{table}')"):
@@ -118,11 +119,11 @@ def _look(path: Path) -> None:
         db.close()
 
 
-def _version(db: sqlite3.Connection, path: Path) -> int | None:
-    """The version of our tables, None where there are none."""
+def _version(db: sqlite3.Connection, path: Path) -> int:
+    """The version of our tables, 0 where there are none."""
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name LIKE 'onward\\_%' ESCAPE '\\'")}
     if not tables:
-        return None
+        return 0
     row = None
     if "onward_meta" in tables:
         row = db.execute("SELECT value FROM onward_meta WHERE name = 'schema'").fetchone()
@@ -143,10 +144,10 @@ def _create(db: sqlite3.Connection, path: Path) -> None:
         raise BadStore(f"{path} cannot be switched to a write-ahead log (it stays in mode {mode}); use another folder")
     db.execute("BEGIN IMMEDIATE")
     try:
-        if _version(db, path) is None:
-            for statement in (resources.files(__package__) / "schema.sql").read_text(encoding="utf-8").split(";\n"):
+        for script in _SCRIPTS[_version(db, path) :]:
+            for statement in (resources.files(__package__) / script).read_text(encoding="utf-8").split(";\n\n"):
                 db.execute(statement)
-            db.execute("INSERT INTO onward_meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
+        db.execute("INSERT OR REPLACE INTO onward_meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
         db.execute("COMMIT")
     except BaseException:
         db.execute("ROLLBACK")

@@ -1,6 +1,7 @@
 """A member of a group: receives what its partitions hold and settles what is done."""
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
 
@@ -14,10 +15,14 @@ from onward.brokers.sqlite.progress import Claimed, Settlement, settle
 from onward.brokers.sqlite.reader import Reader
 from onward.brokers.sqlite.tenure import Tenure
 from onward.brokers.sqlite.writer import Writer
-from onward.errors import BrokerError, Closed
+from onward.errors import BadStore, BrokerError, Closed, GroupDropped
 from onward.event import Partition
 from onward.settings import Settings
 
+log_ = logging.getLogger("onward")
+
+_LEAVE_S = 2.0  # to tell the others that we leave; else they learn it when our leases run out
+_REST_S = 5.0  # between two looks at a damaged record batch
 _LOOK_S = 1.0  # how long a lost ring of the doorbell may go unnoticed
 _TAIL = "SELECT next FROM onward_partition WHERE id = ?"
 
@@ -55,6 +60,8 @@ class SqliteSubscription:
             sure = now < self._tenure.sure_until()
             messages = self._holdings.collect(limit, max_bytes, now, sure=sure)
             self._writer.queue.kick(self._tenure, self._holdings.deadline() if sure else now)
+            if not messages and self._tenure.dropped:
+                raise GroupDropped(self._tenure.dropped)
             if messages or now >= end:
                 return messages
             ripe_at = self._holdings.ripe_at() if sure else end
@@ -77,7 +84,7 @@ class SqliteSubscription:
         with self._holdings.lock:
             ours = dict.fromkeys(self._announced(partitions), drained)
         if ours:
-            await self._turned(self._tenure.ask(ours))
+            await self._turned(self._tenure.ask(ours), self._settings.publish_timeout_s)
 
     def sure_until(self) -> float:
         return self._tenure.sure_until()
@@ -108,7 +115,7 @@ class SqliteSubscription:
             self._holdings.closed = True
         self._bell.nudge()
         try:
-            await self._turned(self._tenure.leave())
+            await self._turned(self._tenure.leave(), min(_LEAVE_S, self._settings.publish_timeout_s))
         except BrokerError:
             pass  # nobody can write now: the leases run out by themselves
         finally:
@@ -117,9 +124,9 @@ class SqliteSubscription:
                 self._holdings.held.clear()
             await self._reader.close()
 
-    async def _turned(self, turn: "asyncio.Future[None]") -> None:
+    async def _turned(self, turn: "asyncio.Future[None]", within_s: float) -> None:
         try:
-            async with asyncio.timeout(self._settings.publish_timeout_s):
+            async with asyncio.timeout(within_s):
                 await turn
         except TimeoutError:
             raise BrokerError(self._writer.too_late()) from None
@@ -150,13 +157,23 @@ class SqliteSubscription:
     def _fill(self, db: sqlite3.Connection, limit: int, max_bytes: int) -> None:
         """Read on in the partitions that flow, until there is enough for a receive."""
         self._tenure.saw(roster.version(db, self._tenure.group))
-        for hold, stocked in self._holdings.flowing():
+        for hold, stocked in self._holdings.flowing(clock.now()):
             limit -= stocked
             (tail,) = db.execute(_TAIL, (hold.part,)).fetchone()
-            if hold.read < tail:
-                limit, max_bytes = self._read(db, hold, tail, (limit, max_bytes))
+            try:
+                if hold.read < tail:
+                    limit, max_bytes = self._read(db, hold, tail, (limit, max_bytes))
+            except BadStore as error:
+                self._rest(hold, error)
             if limit <= 0 or max_bytes <= 0:
                 return
+
+    def _rest(self, hold: Hold, error: BadStore) -> None:
+        """This partition stands still, and only this one. It is looked at again, for somebody may mend it."""
+        if str(error) != hold.damage:
+            hold.damage = str(error)
+            log_.error("%s of group %s stands still: %s", hold.partition, self._tenure.group, error)
+        hold.rests_until = clock.now() + _REST_S
 
     def _read(self, db: sqlite3.Connection, hold: Hold, tail: int, wanted: tuple[int, int]) -> tuple[int, int]:
         limit, max_bytes = wanted

@@ -42,12 +42,13 @@ class Turn:
         self.claimed: list[Hold] = []
         self.moved: list[tuple[Hold, str, str | None, float | None]] = []
         self.retires = False
+        self.dropped = ""  # the topic in which the group is no more
         self.next_expiry = math.inf  # of somebody else's lease
         self.version = 0
 
     @property
     def has_news(self) -> bool:
-        return bool(self.lost or self.overdue or self.revoked or self.claimed or self.moved)
+        return bool(self.lost or self.overdue or self.revoked or self.claimed or self.moved or self.dropped)
 
 
 class Tenure:
@@ -77,6 +78,7 @@ class Tenure:
         self._waiters: list[Waiter] = []
         self._retiring = False  # it released unasked: it keeps what it has, claims no more and counts no more
         self._leaving = False
+        self.dropped = ""  # why this member is none any more
 
     # Called by the subscription
 
@@ -92,7 +94,11 @@ class Tenure:
             untold = any(isinstance(message, Fenced) for message in self._holdings.mail)
             if self._holdings.closed or untold:  # whoever has not heard of a loss is sure of nothing
                 return clock.now()
-            return self._sure if self._holdings.held else clock.now() + self._settings.lease_s
+            held = self._holdings.held.values()
+            # What should have been released by now may be free in the store before memory follows.
+            return (
+                min([self._sure, *[hold.deadline for hold in held]]) if held else clock.now() + self._settings.lease_s
+            )
 
     def saw(self, version: int) -> None:
         """The group's version as a reader saw it: another one than in our last turn is worth a turn."""
@@ -125,13 +131,19 @@ class Tenure:
             turn = Turn(tx.now, lease, dict(self._asked), list(self._waiters))
             turn.retires = self._retiring
             held = dict(self._holdings.held)
-        if self._leaving:
+        turn.dropped = self._dropped_topic(tx)
+        if self._leaving or turn.dropped:
             self._leave(tx, turn, held)
         else:
             self._give_back(tx, turn, held)
             if tx.now - self._polled <= self._settings.max_poll_gap_s:
                 self._keep(tx, turn, held)
         return lambda: self._apply(turn)
+
+    def _dropped_topic(self, tx: Transaction) -> str:
+        """Only a join makes a group: whoever slept while it was dropped must not make it anew at some position."""
+        known = {topic.name: leases.is_known(tx.db, self.group, topic.id) for topic in self._topics}
+        return next((name for name, there in known.items() if not there), "")
 
     def failed(self, error: Exception) -> None:
         with self._holdings.lock:
@@ -143,7 +155,7 @@ class Tenure:
             # What was never announced cannot have run: it goes back as it came.
             clean = not hold.unclean if not hold.epoch else turn.asked.get(hold, False)
             leases.give_back(tx.db, self.group, self.owner, (hold.part, hold.fence), clean=clean)
-            turn.returned.append(hold)
+            (turn.lost if turn.dropped else turn.returned).append(hold)
         for topic in self._topics:
             leases.strike(tx.db, self.group, topic.id, [self.owner])
         roster.bump(tx, self.group)
@@ -247,6 +259,8 @@ class Tenure:
                 self._asked.pop(hold, None)
             self._waiters = [waiter for waiter in self._waiters if waiter not in turn.waiters]
             self._retiring = turn.retires
+            if turn.dropped:
+                self.dropped = _obituary(self.group, turn.dropped)
             lapsed = self._sure <= now
             if turn.renewed:
                 self._sure = turn.lease.until
@@ -254,7 +268,7 @@ class Tenure:
         if turn.has_news or lapsed:
             self._nudge()
         self._answer(turn.waiters)
-        if not self._leaving:
+        if not self._leaving and not self.dropped:
             self._kick(self, self._next_due(turn))
 
     def _next_due(self, turn: Turn) -> float:
@@ -265,6 +279,13 @@ class Tenure:
         for loop, future in waiters:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(_resolve, future)
+
+
+def _obituary(group: str, topic: str) -> str:
+    return (
+        f"group {group} of topic {topic} was dropped while this member was away; what it had not settled is void. "
+        "Start it again if the group shall exist: it begins where `start` says"
+    )
 
 
 def _moved(turn: Turn) -> list[Moved]:

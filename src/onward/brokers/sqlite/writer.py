@@ -22,6 +22,7 @@ from onward.brokers.sqlite.transaction import Transaction, guarded
 from onward.errors import BrokerError, Closed, OnwardError, PublishError
 
 _RETRY_S = 0.5  # a chore that failed
+_STOP_S = 1.5  # longer than SQLite's own wait for a lock
 
 T = TypeVar("T")
 
@@ -41,12 +42,20 @@ class Writer:
 
     async def call(self, work: Callable[[Transaction], T]) -> T:
         """Run the work inside a transaction and answer when that is committed."""
-        loop = asyncio.get_running_loop()
-        job = Job(work, loop)
+        return await self.done(self.enter(work))
+
+    def enter(self, work: Callable[[Transaction], T]) -> Job[T]:
+        job = Job(work, asyncio.get_running_loop())
         self.queue.enter_job(job)
-        timer = loop.call_later(self._timeout_s, lambda: self.queue.withdraw_job(job, self.too_late()))
+        return job
+
+    async def done(self, job: Job[T]) -> T:
+        timer = job.loop.call_later(self._timeout_s, lambda: self.queue.withdraw_job(job, self.too_late()))
         try:
-            return await job.future  # type: ignore[no-any-return]
+            return await job.future
+        except asyncio.CancelledError:
+            self.queue.take_back(job)
+            raise
         finally:
             timer.cancel()
 
@@ -78,8 +87,9 @@ class Writer:
     async def stop(self) -> None:
         """Finish what was entered, then end the thread. What cannot be written in time is refused."""
         self.queue.close()
-        # A little longer than any caller waits.
-        await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=self._timeout_s + 1.0)
+        # A little longer than any caller waits; if there is none, somebody beside us may hold the lock for ever.
+        limit_s = self._timeout_s if self.queue.has_callers else 0.0
+        await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=limit_s + _STOP_S)
         # A thread that still hangs in the kernel is a daemon, and finds nothing to do when it comes back.
         self.queue.fail_all(Closed(f"the broker on {self._store.path} was closed before this could be written"))
 

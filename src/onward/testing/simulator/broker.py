@@ -21,6 +21,7 @@ from onward.brokers.base import (
     Tries,
 )
 from onward.event import Delivery, Event, Partition
+from onward.flow.progress import LIMIT_CHARS, decode, encode
 
 if TYPE_CHECKING:
     from onward.testing.simulator.process import Process
@@ -305,11 +306,15 @@ class Broker:
         return lost
 
     def _fitted(self, told: Progress) -> Progress:
-        spans = self.world.profile.spans
-        if len(told.done_above) <= spans:
+        """What comes back of it, where there is little room."""
+        limit = self.world.profile.metadata
+        if limit >= LIMIT_CHARS or not told.done_above:
             return told
-        self.world.counts["truncated"] += 1
-        return msgspec.structs.replace(told, done_above=told.done_above[:spans])
+        done = msgspec.structs.replace(told, tries={})
+        encoded = encode(done, fence=self.claims[told.partition].fence, clean=False, log_id=LOG_ID, limit=limit)
+        self.world.counts["truncated"] += encoded.done_dropped > 0
+        above = decode(encoded.text, told.watermark, log_id=LOG_ID).done_above
+        return msgspec.structs.replace(told, done_above=above)
 
     def erase(self, session: Session, epochs: dict[Partition, int], ids: Sequence[tuple[Partition, int]]) -> None:
         for partition, position in ids:

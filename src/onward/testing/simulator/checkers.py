@@ -1,6 +1,7 @@
 """What must be true of every run. Nothing here knows how the plane works: it sees what was published, what ran,
 which effects happened, what the broker stores, and what the plane asked for."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -12,7 +13,7 @@ from onward.testing.simulator.ledger import Ledger, Run, Story
 from onward.testing.simulator.profile import Profile
 
 if TYPE_CHECKING:
-    from onward.flow.plane import Actions, Settlement
+    from onward.flow.actions import Actions, Settlement
     from onward.testing.simulator.process import Process
 
 RESUME_AT = 0.7
@@ -30,6 +31,13 @@ class Violation(Exception):
 
 def broken(checker: str, what: str) -> NoReturn:
     raise Violation(checker, what)
+
+
+def covers(told: Progress | None, position: int) -> bool:
+    """Does this progress say that the position is done?"""
+    if told is None:
+        return False
+    return position < told.watermark or any(start <= position < stop for start, stop in told.done_above)
 
 
 class Order:
@@ -102,7 +110,7 @@ class Settled:
 
     def _covers(self, told: Progress, story: Story) -> bool:
         position = story.position
-        if position >= told.watermark and not any(start <= position < stop for start, stop in told.done_above):
+        if not covers(told, position):
             return False
         if not (story.effects or story.record or story.removed):
             broken("settled", f"{story} is settled as done: it has no effect and no record")
@@ -160,13 +168,15 @@ class Bounds:
         self._batch = profile.receive_batch
         self._bytes = profile.limits.max_in_flight_bytes + max(profile.limits.max_in_flight_bytes, profile.largest + 64)
         self._open: dict[tuple[str, Partition], dict[int, int]] = {}  # position: size
-        self._last: dict[tuple[str, Partition], int] = {}
+        self._seen_in: dict[tuple[str, Partition], list[int]] = {}  # positions, of this ownership
+        self._records: dict[tuple[str, Partition], int] = {}  # that stood aside when the ownership began
         self._spins: Counter[str] = Counter()
         self._seen: dict[str, tuple[float, int]] = {}
 
-    def assigned(self, process: "Process", partition: Partition) -> None:
+    def assigned(self, process: "Process", partition: Partition, records: int) -> None:
+        self._records[process.name, partition] = records
         self._open[process.name, partition] = {}
-        self._last[process.name, partition] = -1
+        self._seen_in[process.name, partition] = []
 
     def ended(self, process: "Process", partition: Partition) -> None:
         self._open.pop((process.name, partition), None)
@@ -174,14 +184,26 @@ class Bounds:
     def delivered(self, process: "Process", delivery: Delivery, story: Story) -> None:
         name = process.name, delivery.partition
         held = self._open.get(name)
-        if held is None or delivery.position <= self._last[name] or story.covered or story.record is not None:
+        seen = self._seen_in[name] if held is not None else []
+        known = bool(seen) and delivery.position <= seen[-1]
+        if held is None or known or story.covered or story.record is not None:
             return
-        self._last[name] = delivery.position
+        seen.append(delivery.position)
         held[delivery.position] = story.event.size
-        if len(held) > self._limits.max_in_flight - 1 + self._batch:
+        most = self._limits.max_in_flight - 1 + self._batch
+        gap = len(seen) - bisect_left(seen, min(held)) - len(held)
+        if gap > self._limits.max_gap + most:
+            broken("bounds", f"{process.name} has done {gap} events of {delivery.partition} above an open one")
+        if len(held) > most:
             broken("bounds", f"{process.name} holds {len(held)} events of {delivery.partition}")
         if sum(held.values()) > self._bytes:
             broken("bounds", f"{process.name} holds {sum(held.values())} bytes of {delivery.partition}")
+
+    def parked(self, process: "Process", partition: Partition, records: int) -> None:
+        """When more is delivered, so many records stand aside."""
+        limits, before = self._limits, self._records.get((process.name, partition), 0)
+        if records > max(limits.max_parked, before) + 2 * (limits.max_in_flight + self._batch):
+            broken("bounds", f"{process.name} takes more of {partition}, of which {records} records stand aside")
 
     def done(self, process: "Process", partition: Partition, position: int) -> None:
         held = self._open.get((process.name, partition))
@@ -222,7 +244,6 @@ class Records:
         self._limit = profile.limits.crash_limit
         self._kills = profile.kills
         self._killers = profile.fates[-1] > 0
-        self._cuts = profile.spans < 10_000  # what the broker cannot store runs again, dead letters too
         self.refusals = 0  # records that could not be stored: their last attempt is not known to the next owner
         self._unclean: Counter[Partition] = Counter()  # ends of ownerships that no killer caused
         self._changes: Counter[Partition] = Counter()  # all other changes of owner
@@ -233,9 +254,9 @@ class Records:
         self._changes[partition] += 1
         self._unclean[partition] += unclean
 
-    def written(self, story: Story, record: AsideRecord) -> None:
-        """The owner set an event aside, or rewrote its record."""
-        kept = story.is_dead and story.covered and not story.touched and not self._cuts
+    def written(self, story: Story, record: AsideRecord, stored: Progress | None) -> None:
+        """The owner set an event aside, or rewrote its record. What the broker had no room to store is open again."""
+        kept = story.is_dead and not story.touched and covers(stored, story.position)
         if kept and record.state is not State.DEAD:
             broken("records", f"the dead letter of {story} is overwritten as {record.state}")
         if record.state is not State.DEAD:
@@ -267,8 +288,9 @@ class Records:
                 if story.crashes >= 2 + self._changes[story.partition] and not story.touched:
                     broken("blame", f"{run} starts while {other} runs: {story} has killed before")
 
-    def gone(self, story: Story) -> None:
-        if story.effects <= story.record_effects and not story.touched:
+    def gone(self, story: Story, stored: Progress | None) -> None:
+        """What is not settled as done will run again: its record may go before."""
+        if covers(stored, story.position) and story.effects <= story.record_effects and not story.touched:
             broken("records", f"the record of {story} is removed without an effect since it was made")
 
     def crashed(self, story: Story) -> None:
@@ -289,6 +311,11 @@ class Ending:
             for story in self._ledger.all()
             if not (story.effects or story.removed or story.record)
         ]
+
+    def untrue(self) -> list[str]:
+        """Dead letters of events that have ended well since."""
+        dead = [story for story in self._ledger.all() if story.is_dead and not story.touched]
+        return [f"{story} is dead, and was handled since" for story in dead if story.handled]
 
     def stuck(self) -> list[str]:
         """Records that should have left the aside."""

@@ -46,6 +46,7 @@ class Story:
         "fate",
         "fresh_failures",
         "halved",
+        "handled",
         "lane",
         "lone_crashes",
         "partition",
@@ -76,6 +77,7 @@ class Story:
         self.record_effects = 0  # effects when that record was made
         self.due = 0.0  # when its waiting record may be tried again, on the wall clock
         self.ever_dead = False
+        self.handled = False  # an owner was told that it ended well, and no record was made since
         self.halved = False  # it had its effect in a batch that failed
         self.wait: tuple[str, int, float] | None = None  # the process and epoch in which it failed, and until when
         self.touched = False  # an operator moved or removed its record

@@ -14,8 +14,9 @@ from onward.brokers.base import (
     record_position,
 )
 from onward.event import Delivery, Partition
+from onward.flow.actions import Actions, Load, Work
 from onward.flow.entry import Again, Instant
-from onward.flow.plane import Actions, ControlPlane, Load, Work
+from onward.flow.plane import ControlPlane
 from onward.testing.simulator.handler import Verdict
 from onward.testing.simulator.ledger import Run, Story
 from onward.testing.simulator.settling import Settling

@@ -7,6 +7,7 @@ import msgspec
 
 from onward.brokers.base import Ordering
 from onward.flow.limits import Limits
+from onward.flow.progress import LIMIT_CHARS
 
 FATES = ("ok", "slow", "flaky", "timeout", "poison", "killer")
 
@@ -33,7 +34,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     # the broker
     atomic: bool  # one transaction per settle; otherwise records, progress and removals one after the other
-    spans: int  # how many intervals above the watermark it can store; what is cut off at the top runs again
+    metadata: int  # characters for what is done above the watermark; what is cut off at the top runs again
     receive_batch: int
     page: int  # records read at once
     lease_s: float
@@ -67,7 +68,7 @@ def draw(rng: Random) -> Profile:
         timeout_s=2.0,
         kills=rng.choice(("process", "process", "worker")),
         atomic=rng.random() < 0.5,
-        spans=rng.choice((10_000, 10_000, 10_000, 2)),
+        metadata=rng.choice((LIMIT_CHARS, LIMIT_CHARS, LIMIT_CHARS, 9)),
         receive_batch=rng.choice((1, 4, 10, 30)),
         page=rng.choice((1, 2, 5, 100)),
         lease_s=3.0,
@@ -82,18 +83,22 @@ def draw(rng: Random) -> Profile:
 def _limits(rng: Random) -> Limits:
     ordering: Ordering = rng.choice(("key", "key", "key", "key", "key", "partition", "none"))
     batch_size = rng.choice((1, 1, 1, 2, 5))
+    on_dead: Literal["pass", "hold"] = rng.choice(("pass", "pass", "hold"))
+    # A key that is held for ever fills its partition, as it should: such a run would not end.
+    max_parked = rng.choice((4, 12, 1_000)) if on_dead == "pass" else 1_000
     return Limits(
         group="g",
         handler="h",
         ordering=ordering,
-        on_dead=rng.choice(("pass", "pass", "hold")),
+        on_dead=on_dead,
         concurrency=rng.choice((1, 2, 4, 8, 16)),
         batch_size=batch_size,
         batch_wait_s=rng.choice((0.0, 0.1)) if batch_size > 1 else 0.0,
         max_in_flight=rng.choice((8, 12, 16, 32, 64)),
         max_in_flight_bytes=rng.choice((300, 1_000, 1 << 20)),
         max_delayed=rng.choice((2, 4, 100)),
-        max_parked=rng.choice((4, 12, 1_000)),
+        max_parked=max_parked,
+        max_gap=rng.choice((6, 20, 1_000_000)),
         park_after_s=rng.choice((0.2, 1.0)),
         crash_limit=rng.choice((1, 2, 3)),
         settle_interval_s=rng.choice((0.0, 0.05, 0.3)),

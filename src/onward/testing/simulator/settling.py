@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onward.event import Partition
-from onward.flow.plane import Settlement
+from onward.flow.actions import Settlement
 
 if TYPE_CHECKING:
     from onward.testing.simulator.process import Process

@@ -8,7 +8,7 @@ from onward.testing.simulator.checkers import Bounds, Epochs, Lanes, Order, Reco
 from onward.testing.simulator.ledger import Run, Story
 
 if TYPE_CHECKING:
-    from onward.flow.plane import Actions, Settlement
+    from onward.flow.actions import Actions, Settlement
     from onward.testing.simulator.broker import Claim
     from onward.testing.simulator.process import Process
     from onward.testing.simulator.world import World
@@ -29,7 +29,7 @@ class Witness:
     # -- in a process -------------------------------------------------------------------------------------------
 
     def assigned(self, process: "Process", message: Assigned) -> None:
-        self.bounds.assigned(process, message.partition)
+        self.bounds.assigned(process, message.partition, self._parked(message.partition))
 
     def ended(self, process: "Process", partition: Partition) -> None:
         self.bounds.ended(process, partition)
@@ -38,6 +38,7 @@ class Witness:
         self._world.counts["delivered"] += 1
         if process.told.get(delivery.partition) == delivery.epoch:
             self.bounds.delivered(process, delivery, self._stories[delivery.partition][delivery.position])
+            self.bounds.parked(process, delivery.partition, self._parked(delivery.partition))
 
     def loaded(self, process: "Process", page: list[AsideRecord]) -> None:
         self._world.counts["records loaded"] += len(page)
@@ -76,8 +77,9 @@ class Witness:
     def reported(self, run: Run) -> None:
         """The plane is about to be told that a call has ended well."""
         if run.process.told.get(run.partition) == run.epoch:
-            for delivery in run.deliveries:
+            for delivery, story in zip(run.deliveries, run.stories, strict=True):
                 self.bounds.done(run.process, delivery.partition, delivery.position)
+                story.handled = not run.stale
 
     def killed(self, story: Story) -> None:
         self.records.crashed(story)
@@ -113,11 +115,12 @@ class Witness:
 
     def written(self, record: AsideRecord) -> None:
         story = self._stories[record.partition][record.position]
-        self.records.written(story, record)
+        self.records.written(story, record, self._stored(record.partition))
         self._world.counts[f"{record.state} records"] += 1
         tried = story.record is None or record.tries.failed > story.record.tries.failed
         if record.state is State.WAITING and record.due is not None and tried:
             story.due = record.due
+        story.handled = False
         if story.record is None:
             story.record_effects = story.effects
         story.record = record
@@ -126,14 +129,22 @@ class Witness:
     def gone(self, partition: Partition, position: int) -> None:
         story = self._stories[partition][position]
         self._world.counts["records gone"] += 1
-        self.records.gone(story)
+        self.records.gone(story, self._stored(partition))
         story.record = None
+
+    def _parked(self, partition: Partition) -> int:
+        records = self._world.broker.claims[partition].records.values()
+        return sum(each.state is not State.DEAD for each in records)
+
+    def _stored(self, partition: Partition) -> Progress | None:
+        return self._world.broker.claims[partition].stored
 
     def moved(self, record: AsideRecord, moved: AsideRecord | None) -> None:
         """An operator moved or removed a record."""
         story = self._stories[record.partition][record.position]
         self._world.say("operator", f"moves {story} from {record.state} to {moved.state if moved else 'nowhere'}")
         story.touched = True
+        story.handled = False
         story.wait = None
         story.removed = story.removed or moved is None
         story.record = moved

@@ -136,6 +136,8 @@ class World:
             broken("liveness", "; ".join(left[:6]))
         if lost := Ending(self.ledger).lost():
             broken("loss", "; ".join(lost[:6]))
+        if not self.counts["truncated"] and (untrue := Ending(self.ledger).untrue()):
+            broken("records", "; ".join(untrue[:6]))
         if self.rng.random() < 0.5:
             self._leave_all()
 

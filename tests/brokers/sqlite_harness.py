@@ -1,8 +1,8 @@
-"""SQLite under the failure suites."""
+"""SQLite under the suites: where its file is, and how it is made to refuse."""
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from onward.event import Event
@@ -14,14 +14,22 @@ class SqliteHarness:
         self.path = folder / "events.db"
         self.url = f"sqlite:///{self.path}"
 
-    def refuse(self, event: Event) -> AbstractContextManager[None]:
-        raise NotImplementedError(f"no scenario here has {event.id} refused")
+    @contextmanager
+    def refuse(self, event: Event) -> Iterator[None]:
+        """The database itself refuses the record batch that holds this event."""
+        with self._refusing("onward_log", f"WHEN instr(NEW.data, X'{event.id.encode().hex()}')"):
+            yield
 
     @contextmanager
     def refuse_aside(self) -> Iterator[None]:
-        """The database itself refuses every record."""
+        """The database itself refuses every record of the aside."""
+        with self._refusing("onward_aside", ""):
+            yield
+
+    @contextmanager
+    def _refusing(self, table: str, when: str) -> Iterator[None]:
         self._execute(
-            "CREATE TRIGGER onward_test_refuse BEFORE INSERT ON onward_aside "
+            f"CREATE TRIGGER onward_test_refuse BEFORE INSERT ON {table} {when} "
             "BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
         )
         try:

@@ -1,0 +1,228 @@
+"""A worker process, from inside: it imports the handler, runs what it is sent, one at a time, and ends with its parent.
+
+The main thread reads the socket when it has nothing left, so that nobody has to wake up for work that arrives while
+it is busy. A second thread waits on the leash, a pipe: a byte calls back what has not been started; its end is the
+end of the parent, and ends this process at once.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import inspect
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from typing import Any
+
+from onward import context as run_context
+from onward.clock import now
+from onward.engines.base import Call, Work
+from onward.engines.processes import wire
+from onward.engines.steps import in_context
+from onward.engines.target import follow, import_main, public_name
+from onward.errors import RetryLater, kind_name
+from onward.handler import bind
+
+_PR_SET_PDEATHSIG = 1
+_MESSAGE_CHARS = 10_000
+_TRACE_CHARS = 50_000
+_READ_BYTES = 1 << 18
+
+Task = tuple[int, Work, float]  # its number, and until when it may begin
+
+
+def main(link: int, page: int, leash: int, parent: int) -> None:
+    _tie(parent)
+    _deafen()
+    faulthandler.enable()  # a segmentation fault names its line on stderr
+    worker = Worker(socket.socket(fileno=link), wire.Page(page))
+    threading.Thread(target=worker.watch, args=(leash,), name="onward-leash", daemon=True).start()
+    worker.run()
+
+
+class Worker:
+    def __init__(self, link: socket.socket, page: wire.Page) -> None:
+        self._link = link
+        self._page = page
+        self._inbox: deque[Task] = deque()
+        self._retiring = False
+        self._splitter = wire.Splitter()
+        self._reading = threading.Lock()
+        self._speaking = threading.Lock()
+
+    def run(self) -> None:
+        setup = self._setup()
+        try:
+            function = _load(setup)
+            call = bind(function, batch=setup.batch)
+        except BaseException as error:
+            self._say(wire.Unfit("".join(traceback.format_exception(error))[-_TRACE_CHARS:].rstrip()))
+            raise SystemExit(1) from error
+        self._say(wire.Ready())
+        if inspect.iscoroutinefunction(function):
+            asyncio.run(self._serve_coroutines(call, setup.timeout_s))
+        else:
+            self._serve(call, setup.timeout_s)
+
+    def _setup(self) -> wire.Setup:
+        while True:
+            for body in self._splitter.feed(self._receive()):
+                setup = wire.from_engine(body)
+                assert isinstance(setup, wire.Setup)
+                return setup
+
+    # -- the main thread ----------------------------------------------------------------------------------------
+
+    def _serve(self, call: Call, timeout_s: float | None) -> None:
+        base, begin, finish = copy_context(), self._page.begin, self._page.finish
+        while not self._retiring:
+            if not self._refill():
+                self._say(wire.Idle())
+                self._link.recv(1, socket.MSG_PEEK)  # until there is something
+            at = now()  # the end of a run is the begin of the next
+            while (task := self._next()) is not None:
+                number, work, until = task
+                if at >= until:
+                    self._say(wire.Returned([number]))
+                    continue
+                begin(number, at)
+                try:
+                    base.copy().run(run_context.enter, call, work, timeout_s and at + timeout_s)
+                except BaseException as error:
+                    self._say(_failed(number, error))
+                at = now()
+                finish(number, at)
+
+    async def _serve_coroutines(self, call: Call, timeout_s: float | None) -> None:
+        base = copy_context()
+        while not self._retiring:
+            if not self._refill():
+                self._say(wire.Idle())
+                await _readable(self._link)
+            while (task := self._next()) is not None:
+                number, work, until = task
+                started = now()
+                if started >= until:
+                    self._say(wire.Returned([number]))
+                    continue
+                self._page.begin(number, started)
+                context = base.copy()
+                try:
+                    steps = context.run(run_context.enter, call, work, timeout_s and started + timeout_s)
+                    await in_context(steps, context)
+                except BaseException as error:
+                    self._say(_failed(number, error))
+                self._page.finish(number, now())
+
+    def _next(self) -> Task | None:
+        try:
+            return self._inbox.popleft()
+        except IndexError:  # all done, or called back
+            return None
+
+    def _refill(self) -> bool:
+        """Take in what has been sent; False: there is nothing to do."""
+        with self._reading, contextlib.suppress(BlockingIOError):
+            while True:
+                for body in self._splitter.feed(self._receive(socket.MSG_DONTWAIT)):
+                    self._take_in(wire.from_engine(body))
+        return bool(self._inbox)
+
+    def _take_in(self, message: wire.FromEngine) -> None:
+        match message:
+            case wire.Events() | wire.Batches():
+                works: Sequence[Work] = message.works
+                self._inbox.extend((number, work, message.until) for number, work in enumerate(works, message.first))
+            case wire.Retire():
+                self._retiring = True
+
+    # -- the thread on the leash --------------------------------------------------------------------------------
+
+    def watch(self, leash: int) -> None:
+        while os.read(leash, 1):
+            self._refill()
+            unstarted: list[int] = []
+            while (task := self._next()) is not None:  # what is taken out here the main thread will never start
+                unstarted.append(task[0])
+            self._say(wire.Returned(unstarted))
+        os._exit(1)
+
+    # -- the socket ---------------------------------------------------------------------------------------------
+
+    def _receive(self, flags: int = 0) -> bytes:
+        piece = self._link.recv(_READ_BYTES, flags)
+        if not piece:
+            os._exit(1)  # the parent is gone, and whatever runs here has no owner any more
+        return piece
+
+    def _say(self, message: wire.Up) -> None:
+        with self._speaking:
+            self._link.sendall(wire.frame(message))
+
+
+async def _readable(link: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(link, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(link)
+
+
+def _load(setup: wire.Setup) -> Callable[..., Any]:
+    run_context.in_worker = True
+    sys.argv = setup.argv
+    if setup.main is not None:
+        import_main(*setup.main)
+    function = follow(setup.target)
+    if setup.log_level is not None and not logging.getLogger().handlers:
+        logging.basicConfig(level=setup.log_level, format=setup.log_format)
+    return function  # type: ignore[no-any-return]
+
+
+def _failed(number: int, error: BaseException) -> wire.Failed:
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its text cannot be made)"
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next  # without the frame of this file
+    trace = "".join(traceback.format_exception(error))
+    kinds = [public_name(kind_name(kind)) for kind in type(error).__mro__]
+    return wire.Failed(
+        number=number,
+        name=type(error).__qualname__,
+        message=message[:_MESSAGE_CHARS],
+        kinds=kinds,
+        trace=trace[-_TRACE_CHARS:],
+        ours=next((kind.__name__ for kind in wire.DECIDING if isinstance(error, kind)), ""),
+        after_s=error.after_s if isinstance(error, RetryLater) else 0.0,
+    )
+
+
+def _tie(parent: int) -> None:
+    """Die with the parent, even in the middle of code that never lets the listening thread run."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+
+def _deafen() -> None:
+    """A Ctrl-C, or a service manager that signals the whole group, means the parent: it drains and ends us."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _ignore)  # not SIG_IGN: programs that a handler starts would inherit that
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def _ignore(number: int, frame: object) -> None: ...

@@ -1,0 +1,70 @@
+"""The engine's end of the socket to a worker: it never blocks, however large what goes through it."""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from onward.engines.processes import wire
+
+_READ_BYTES = 1 << 18
+
+
+class Line:
+    def __init__(self, end: socket.socket, readable: Callable[[], None]) -> None:
+        self._end = end
+        self._end.setblocking(False)
+        self._splitter = wire.Splitter()
+        self._unsent: deque[memoryview] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._end, readable)
+        self.cut = False  # the other end is closed, or what comes from it makes no sense
+
+    @property
+    def clogged(self) -> bool:
+        """The other end has not taken all that was sent."""
+        return bool(self._unsent)
+
+    def send(self, message: wire.Down) -> None:
+        self._unsent.append(memoryview(wire.frame(message)))
+        if len(self._unsent) == 1:
+            self._write()
+
+    def receive(self) -> Iterator[wire.FromWorker]:
+        """All that has arrived."""
+        try:
+            while piece := self._end.recv(_READ_BYTES):
+                for body in self._splitter.feed(piece):
+                    yield wire.from_worker(body)
+        except BlockingIOError:
+            return
+        except (OSError, msgspec.MsgspecError):
+            pass  # reset, or somebody else wrote into it: as good as an end
+        self.cut = True
+
+    def mute(self) -> None:
+        """Call nobody any more; what arrives can still be received."""
+        self._loop.remove_reader(self._end)
+
+    def close(self) -> None:
+        if self._end.fileno() >= 0:
+            self.mute()
+            self._loop.remove_writer(self._end)
+            self._unsent.clear()
+            self._end.close()
+
+    def _write(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._end.send(self._unsent[0])
+                rest = self._unsent.popleft()[sent:]
+                if rest:
+                    self._unsent.appendleft(rest)
+        except BlockingIOError:
+            self._loop.add_writer(self._end, self._write)
+            return
+        except OSError:
+            self._unsent.clear()  # the other end is gone, and reading will say so
+        self._loop.remove_writer(self._end)

@@ -1,0 +1,93 @@
+"""Names the code that keeps the event loop from running: one blocking line in an `async def` stops every handler."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Self
+
+from onward.engines import tasks
+
+log = logging.getLogger("onward")
+
+LIMIT_S = 0.1
+_BEAT_S = 0.025
+_QUIET_S = 60.0  # one place is named no more often than this
+
+_OURS = str(Path(__file__).parent.parent)
+_ASYNCIO = str(Path(asyncio.__file__).parent)
+
+
+class Watchdog:
+    """While it is entered, a thread looks whether the loop still ticks, and where it stands when it does not."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._named: dict[CodeType, float] = {}
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._beat()
+        threading.Thread(target=self._watch, name="onward-watchdog", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._timer.cancel()
+
+    def _beat(self) -> None:
+        self._ticked = time.monotonic()
+        self._timer = self._loop.call_later(_BEAT_S, self._beat)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_BEAT_S):
+            blocked_s = time.monotonic() - self._ticked - _BEAT_S
+            if blocked_s > LIMIT_S and (frame := self._frame()) is not None:
+                self._name(frame, blocked_s)
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._thread_id)  # noqa: SLF001  # public, for all its underscore
+
+    def _name(self, innermost: FrameType, blocked_s: float) -> None:
+        culprit = find(innermost)
+        if culprit is None:
+            return
+        code, at = culprit.f_code, time.monotonic()
+        if at - self._named.get(code, -_QUIET_S) < _QUIET_S:
+            return
+        self._named[code] = at
+        log.warning(
+            "%s has kept the event loop from running for %.0f ms, at %s:%d; nothing else of this process gets on. "
+            "Await what blocks there, or declare the handler with `def` (threads) or engine='processes'",
+            *(code.co_qualname, blocked_s * 1000, code.co_filename, culprit.f_lineno),
+        )
+
+
+def find(innermost: FrameType) -> FrameType | None:
+    """The handler in this stack, at the line where it stands; or else the outermost code that is not the loop's.
+
+    None: the loop waits for something to do, so it was the whole process that stood still.
+    """
+    stack: list[FrameType] = []
+    frame: FrameType | None = innermost
+    while frame is not None:
+        stack.append(frame)
+        frame = frame.f_back
+    stack.reverse()
+    served = [at for at, each in enumerate(stack) if each.f_code.co_filename == tasks.__file__]
+    loops = [at for at, each in enumerate(stack) if _is_loop(each)]
+    begin = (served or loops or [len(stack)])[-1]
+    inner = [each for each in stack[begin:] if not each.f_code.co_filename.startswith((_OURS, _ASYNCIO))]
+    if not inner or inner[0].f_code.co_filename.endswith("selectors.py"):
+        return None
+    return inner[0]
+
+
+def _is_loop(frame: FrameType) -> bool:
+    """asyncio's own loop, or what called another one, such as uvloop, that has no frames."""
+    code = frame.f_code
+    return code.co_filename.startswith(_ASYNCIO) and code.co_name in ("_run_once", "run")

@@ -1,0 +1,51 @@
+"""What the control plane answers: what to do now, and what it has seen."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from onward.brokers.base import AsideRecord, Progress
+from onward.event import Delivery, Partition
+
+Work = Delivery | tuple[Delivery, ...]
+"""One call of the handler: an event, or for a batch handler several of one partition, in order."""
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """One settle call. Its answer goes back to the plane by `settled` or `aside_refused`."""
+
+    progress: Sequence[Progress]
+    aside: Sequence[AsideRecord] = ()
+    gone: Sequence[str] = ()
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Read a page of records; it goes back to the plane by `loaded`. Try again until it succeeds."""
+
+    partition: Partition
+    epoch: int
+    after: int | None
+
+
+class Actions(msgspec.Struct, frozen=True):
+    """What to do now, in this order."""
+
+    work: Sequence[Work] = ()
+    pause: Sequence[Partition] = ()
+    resume: Sequence[Partition] = ()
+    load: Sequence[Load] = ()
+    settle: Settlement | None = None
+    drained: Sequence[Partition] = ()  # to release: nothing of them runs
+    undrained: Sequence[Partition] = ()  # to release: the deadline came first
+    wake_at: float | None = None  # tick again by then even if nothing happens
+
+
+class Counts(msgspec.Struct):
+    """What the plane has seen, for metrics and tests."""
+
+    delivered: int = 0
+    skipped: int = 0  # delivered again although done
+    stale: int = 0  # deliveries and completions of an ownership that had ended
+    done: int = 0
+    retried: int = 0
+    dead: int = 0

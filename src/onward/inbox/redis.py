@@ -1,0 +1,295 @@
+"""RedisInbox: for effects outside a database. An event is free, held by one run for a lease, or done."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.exceptions import RedisError
+
+from onward.brokers.base import Progress
+from onward.engines.base import Call, Work
+from onward.errors import BadHandler, BadSetting, Busy, Superseded
+from onward.event import Delivery
+from onward.inbox.base import Asked, Ground, Run
+from onward.inbox.horizon import horizon_s as safe_horizon_s
+from onward.inbox.horizon import stored_id
+from onward.inbox.scripts import CLAIM, DONE, FAIL, RENEW
+from onward.settings import redacted
+
+log = logging.getLogger("onward")
+
+_MIN_LEASE_S = 1.0
+_WAIT_S = 5.0  # how long a run waits for another of the same event before it is put back
+_LOOK_S = 0.1
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a handler may take: `fence` grows with every run of the event, for APIs that compare versions."""
+
+    key: str
+    fence: int
+    token: str
+
+
+class Scripts:
+    """The scripts on a client, sync or async."""
+
+    def __init__(self, client: Any) -> None:
+        self.claim, self.renew = client.register_script(CLAIM), client.register_script(RENEW)
+        self.done, self.fail = client.register_script(DONE), client.register_script(FAIL)
+
+
+class RedisInbox:
+    """An inbox in Redis: `@app.handler(..., inbox=RedisInbox("redis://..."))`, for `def` and `async def`.
+
+    A run claims its event for `lease_s`, renews while the handler runs, and marks it done for `horizon_s`, by default
+    twice the longest time after which an event may come again. A run that fails or is cancelled gives its claim back;
+    that of a killed process ends with its lease. The effect and the mark are two steps: between them a kill can make
+    an effect happen twice, which `app.idempotency_key` lets the other side notice.
+    """
+
+    def __init__(
+        self, url: str, *, prefix: str = "onward:inbox", lease_s: float = 30.0, horizon_s: float | None = None
+    ) -> None:
+        if lease_s < _MIN_LEASE_S:
+            raise BadSetting(
+                f"RedisInbox(lease_s={lease_s:g}): at least {_MIN_LEASE_S:g} s, for it is renewed each third"
+            )
+        self._url = url
+        self._prefix = prefix
+        self._lease_s = lease_s
+        self._given_s = horizon_s
+        self._horizon_s = 0.0
+        self._client: AsyncRedis | None = None  # of the event loop that runs the application
+        self._sync_client: Redis | None = None
+
+    # -- the contract ---------------------------------------------------------------------------------------------
+
+    def gives(self, annotation: Any) -> bool:
+        return annotation is Claim
+
+    def around(self, run: Run, asked: Asked) -> Call:
+        if asked.engine == "processes":
+            raise BadHandler(f"{asked.name}: an inbox cannot reach into worker processes; use 'threads' or 'tasks'")
+        if asked.batch:
+            raise BadHandler(f"{asked.name}: RedisInbox takes single events (batch_size=1); SqlInbox takes batches")
+        return _Async(self, run, asked) if asked.is_async else _Sync(self, run, asked)
+
+    async def start(self, ground: Ground) -> None:
+        longest_s = safe_horizon_s(ground.name, self._given_s, ground.longest_redelivery_s)
+        if self._client is None:
+            self._client = AsyncRedis.from_url(self._url, decode_responses=True)
+            self._sync_client = Redis.from_url(self._url, decode_responses=True)
+            self.scripts, self.sync_scripts = Scripts(self._client), Scripts(self._sync_client)
+        try:
+            memory = await self._client.info("memory")
+        except RedisError as error:
+            await self.close()
+            raise BadSetting(f"{redacted(self._url)}: the inbox cannot be reached: {error}") from error
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if memory.get("maxmemory") and policy != "noeviction":
+            await self.close()
+            raise BadSetting(
+                f"{redacted(self._url)}: maxmemory-policy {policy} may throw an inbox's marks away, and effects would "
+                "happen twice; set it to noeviction, or use another server for the inbox"
+            )
+        self._horizon_s = max(self._horizon_s, longest_s)
+
+    def settled(self, group: str, progress: Sequence[Progress]) -> None:
+        """Marks go by their age."""
+
+    async def upkeep(self) -> None:
+        await asyncio.Event().wait()  # Redis forgets by itself
+
+    async def close(self) -> None:
+        client, sync_client, self._client, self._sync_client = self._client, self._sync_client, None, None
+        if client is not None:
+            await client.aclose()
+        if sync_client is not None:
+            sync_client.close()
+
+    # -- for its calls --------------------------------------------------------------------------------------------
+
+    @property
+    def lease_s(self) -> float:
+        return self._lease_s
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self._lease_s * 1000)
+
+    @property
+    def horizon_ms(self) -> int:
+        assert self._horizon_s, "start derives the horizon before the first event"
+        return int(self._horizon_s * 1000)
+
+    def keys(self, group: str, delivery: Delivery) -> tuple[str, str]:
+        event = delivery.event
+        name = f"{self._prefix}:{{{group}:{event.topic}:{stored_id(event.id)}}}"
+        return name, f"{name}:fence"
+
+
+class _Lease:
+    """How long a claim is surely ours, counted from before the call that made or renewed it."""
+
+    def __init__(self, lease_s: float, asked_at: float) -> None:
+        self._lease_s = lease_s
+        self.until = asked_at + lease_s
+
+    def renewed(self, asked_at: float) -> None:
+        self.until = asked_at + self._lease_s
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self.until
+
+
+class _Sync:
+    def __init__(self, inbox: RedisInbox, run: Run, asked: Asked) -> None:
+        self._inbox, self._run, self._asked = inbox, run, asked
+
+    @property
+    def _scripts(self) -> Scripts:
+        return self._inbox.sync_scripts
+
+    def __call__(self, work: Work) -> None:
+        assert isinstance(work, Delivery)
+        keys = self._inbox.keys(self._asked.group, work)
+        claim, lease = self._claimed(keys)
+        if claim is None:
+            return
+        ended = threading.Event()
+        renewing = threading.Thread(target=self._keep, args=(claim, lease, ended), daemon=True, name="onward-inbox")
+        renewing.start()
+        try:
+            self._run(work, claim)
+        except BaseException:
+            self._give_back(claim)
+            raise
+        finally:
+            ended.set()
+            renewing.join()
+        if not self._scripts.done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms]):
+            raise _lost(claim)
+
+    def _claimed(self, keys: tuple[str, str]) -> tuple[Claim | None, _Lease]:
+        inbox, name, give_up = self._inbox, uuid4().hex, time.monotonic() + _WAIT_S
+        while True:
+            asked_at = time.monotonic()
+            verdict, number = self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
+            if verdict != "BUSY":
+                claim = Claim(keys[0], number, f"{number}:{name}") if verdict == "RUN" else None
+                return claim, _Lease(inbox.lease_s, asked_at)
+            _still_patient(give_up, keys[0], number)
+            time.sleep(min(_LOOK_S, max(number, 1) / 1000))
+
+    def _keep(self, claim: Claim, lease: _Lease, ended: threading.Event) -> None:
+        inbox = self._inbox
+        while not ended.wait(inbox.lease_s / 3):
+            asked_at = time.monotonic()
+            try:
+                if not self._scripts.renew(keys=[claim.key], args=[claim.token, inbox.lease_ms]):
+                    log.error("%s: its claim was lost while it ran; another run may overlap", claim.key)
+                    return
+            except RedisError as error:
+                log.warning("%s: its claim cannot be renewed now: %s", claim.key, error)
+            else:
+                lease.renewed(asked_at)
+
+    def _give_back(self, claim: Claim) -> None:
+        with contextlib.suppress(RedisError):  # then it ends with its lease
+            self._scripts.fail(keys=[claim.key], args=[claim.token])
+
+
+class _Async:
+    def __init__(self, inbox: RedisInbox, run: Run, asked: Asked) -> None:
+        self._inbox, self._run, self._asked = inbox, run, asked
+
+    @property
+    def _scripts(self) -> Scripts:
+        return self._inbox.scripts
+
+    async def __call__(self, work: Work) -> None:
+        assert isinstance(work, Delivery)
+        keys = self._inbox.keys(self._asked.group, work)
+        claim, lease = await self._claimed(keys)
+        if claim is None:
+            return
+        try:
+            await self._under_lease(work, claim, lease)
+        except BaseException:
+            # In a task of its own: a cancelled run can still be cancelled again while it cleans up.
+            await asyncio.shield(asyncio.ensure_future(self._give_back(claim)))
+            raise
+        # The effect has happened: who cancels now does not undo it, and it is marked all the same.
+        done = asyncio.ensure_future(self._scripts.done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms]))
+        if not await asyncio.shield(done):
+            raise _lost(claim)
+
+    async def _claimed(self, keys: tuple[str, str]) -> tuple[Claim | None, _Lease]:
+        inbox, name, give_up = self._inbox, uuid4().hex, time.monotonic() + _WAIT_S
+        while True:
+            asked_at = time.monotonic()
+            verdict, number = await self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
+            if verdict != "BUSY":
+                claim = Claim(keys[0], number, f"{number}:{name}") if verdict == "RUN" else None
+                return claim, _Lease(inbox.lease_s, asked_at)
+            _still_patient(give_up, keys[0], number)
+            await asyncio.sleep(min(_LOOK_S, max(number, 1) / 1000))
+
+    async def _under_lease(self, work: Work, claim: Claim, lease: _Lease) -> None:
+        """Run the handler for as long as the claim is ours; Superseded when it is not."""
+        me = asyncio.current_task()
+        assert me is not None
+        lost = False
+
+        def cut() -> None:
+            nonlocal lost
+            lost = True
+            me.cancel()
+
+        renewing = asyncio.create_task(self._keep(claim, lease, cut))
+        try:
+            await self._run(work, claim)
+        except asyncio.CancelledError:
+            if lost and me.uncancel() == 0:
+                raise _lost(claim) from None
+            raise
+        finally:
+            renewing.cancel()
+
+    async def _keep(self, claim: Claim, lease: _Lease, cut: Any) -> None:
+        inbox = self._inbox
+        while not lease.over:
+            await asyncio.sleep(min(inbox.lease_s / 3, max(lease.until - time.monotonic(), 0)))
+            asked_at = time.monotonic()
+            try:
+                if not await self._scripts.renew(keys=[claim.key], args=[claim.token, inbox.lease_ms]):
+                    break
+            except RedisError as error:
+                log.warning("%s: its claim cannot be renewed now: %s", claim.key, error)
+            else:
+                lease.renewed(asked_at)
+        log.error("%s: its claim was lost while it ran, so the run is cut off", claim.key)
+        cut()
+
+    async def _give_back(self, claim: Claim) -> None:
+        with contextlib.suppress(RedisError):  # then it ends with its lease
+            await self._scripts.fail(keys=[claim.key], args=[claim.token])
+
+
+def _still_patient(give_up: float, key: str, left_ms: int) -> None:
+    if time.monotonic() >= give_up:
+        raise Busy(f"{key}: another run holds it, for up to {left_ms / 1000:.1f} s more")
+
+
+def _lost(claim: Claim) -> Superseded:
+    return Superseded(f"{claim.key}: the claim of this run was lost, and the event belongs to another")

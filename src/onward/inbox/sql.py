@@ -1,0 +1,307 @@
+"""SqlInbox: the mark and the handler's own writes are one transaction of the handler's database."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, Engine, Transaction, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
+from sqlalchemy.orm import Session
+
+from onward.brokers.base import Progress
+from onward.engines.base import Call, Work
+from onward.errors import BadHandler, BadSetting, Busy, InDoubt
+from onward.event import Delivery
+from onward.inbox.base import Asked, Ground, Run
+from onward.inbox.horizon import horizon_s
+from onward.inbox.statements import statements
+from onward.inbox.store import Store, Undo, is_conflict, is_timeout
+
+log = logging.getLogger("onward")
+
+_TRIES = 10  # of a transaction that gives way to others
+_PAGE = 1_000  # rows forgotten in one transaction
+_SWEEP_S = 600.0
+_HANDLING = "onward.handling"  # on a connection: a handler has it
+
+
+class SqlInbox:
+    """An inbox in the database that a handler writes to: `@app.handler(..., inbox=SqlInbox(engine))`.
+
+    An Engine is for `def` handlers, which may take its Connection or a Session; an AsyncEngine is for `async def`
+    ones and their AsyncConnection or AsyncSession. What the handler does with it commits with the event's mark, or
+    not at all: the handler neither commits nor closes it. Rows are kept for `horizon_s`, by default for twice the
+    longest time after which an event may come again; a batch handler leaves one row per partition.
+    """
+
+    def __init__(
+        self, engine: Engine | AsyncEngine, *, table: str = "onward_inbox", horizon_s: float | None = None
+    ) -> None:
+        if not isinstance(engine, Engine | AsyncEngine):
+            raise BadSetting(f"SqlInbox({engine!r}): give it an Engine or an AsyncEngine of SQLAlchemy")
+        self._engine = engine
+        event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "commit", _refuse_commit)
+        self._schema = statements(engine.dialect.name, table)
+        self._store = Store(engine.dialect, self._schema)
+        self._given_s = horizon_s
+        self._horizon_s = 0.0
+
+    def schema(self) -> str:
+        """The SQL that makes the tables, for those who keep their schema in migrations."""
+        return "".join(f"{statement};\n" for statement in self._schema.create)
+
+    def create(self) -> None:
+        """Make the tables that are not there."""
+        if isinstance(self._engine, AsyncEngine):
+            raise BadSetting("this inbox has an AsyncEngine: `await inbox.create_async()`")
+        try:
+            _in_transaction(self._engine, self._store.create)
+        except DBAPIError:  # PostgreSQL's IF NOT EXISTS fails where two do it at once: the other has done it
+            _in_transaction(self._engine, self._store.create)
+
+    async def create_async(self) -> None:
+        """`create`, with an AsyncEngine."""
+        try:
+            await self._work(self._store.create)
+        except DBAPIError:
+            await self._work(self._store.create)
+
+    # -- the contract ---------------------------------------------------------------------------------------------
+
+    def gives(self, annotation: Any) -> bool:
+        return annotation in (Connection, Session, AsyncConnection, AsyncSession)
+
+    def around(self, run: Run, asked: Asked) -> Call:
+        engine = self._engine
+        _check(engine, asked)
+        if isinstance(engine, AsyncEngine):
+            return _Async(engine, self._store, run, asked)
+        return _Sync(engine, self._store, run, asked)
+
+    async def start(self, ground: Ground) -> None:
+        features = ground.features
+        if ground.batch and not (features.stable_positions and features.fence):
+            raise BadSetting(
+                f"{ground.name}: an inbox for a batch handler needs positions that stay and a fence, which this broker "
+                "has not: an event would be taken for another and lost. Handle single events (batch_size=1)"
+            )
+        longest_s = max(self._horizon_s, horizon_s(ground.name, self._given_s, ground.longest_redelivery_s))
+        await self._work(self._store.probe)
+        await self._check_rollback()
+        self._horizon_s = longest_s
+
+    def settled(self, group: str, progress: Sequence[Progress]) -> None:
+        self._store.settled(group, progress)
+
+    async def upkeep(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except DBAPIError:
+                log.exception("the inbox cannot forget old rows now; again in %g s", _SWEEP_S)
+            await asyncio.sleep(_SWEEP_S)
+
+    async def close(self) -> None:
+        """The engine is its owner's to dispose of."""
+
+    async def sweep(self) -> int:
+        """Forget the rows that are older than the horizon, a page at a time; answers how many."""
+        if not self._horizon_s:
+            raise BadSetting("the horizon is not known before the application runs")
+        before, swept = time.time() - self._horizon_s, 0
+        while True:
+            count: int = await self._work(lambda connection: self._store.drop_old(connection, before, _PAGE))
+            swept += count
+            if count < _PAGE:
+                return swept
+
+    async def _check_rollback(self) -> None:
+        """An engine in autocommit, or tables without transactions, would keep a mark whose effect failed: a loss."""
+        name = uuid4().hex
+        with suppress(Undo):
+            await self._work(lambda connection: self._store.try_rollback(connection, name))
+        if await self._work(lambda connection: self._store.remains(connection, name)):
+            raise BadSetting(
+                "the inbox's database does not roll back: give it an engine without isolation_level='AUTOCOMMIT', "
+                "and tables of a storage engine that has transactions"
+            )
+
+    async def _work(self, work: Callable[[Connection], Any]) -> Any:
+        """Do this in a transaction, off the event loop."""
+        if isinstance(self._engine, AsyncEngine):
+            async with self._engine.begin() as connection:
+                return await connection.run_sync(work)
+        return await asyncio.to_thread(_in_transaction, self._engine, work)
+
+
+class _Once:
+    """A handler's call and the marks that stand before it."""
+
+    def __init__(self, store: Store, run: Run, asked: Asked) -> None:
+        self._store = store
+        self._run = run
+        self._asked = asked
+        self._session = asked.gives in (Session, AsyncSession)
+
+    def _mark(self, connection: Connection, work: Work) -> Work | None:
+        """What of the work is still to be done; None: nothing."""
+        group = self._asked.group
+        if isinstance(work, Delivery):
+            return work if self._store.mark(connection, group, work) else None
+        return tuple(self._store.mark_batch(connection, group, work)) or None
+
+
+class _Sync(_Once):
+    def __init__(self, engine: Engine, store: Store, run: Run, asked: Asked) -> None:
+        super().__init__(store, run, asked)
+        self._engine = engine
+
+    def __call__(self, work: Work) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._once(work, last=not left)
+            except DBAPIError as error:
+                if not left or not is_conflict(error):
+                    raise
+
+    def _once(self, work: Work, *, last: bool) -> None:
+        # Its end rolls back what was not committed, whatever ends it.
+        with self._engine.connect() as connection, connection.begin() as transaction:
+            try:
+                fresh = self._mark(connection, work)
+            except DBAPIError as error:
+                _raise_busy(error, last)
+                raise
+            if fresh is None:
+                transaction.rollback()
+                return
+            self._handle(connection, transaction, fresh)
+            try:
+                transaction.commit()
+            except DBAPIError as error:
+                _raise_doubt(error)
+                raise
+
+    def _handle(self, connection: Connection, transaction: Transaction, work: Work) -> None:
+        try:
+            with _handling(connection):
+                self._call(connection, work)
+        finally:
+            if not transaction.is_active:
+                connection.invalidate()  # or it would go back to its pool with the transaction open
+        _commit_is_ours(transaction)
+
+    def _call(self, connection: Connection, work: Work) -> None:
+        if not self._session:
+            self._run(work, connection)
+            return
+        with Session(connection, join_transaction_mode="rollback_only") as session:
+            self._run(work, session)
+            session.flush()
+
+
+class _Async(_Once):
+    def __init__(self, engine: AsyncEngine, store: Store, run: Run, asked: Asked) -> None:
+        super().__init__(store, run, asked)
+        self._engine = engine
+
+    async def __call__(self, work: Work) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                return await self._once(work, last=not left)
+            except DBAPIError as error:
+                if not left or not is_conflict(error):
+                    raise
+
+    async def _once(self, work: Work, *, last: bool) -> None:
+        async with self._engine.connect() as connection, connection.begin() as transaction:
+            try:
+                fresh = await connection.run_sync(self._mark, work)
+            except DBAPIError as error:
+                _raise_busy(error, last)
+                raise
+            if fresh is None:
+                await transaction.rollback()
+                return
+            await self._handle(connection, transaction, fresh)
+            try:
+                await transaction.commit()
+            except DBAPIError as error:
+                _raise_doubt(error)
+                raise
+
+    async def _handle(self, connection: AsyncConnection, transaction: AsyncTransaction, work: Work) -> None:
+        assert connection.sync_connection is not None
+        try:
+            with _handling(connection.sync_connection):
+                await self._call(connection, work)
+        finally:
+            if not transaction.is_active:
+                await connection.invalidate()
+        _commit_is_ours(transaction)
+
+    async def _call(self, connection: AsyncConnection, work: Work) -> None:
+        if not self._session:
+            await self._run(work, connection)
+            return
+        async with AsyncSession(connection, join_transaction_mode="rollback_only") as session:
+            await self._run(work, session)
+            await session.flush()
+
+
+def _in_transaction(engine: Engine, work: Callable[[Connection], Any]) -> Any:
+    with engine.begin() as connection:
+        return work(connection)
+
+
+def _raise_busy(error: DBAPIError, last: bool) -> None:
+    """Nothing has run yet: whoever holds the lock for so long holds the same event, or its partition."""
+    if is_timeout(error) or (last and is_conflict(error)):
+        raise Busy(f"another transaction holds this event's mark ({error.orig})") from error
+
+
+def _raise_doubt(error: DBAPIError) -> None:
+    if error.connection_invalidated:
+        raise InDoubt(f"the connection broke in the commit ({error.orig})") from error
+
+
+@contextmanager
+def _handling(connection: Connection) -> Iterator[None]:
+    info = connection.info
+    info[_HANDLING] = True
+    try:
+        yield
+    finally:
+        info.pop(_HANDLING, None)  # the connection goes back to its pool
+
+
+def _commit_is_ours(transaction: Transaction | AsyncTransaction) -> None:
+    if not transaction.is_active:
+        raise BadHandler("the handler ended the transaction of its inbox; the inbox commits, when the handler returns")
+
+
+def _refuse_commit(connection: Connection) -> None:
+    """A handler that commits by itself would leave a mark without the rest of its effect."""
+    if connection.info.get(_HANDLING):
+        raise BadHandler("a handler with an inbox does not commit: the inbox commits, when the handler returns")
+
+
+def _check(engine: Engine | AsyncEngine, asked: Asked) -> None:
+    if asked.engine == "processes":
+        raise BadHandler(f"{asked.name}: an inbox cannot reach into worker processes; use engine 'threads' or 'tasks'")
+    kinds = (AsyncConnection, AsyncSession) if isinstance(engine, AsyncEngine) else (Connection, Session)
+    if asked.is_async != isinstance(engine, AsyncEngine):
+        cure = "an AsyncEngine (create_async_engine)" if asked.is_async else "an Engine (create_engine)"
+        raise BadHandler(
+            f"{asked.name}: its inbox needs {cure}, because it is a{'n async' if asked.is_async else ''} def"
+        )
+    if asked.gives is None or asked.gives not in kinds:
+        raise BadHandler(
+            f"{asked.name}: to write in the inbox's transaction it must take a parameter annotated "
+            f"{kinds[0].__name__} or {kinds[1].__name__}"
+        )

@@ -1,0 +1,1 @@
+"""Seeing it: what a running application says of itself."""

@@ -1,0 +1,149 @@
+"""The handlers of the engine suite, in a module that a worker process can import. What they do is in the event."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from onward import context
+from onward.clock import now
+from onward.errors import GiveUp, RetryLater, Skip
+from onward.event import Event
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    log: str  # a file: each run writes a line at its begin and at its end
+    do: str = "nothing"
+    seconds: float = 0.0
+    what: str = ""
+    filling: bytes = b""
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A line of the log."""
+
+    event: str
+    step: str
+    at: float
+    worker: int
+    text: str = ""
+
+
+class Unprintable(Exception):
+    """It can neither be printed nor pickled."""
+
+    def __init__(self, lock: object) -> None:
+        super().__init__(lock)
+        self.callback = lambda: lock
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Refused(ValueError):
+    pass
+
+
+def plain(order: Order, event: Event) -> None:
+    note(order, event, "begin")
+    _DO[order.do](order, event)
+    time.sleep(order.seconds)
+    note(order, event, "end")
+
+
+async def suspending(order: Order, event: Event) -> None:
+    note(order, event, "begin")
+    _DO[order.do](order, event)
+    await asyncio.sleep(order.seconds)
+    note(order, event, "end")
+
+
+def plain_batch(orders: list[Order], events: list[Event]) -> None:
+    for order, event in zip(orders, events, strict=True):
+        plain(order, event)
+
+
+async def suspending_batch(orders: list[Order], events: list[Event]) -> None:
+    for order, event in zip(orders, events, strict=True):
+        await suspending(order, event)
+
+
+def note(order: Order, event: Event, step: str, text: str = "") -> None:
+    line = msgspec.json.encode(Note(event.id, step, now(), os.getpid(), text)) + b"\n"
+    with open(order.log, "ab", buffering=0) as log:
+        log.write(line)
+
+
+def notes(log: Path) -> list[Note]:
+    lines = log.read_bytes().splitlines() if log.exists() else []
+    return [msgspec.json.decode(line, type=Note) for line in lines]
+
+
+# -- what an order may ask for ------------------------------------------------------------------------------------
+
+_seen: ContextVar[str] = ContextVar("seen", default="nothing")
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "Refused": lambda: Refused("not today"),
+    "Unprintable": lambda: Unprintable(object()),
+    "CancelledError": asyncio.CancelledError,
+    "SystemExit": lambda: SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "RetryLater": lambda: RetryLater(7.5, "closed until noon"),
+    "GiveUp": lambda: GiveUp("no such customer"),
+    "Skip": lambda: Skip("seen before"),
+}
+
+
+def _raise(order: Order, event: Event) -> None:
+    raise ERRORS[order.what]()
+
+
+def _mark(order: Order, event: Event) -> None:
+    """What did the context hold at the start of this run?"""
+    note(order, event, "context", _seen.get())
+    _seen.set(event.id)
+
+
+def _ask(order: Order, event: Event) -> None:
+    run = context.current()
+    left_s = None if run.deadline is None else run.deadline - now()
+    told = [run.event.id, run.attempt, run.partition, run.position, run.fence, run.trace_id, left_s, len(run.batch)]
+    run.log.info("asked")
+    note(order, event, "current", msgspec.json.encode(told).decode())
+
+
+def _die(order: Order, event: Event) -> None:
+    """Once, if `what` is a file that remembers it."""
+    ways: dict[str, Callable[[], Any]] = {
+        "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "exit": lambda: os._exit(3),
+        "segfault": lambda: ctypes.string_at(0),
+    }
+    if order.what in ways:
+        ways[order.what]()
+    memory = Path(order.what)
+    if not memory.exists():
+        memory.touch()
+        ways["SIGKILL"]()
+
+
+def _stop(order: Order, event: Event) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+_DO: dict[str, Callable[[Order, Event], None]] = {
+    "nothing": lambda order, event: None,
+    "raise": _raise,
+    "mark": _mark,
+    "ask": _ask,
+    "die": _die,
+    "stop": _stop,
+}

@@ -1,0 +1,202 @@
+"""The process engine: what is its own. The rest is in the suite."""
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onward.clock import now
+from onward.engines.processes import ProcessEngine
+from onward.engines.target import target_of
+from onward.errors import BadHandler, HandlerTimeout, WorkerDied
+from onward.testing import engine_handlers as handlers
+from onward.testing.engine import Trial, first
+
+TARGET = target_of(handlers.plain)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Callable[..., Trial]:
+    def make(target: str = TARGET, **options: Any) -> Trial:
+        options = {"workers": 2, "concurrency": 8, "timeout_s": 30.0} | options
+        return Trial(ProcessEngine(target, **options), tmp_path / "log")
+
+    return make
+
+
+def assert_no_children() -> None:
+    with contextlib.suppress(ChildProcessError):
+        pid, _ = os.waitpid(-1, os.WNOHANG)
+        pytest.fail(f"a worker was left behind: {pid}")
+
+
+def test_a_worker_is_replaced_after_its_share(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial(max_events_per_worker=10) as t:
+            await t.all([t.order(n) for n in range(40)])
+            assert not t.errors
+            runs = Counter(note.worker for note in t.notes("begin"))
+            assert len(runs) >= 4
+            assert max(runs.values()) <= 10
+            assert t.engine.health().restarted == 0
+        assert_no_children()
+
+    asyncio.run(main())
+
+
+def test_a_stopped_worker_costs_its_event_and_the_others_go_on(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial(timeout_s=1.5) as t:
+            await t.until(lambda: t.engine.health().workers == 2)
+            await t.all([t.order(n) for n in range(20)])
+            await t.all([t.order(n, do="stop" if n == 20 else "nothing", seconds=0.005) for n in range(20, 80)])
+            assert set(t.errors) == {20}
+            assert isinstance(t.errors[20], HandlerTimeout)
+            stopped = next(note for note in t.notes("begin") if note.event == "20")
+            beside = [note for note in t.notes("end") if stopped.at < note.at < stopped.at + 1.4]
+            assert beside
+            assert stopped.worker not in {note.worker for note in beside}
+            assert Counter(note.event for note in t.notes("begin")).most_common(1)[0][1] == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_stopped_before_it_begins_costs_nobody_an_attempt(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial(workers=1, timeout_s=0.5) as t:
+            await t.all([t.order(1)])
+            os.kill(t.notes("end")[0].worker, signal.SIGSTOP)
+            await t.all([t.order(2), t.order(3)])
+            assert not t.errors
+            assert t.engine.health().restarted == 1
+
+    asyncio.run(main())
+
+
+def test_what_waits_behind_a_slow_run_is_called_back(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial(timeout_s=None) as t:
+            await t.until(lambda: t.engine.health().workers == 2)
+            await t.all([t.order(n) for n in range(200)])  # so quick that much is given at once
+            t.submit([t.order(n, seconds=1.5 if n == 200 else 0.0) for n in range(200, 400)])
+            await t.until(lambda: len(t.ended) == 399)
+            assert 200 not in [first(each.work).position for each in t.ended]
+            await t.all()
+            assert Counter(note.event for note in t.notes("begin")).most_common(1)[0][1] == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_begins_nothing_when_ownership_is_unsure_though_its_parent_stands_still(
+    trial: Callable[..., Trial],
+) -> None:
+    async def main() -> None:
+        async with trial(workers=1, concurrency=64) as t:
+            await t.all([t.order(n) for n in range(200)])  # so quick that much is given at once
+            t.sure_until = now() + 1.0
+            t.submit([t.order(n, seconds=1.5 if n == 200 else 0.0) for n in range(200, 220)])
+            time.sleep(2.5)  # noqa: ASYNC251  # nobody calls anything back
+            assert [note.event for note in t.notes("begin") if int(note.event) >= 200] == ["200"]
+            ended = await t.all()
+            assert {first(each.work).position for each in ended if each.cancelled} == set(range(201, 220))
+            t.sure_until = math.inf
+            await t.all([t.order(300)])
+            assert not t.errors
+
+    asyncio.run(main())
+
+
+def test_sixty_four_events_of_a_megabyte(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial(concurrency=64) as t:
+            await t.all([t.order(n, filling=os.urandom(750_000)) for n in range(64)])
+            assert not t.errors
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_an_event_of_fifty_megabytes_and_an_error_as_long(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial(workers=1) as t:
+            await t.all([t.delivery(1, b'"' + b"x" * 50_000_000 + b'"'), t.order(2)])
+            assert set(t.errors) == {1}
+            assert len(str(t.errors[1])) < 20_000
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_cannot_be_imported_ends_the_engine_and_says_why(
+    trial: Callable[..., Trial], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with trial("tests.engines.broken:handle") as t:
+            t.submit([t.order(1), t.order(2)])
+            await t.until(lambda: t.engine.failure is not None)
+            await t.until(lambda: t.calls > 0)
+            t.check()
+            assert isinstance(t.engine.failure, BadHandler)
+            assert "no database, no module" in str(t.engine.failure)
+            assert "tests.engines.broken:handle" in str(t.engine.failure)
+            await t.all([t.order(3)])
+            assert all(each.cancelled for each in t.ended)
+        assert_no_children()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_name_that_is_not_there(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial("tests.engines.programs:no_such") as t:
+            await t.until(lambda: t.engine.failure is not None)
+            assert "no_such" in str(t.engine.failure)
+
+    asyncio.run(main())
+
+
+def test_signals_that_mean_the_parent_do_not_end_a_worker(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial(workers=1) as t:
+            t.submit([t.order(1, seconds=0.5)])
+            await t.until(lambda: len(t.notes("begin")) == 1)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(t.notes("begin")[0].worker, number)
+            await t.all()
+            assert not t.errors
+
+    asyncio.run(main())
+
+
+def test_close_leaves_no_process_behind(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial() as t:
+            t.submit([t.order(n, seconds=30) for n in range(2)])
+            await t.until(lambda: len(t.notes("begin")) == 2)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 3
+        assert_no_children()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_while_idle_are_replaced(trial: Callable[..., Trial]) -> None:
+    async def main() -> None:
+        async with trial(workers=1) as t:
+            for n in range(6):
+                await t.all([t.order(n)])
+                os.kill(t.notes("end")[-1].worker, signal.SIGKILL)
+            await t.all([t.order(6)])
+            assert not any(isinstance(error, WorkerDied) for error in t.errors.values())
+            assert t.engine.failure is None
+
+    asyncio.run(main())

@@ -1,0 +1,488 @@
+"""Dead letters: stored before anything passes them, moved by others, and a store that is down."""
+
+import pytest
+from tests.flow.driver import FAR_S, LOG, WALL, Driver, P, Q, claims, failure, record, stored, working
+
+from onward.brokers.base import Moved, State, Tries, record_id
+from onward.flow.entry import DONE, Again, Dead
+from onward.flow.plane import ASIDE_RETRY_S
+
+
+class TestDeadLetters:
+    def test_the_lane_waits_until_the_letter_is_stored(self) -> None:
+        d = working()
+        d.deliver("a", "a", "b")
+        d.end({0: Dead(failure())}, turn=False)
+        told = d.tick().settle
+        assert told is not None
+        assert [(each.position, each.state) for each in told.aside] == [(0, State.DEAD)]
+        assert d.running() == [2]
+        d.answer_settle()
+        d.tick()
+        assert d.running() == [1, 2]
+
+    def test_the_letter_goes_with_the_progress_that_says_done(self) -> None:
+        d = working()
+        d.deliver("a")
+        d.end({0: Dead(failure())}, turn=False)
+        told = d.tick().settle
+        assert told is not None
+        assert (told.progress[0].watermark, list(told.progress[0].fresh)) == (1, [0])
+
+    def test_on_dead_pass_lets_successors_go_on(self) -> None:
+        d = working(on_dead="pass")
+        d.deliver("a", "a")
+        d.dead(0)
+        d.done(1)
+        assert d.states() == {0: State.DEAD}
+        assert d.progress[P].watermark == 2
+        assert d.lag().parked == 0
+
+    def test_on_dead_hold_holds_its_successors_and_nobody_else(self) -> None:
+        d = working(on_dead="hold")
+        d.deliver("a", "a", "b")
+        d.dead(0)
+        d.deliver("a", "b")
+        d.done(2)
+        assert d.running() == [4]
+        assert d.states() == {0: State.DEAD, 1: State.HELD, 3: State.HELD}
+        d.wait(1e6)
+        assert d.running() == [4]
+
+    def test_held_successors_follow_a_replay(self) -> None:
+        d = working(on_dead="hold")
+        d.deliver("a", "a", "a")
+        d.dead(0)
+        d.move(0, to=State.WAITING, due=0.0)
+        assert d.run_out() == [0, 1, 2]
+        assert d.states() == {}
+
+    def test_held_successors_go_on_when_the_letter_is_dropped(self) -> None:
+        d = working(on_dead="hold")
+        d.deliver("a", "a", "a")
+        d.dead(0)
+        d.move(0, to=None)
+        assert d.run_out() == [1, 2]
+
+    def test_held_keys_are_held_by_the_next_owner_too(self) -> None:
+        d = working(on_dead="hold")
+        d.deliver("a", "a")
+        d.dead(0)
+        d.fence(P)
+        d.assign()
+        d.deliver("a", "b")
+        assert d.running() == [3]
+        assert d.states() == {0: State.DEAD, 1: State.HELD, 2: State.HELD}
+
+    def test_a_record_that_dies_holds_its_key_too(self) -> None:
+        d = working(on_dead="hold")
+        d.deliver("a", "a")
+        d.again(0, in_s=FAR_S)
+        d.wait(FAR_S + 1)
+        d.dead(0)
+        assert (d.running(), d.states()) == ([], {0: State.DEAD, 1: State.HELD})
+
+    def test_a_record_that_dies_lets_its_successors_pass_once_that_is_stored(self) -> None:
+        d = working()
+        d.deliver("a", "a")
+        d.again(0, in_s=FAR_S)
+        d.wait(FAR_S + 1)
+        d.end({0: Dead(failure())}, turn=False)
+        d.tick()
+        assert d.running() == []
+        d.turn()
+        assert (d.running(), d.states()) == ([1], {0: State.DEAD, 1: State.HELD})
+
+    def test_the_story_begins_with_the_first_failure(self) -> None:
+        d = working()
+        d.deliver("a")
+        first = d.now + WALL
+        d.again(0, in_s=5)
+        d.wait(5)
+        d.dead(0)
+        story = d.letter(0).failure
+        assert story is not None
+        assert story.first == first
+        assert d.letter(0).tries == Tries(2)
+
+    def test_keyless_letters_hold_nobody(self) -> None:
+        d = working(on_dead="hold")
+        d.deliver(None, None)
+        d.dead(0)
+        d.deliver(None)
+        assert d.running() == [1, 2]
+
+
+class TestAsideRefused:
+    def test_the_event_stays_open_and_others_go_on(self) -> None:
+        d = working()
+        d.store_down = True
+        d.deliver("a", "a", "b", "b")
+        d.dead(0)
+        d.done(2)
+        assert d.running() == [3]
+        assert not claims(d.progress[P], 0)
+        assert claims(d.progress[P], 2)
+        assert (d.states(), d.lag().queued) == ({}, 2)
+
+    def test_it_is_tried_again_at_its_own_pace_until_it_is_stored(self) -> None:
+        d = working()
+        d.store_down = True
+        d.deliver("a", "a")
+        d.dead(0)
+        d.wait(10 * ASIDE_RETRY_S)
+        tries = sum(bool(each.aside) for each in d.settlements)
+        assert 8 <= tries <= 12
+        d.store_down = False
+        d.wait(ASIDE_RETRY_S)
+        assert (d.states(), d.running()) == ({0: State.DEAD}, [1])
+
+    def test_a_whole_parked_key_waits_for_the_store(self) -> None:
+        d = working()
+        d.store_down = True
+        d.deliver("a", "a", "b")
+        d.again(0, in_s=FAR_S)
+        d.deliver("a", "b")
+        d.done(2)
+        assert d.running() == [4]
+        assert d.progress[P].watermark == 0
+        d.store_down = False
+        d.wait(ASIDE_RETRY_S)
+        assert d.states() == {0: State.WAITING, 1: State.HELD, 3: State.HELD}
+        d.wait(FAR_S)
+        d.done(4)
+        assert d.run_out() == [0, 1, 3]
+
+    def test_another_partition_in_the_same_settle_loses_nothing(self) -> None:
+        d = working()
+        d.assign(Q)
+        d.store_down = True
+        d.deliver("a")
+        d.deliver("a", partition=Q)
+        d.end({0: Dead(failure())}, turn=False)
+        d.end({0: DONE}, partition=Q)
+        assert d.progress[Q].watermark == 1
+        assert not claims(d.progress[P], 0)
+
+    def test_gone_records_are_told_again(self) -> None:
+        d = Driver()
+        d.assign(stored=stored(5), records=[record(0, "a")])
+        d.deliver_at({5: "b"})
+        d.store_down = True
+        d.end({0: DONE, 5: Dead(failure())})
+        assert d.states() == {}
+
+    def test_after_a_fence_nothing_is_left_of_it(self) -> None:
+        d = working()
+        d.store_down = True
+        d.deliver("a")
+        d.dead(0)
+        d.fence(P)
+        d.assign()
+        d.store_down = False
+        d.wait(10)
+        assert d.states() == {}
+        d.deliver_at({0: "a"})
+        assert d.running() == [0]
+
+
+class TestMovesFromOutside:
+    def dead_one(self, **limits: object) -> Driver:
+        d = working(**limits)
+        d.deliver("a")
+        d.dead(0)
+        assert d.states() == {0: State.DEAD}
+        return d
+
+    def test_a_replayed_letter_goes_before_what_waits_in_its_lane(self) -> None:
+        d = self.dead_one()
+        d.deliver("a", "a", "a")
+        d.move(0, to=State.WAITING, due=0.0)
+        assert d.running() == [1]
+        d.new_starts()
+        d.run_out()
+        assert d.new_starts() == [0, 2, 3]
+        assert d.states() == {}
+
+    def test_it_blocks_its_lane_like_any_event(self) -> None:
+        d = self.dead_one()
+        d.move(0, to=State.WAITING, due=0.0)
+        d.deliver("a", "b")
+        assert d.running() == [0, 2]
+
+    def test_it_runs_also_when_the_one_before_it_is_parked(self) -> None:
+        d = self.dead_one()
+        d.deliver("a", "a")
+        d.move(0, to=State.WAITING, due=0.0)
+        d.again(1, in_s=FAR_S)
+        assert d.running() == [0]
+        d.done(0)
+        d.wait(FAR_S + 1)
+        assert d.run_out() == [1, 2]
+
+    def test_its_attempts_are_counted_afresh(self) -> None:
+        d = self.dead_one()
+        d.move(0, to=State.WAITING, due=0.0)
+        assert d.starts[-1].attempt == 1
+
+    def test_it_may_die_again(self) -> None:
+        d = self.dead_one()
+        for _ in range(3):
+            d.move(0, to=State.WAITING, due=0.0)
+            d.dead(0)
+            assert d.states() == {0: State.DEAD}
+        assert d.running() == []
+
+    def test_a_waiting_record_moved_to_now_runs_now(self) -> None:
+        d = working()
+        d.deliver("a", "a")
+        d.again(0, in_s=FAR_S)
+        d.move(0, to=State.WAITING, due=d.now + WALL)
+        assert d.running() == [0]
+
+    def test_a_removed_record_never_runs_and_its_successors_go_on(self) -> None:
+        d = working()
+        d.deliver("a", "a")
+        d.again(0, in_s=FAR_S)
+        d.move(0, to=None)
+        assert d.running() == [1]
+        d.done(1)
+        assert d.states() == {}
+        assert d.progress[P].watermark == 2
+
+    def test_a_waiting_record_given_up_by_hand_lets_its_successors_go_on(self) -> None:
+        d = working()
+        d.deliver("a", "a")
+        d.again(0, in_s=FAR_S)
+        d.move(0, to=State.DEAD)
+        assert d.running() == [1]
+        d.done(1)
+        assert d.states() == {0: State.DEAD}
+
+    def test_a_record_removed_while_it_runs_is_not_written_again(self) -> None:
+        d = Driver()
+        d.assign(stored=stored(2), records=[record(0, "a"), record(1, "a")])
+        d.move(0, to=None)
+        d.again(0, in_s=FAR_S)
+        assert d.states() == {1: State.HELD}
+        assert d.running() == [1]
+
+    def test_a_record_removed_before_its_change_was_stored_is_not_written_again(self) -> None:
+        d = Driver()
+        d.assign(stored=stored(2), records=[record(0, "a")])
+        d.end({0: Again(d.now + FAR_S)}, turn=False)
+        d.move(0, to=None)
+        assert d.states() == {}
+
+    def test_news_of_an_earlier_ownership_are_ignored(self) -> None:
+        d = self.dead_one()
+        d.assign()
+        d.owned[P] = 1
+        d.move(0, to=State.WAITING, due=0.0)
+        d.owned[P] = 2
+        d.turn()
+        assert d.running() == []
+
+    def test_a_page_read_before_a_record_was_done_does_not_bring_it_back(self) -> None:
+        d = Driver()
+        d.assign(stored=stored(6), records=[record(0, "a", State.DEAD), record(5, "b")])
+        assert d.running() == [5]
+        d.records[d.letter(0).id] = record(0, "a", State.WAITING, due=0.0)
+        d.plane.moved(moved_to_waiting(0), d.at)
+        d.tick()
+        (load,) = d.loads
+        d.loads = []
+        page = d.read_page(load)
+        d.done(5)
+        d.plane.loaded(load, page, d.at)
+        d.turn()
+        assert d.running() == [0]
+
+    def test_a_replay_runs_also_when_there_is_no_room_to_keep_its_event(self) -> None:
+        d = Driver(max_in_flight_bytes=10)
+        late = record(1, "b", State.WAITING, due=WALL + 1e6, size=9)
+        d.assign(stored=stored(5), records=[record(0, "a", State.DEAD, size=9), late])
+        d.move(0, to=State.WAITING, due=0.0)
+        assert d.running() == [0]
+
+    def test_a_replay_heard_of_while_a_page_is_read_is_not_forgotten(self) -> None:
+        d = Driver()
+        late = record(9, "c", State.WAITING, due=WALL + 1e6)
+        d.assign(stored=stored(10), records=[record(0, "a", State.DEAD), record(3, "b", State.DEAD), late])
+        pages = []
+        for position, key in ((0, "a"), (3, "b")):
+            d.records[d.letter(position).id] = record(position, key, State.WAITING, due=0.0)
+            d.plane.moved(moved_to_waiting(position), d.at)
+            d.tick()
+            pages += [(load, d.read_page(load)) for load in d.loads]
+            d.loads = []
+        for load, page in pages:
+            d.plane.loaded(load, page, d.at)
+        d.turn()
+        assert d.running() == [0, 3]
+
+
+def moved_to_waiting(position: int) -> Moved:
+    return Moved(P, 1, [record_id("g", LOG, P, position)], State.WAITING, 0.0)
+
+
+def test_a_suspect_record_whose_mark_cannot_be_stored_does_not_stop_the_others() -> None:
+    d = Driver()
+    d.assign(stored=stored(5), records=[record(0, "a", tries=Tries(0, 1))], unclean=True, load=False)
+    d.store_down = True
+    d.turn()
+    d.deliver_at({5: "b", 6: "c"})
+    d.wait(30)
+    assert d.running() == [5, 6]
+    d.store_down = False
+    d.done(5, 6)
+    d.wait(5)
+    assert d.running() == [0]
+    d.done(0)
+    assert d.states() == {}
+
+
+def test_records_whose_marks_cannot_be_stored_hold_no_slots() -> None:
+    d = Driver(concurrency=1)
+    d.assign(stored=stored(5), records=[record(0, "a"), record(1, "b")], unclean=True, load=False)
+    d.store_down = True
+    d.turn()
+    d.deliver_at({5: "c"})
+    d.wait(30)
+    assert d.running() == [5]
+    d.done(5)
+    d.store_down = False
+    d.wait(5)
+    assert d.run_out() == [0, 1]
+
+
+def test_a_suspicion_outlives_a_mark_that_was_not_stored() -> None:
+    d = Driver()
+    d.assign(stored=stored(5), records=[record(0, "a", tries=Tries(0, 1))], unclean=True, load=False)
+    d.store_down = True
+    d.turn()
+    d.store_down = False
+    d.revoke(P)
+    d.wait(5)
+    assert d.drained == [P]
+    assert d.letter(0).tries == Tries(0, 1)
+
+
+def test_by_partition_a_replay_goes_before_what_waits() -> None:
+    d = working(ordering="partition")
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("b", "c", "d")
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.run_out() == [1, 0, 2, 3]
+
+
+def test_by_partition_a_replay_goes_before_a_head_that_is_delayed() -> None:
+    d = working(ordering="partition")
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("b", "c")
+    d.again(1, in_s=5)
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.running() == [0]
+    d.done(0)
+    assert d.running() == []
+    d.wait(5)
+    assert d.run_out() == [1, 2]
+
+
+def test_by_partition_records_come_before_what_was_delivered_meanwhile() -> None:
+    d = Driver(ordering="partition")
+    d.assign(stored=stored(5), records=[record(3, None), record(1, None)], load=False)
+    d.deliver("b", "c", turn=False)
+    d.turn()
+    assert d.run_out() == [1, 3, 5, 6]
+
+
+def test_a_replay_goes_before_a_head_that_waits_for_a_slot() -> None:
+    d = working(concurrency=1)
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("x", "a")
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.run_out() == [1, 0, 2]
+
+
+def test_a_replay_goes_before_a_head_that_is_delayed() -> None:
+    d = working()
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("a", "a")
+    d.again(1, in_s=20)
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.running() == [0]
+    assert d.states() == {0: State.WAITING, 1: State.WAITING, 2: State.HELD}
+    d.done(0)
+    assert d.running() == []  # the rest of its delay
+    d.wait(20)
+    assert d.run_out() == [1, 2]
+    assert d.lag().delayed == 0
+
+
+def test_a_replay_goes_behind_an_older_one_that_waits_for_a_slot() -> None:
+    d = working(concurrency=1)
+    d.deliver("a", "a")
+    d.dead(0)
+    d.dead(1)
+    d.deliver("x", "a")
+    d.move(0, to=State.WAITING, due=0.0)
+    d.move(1, to=State.WAITING, due=0.0)
+    assert d.run_out() == [2, 0, 1, 3]
+
+
+def test_an_older_replay_goes_before_one_that_waits_for_a_slot() -> None:
+    d = working(concurrency=1)
+    d.deliver("a", "a")
+    d.dead(0)
+    d.dead(1)
+    d.deliver("x", "a")
+    d.move(1, to=State.WAITING, due=0.0)
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.run_out() == [2, 0, 1, 3]
+
+
+def test_a_replay_takes_nobody_into_its_batch_who_waits_for_his_time() -> None:
+    d = working(ordering="partition", batch_size=4)
+    d.deliver("a")
+    d.dead(0)
+    d.deliver("b")
+    d.again(1, in_s=5)
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.running() == [0]
+
+
+def test_the_letter_of_an_event_that_is_open_again_goes_before_it_runs() -> None:
+    """A broker that stores records before progress, and an owner that died in between."""
+    d = Driver()
+    d.assign(stored=stored(0), records=[record(0, "a", State.DEAD)], unclean=True)
+    d.deliver("a")
+    assert d.running() == [0]
+    assert d.states() == {}
+
+
+def test_a_letter_stays_when_its_owner_ended_well() -> None:
+    d = Driver()
+    d.assign(stored=stored(1), records=[record(0, "a", State.DEAD)])
+    d.deliver("a")
+    d.done(1)
+    assert d.states() == {0: State.DEAD}
+
+
+@pytest.mark.parametrize("on_dead", ["pass", "hold"])
+def test_a_write_of_ours_that_came_after_a_move_is_what_counts(on_dead: str) -> None:
+    """Somebody gave the record up while our write of it was on its way: it stands as we wrote it, and is tried."""
+    d = working(on_dead=on_dead)
+    d.deliver("a", "a")
+    d.again(0, in_s=FAR_S)
+    id_ = d.letter(0).id
+    d.plane.moved(Moved(P, d.owned[P], [id_], State.DEAD, None), d.at)
+    d.turn()
+    assert d.states()[0] is State.WAITING
+    d.wait(FAR_S)
+    assert d.run_out() == [0, 1]
+    assert d.states() == {}
