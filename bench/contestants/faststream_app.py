@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from faststream.kafka import KafkaBroker
 
-from bench.contestants.lap import Lap
+from bench.contestants.lap import Lap, looped
 from bench.kit import Ran
 from bench.workload import Order
 
@@ -18,7 +18,7 @@ STUCK_S = 100.0
 
 
 def run(servers: str, topic: str, group: str, events: int, batch: bool = False) -> Ran:
-    return asyncio.run(_run(servers, topic, group, lap=Lap(events), batch=batch))
+    return looped(_run(servers, topic, group, lap=Lap(events), batch=batch))
 
 
 async def _run(servers: str, topic: str, group: str, *, lap: Lap, batch: bool) -> Ran:

@@ -5,7 +5,7 @@ import contextlib
 from typing import TypedDict
 
 from bench.contestants.app import stop_when_stuck
-from bench.contestants.lap import Lap
+from bench.contestants.lap import Lap, looped
 from bench.kit import Ran
 from bench.witness import Witness
 from bench.workload import Order
@@ -46,7 +46,7 @@ def run(
             app.stop()
 
     app.handler(topic, group=group, ordering="key", concurrency=concurrency + late["keys"])(handle)
-    asyncio.run(_run(app, lap))
+    looped(_run(app, lap))
     return lap.ran(inverted=rest.verdict().inverted)
 
 

@@ -1,13 +1,12 @@
 """The limit on Kafka: a bare `consume(1000)` loop that decodes and calls the handler; no order, retry or owner."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
 from confluent_kafka import Consumer
 
-from bench.contestants.lap import Lap
+from bench.contestants.lap import Lap, looped
 from bench.kit import Ran
 from bench.workload import Order, burn
 
@@ -26,7 +25,7 @@ def run(servers: str, topic: str, group: str, events: int, loops: int = 0) -> Ra
         lap.saw(order.customer, order.number)
 
     try:
-        asyncio.run(_read(consumer, lap, handle))
+        looped(_read(consumer, lap, handle))
     finally:
         consumer.close()  # commits too
     return lap.ran()

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.contestants.lap import Lap
+from bench.contestants.lap import Lap, looped
 from bench.kit import HERE, Ran
 from bench.workload import Order
 
-PACKAGES = ("pyrallel-consumer==1.0.0", "msgspec>=0.19")
+PACKAGES = ("pyrallel-consumer==1.0.0", "msgspec>=0.19", "uvloop>=0.21")
 HOME = HERE.parent / ".services" / "pyrallel"
 NEWER = "import sys; sys.exit(sys.version_info < (3, 12))"
 INSTALL_S = 300.0
@@ -51,7 +51,7 @@ def _is_newer(python: str) -> bool:
 def run(
     servers: str, topic: str, group: str, events: int, in_flight: int = 64, queue: int = 1_000, poll: int = 1_000
 ) -> Ran:
-    return asyncio.run(_run(_config(servers, group, in_flight, queue, poll), topic, Lap(events)))
+    return looped(_run(_config(servers, group, in_flight, queue, poll), topic, Lap(events)))
 
 
 def _config(servers: str, group: str, in_flight: int, queue: int, poll: int) -> Any:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.brokers.sqlite_harness import SqliteHarness
 
 from onward.testing import AsideSuite, BrokerSuite, BrokerSuiteUnderLoad, FailureSuite
+from tests.brokers.sqlite_harness import SqliteHarness
 
 
 @pytest.fixture
