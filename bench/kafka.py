@@ -14,17 +14,19 @@ import msgspec
 from tests.servers.kafka import KafkaServer
 from tests.servers.needs import Missing
 
-from bench.cluster import KEYS, VALUE_BYTES, fill, kafka, settled
+from bench.cluster import KEYS, VALUE_BYTES, fill, fill_by_onward, kafka, settled
 from bench.contestants import confluent, pyrallel
 from bench.kit import Bench, Figure, Ran, child, median, ratios, spread
 from bench.workload import PARTITIONS, items, loops_for
 
 EVENTS = 100_000
 MILLION = 1_000_000
+FEW = 10_000  # for who would take minutes
 COMPUTED = 3_000
 WORKERS = 2
 ONWARD, BARE, CONFLUENT = "Onward", "bare consume(1000) loop", "Confluent Parallel Consumer"
 FASTSTREAM, IN_LISTS, PYRALLEL = "FastStream", "FastStream, lists of 1,000", "pyrallel-consumer"
+HEADED = "Onward, events that it published, with its headers"
 ALONE, PROCESSES = "one process", "processes"
 Runs = Mapping[str, list[Ran]]
 
@@ -100,7 +102,7 @@ class Track:
 
     def confluent(self, topic: str, **more: Any) -> Iterator[Contestant]:
         if self.java:
-            where = {"servers": self.server.bootstrap, "topic": topic}
+            where: dict[str, Any] = {"servers": self.server.bootstrap, "topic": topic}
             yield Contestant(CONFLUENT, lambda group: confluent.run(self.bench.folder, group=group, **where, **more))
 
     def _child(self, module: str, **arguments: Any) -> Ran:
@@ -116,9 +118,11 @@ def _no_op(track: Track, topic: str) -> list[Contestant]:
         track.python_peer(BARE, "kafka_bare", topic, events=EVENTS),
         track.python_peer(FASTSTREAM, "faststream_app", topic, events=EVENTS),
         track.python_peer(IN_LISTS, "faststream_app", topic, events=EVENTS, batch=True),
+        track.onward(HEADED, fill_by_onward(track.server, "headed", EVENTS), events=EVENTS),
     ]
     if track.python is not None:
-        peers.append(track.python_peer(PYRALLEL, "pyrallel", topic, events=EVENTS, python=track.python))
+        few = fill(track.server, "few", FEW)
+        peers.append(track.python_peer(PYRALLEL, "pyrallel", few, events=FEW, python=track.python))
     return peers
 
 
@@ -141,10 +145,10 @@ def _slow_key(track: Track, topic: str) -> list[Contestant]:
 
 def _computing(track: Track) -> list[Contestant]:
     topic = fill(track.server, "computed", COMPUTED)
-    more = {"topic": topic, "events": COMPUTED, "loops": loops_for(1_000)}
+    loops = loops_for(1_000)
     return [
-        track.python_peer(ALONE, "kafka_bare", **more),
-        track.python_peer(PROCESSES, "kafka_burn", workers=WORKERS, **more),
+        track.python_peer(ALONE, "kafka_bare", topic, events=COMPUTED, loops=loops),
+        track.python_peer(PROCESSES, "kafka_burn", topic, events=COMPUTED, loops=loops, workers=WORKERS),
     ]
 
 
@@ -156,7 +160,14 @@ def _million(track: Track, topic: str) -> list[Contestant]:
 
 
 def _report_no_op(bench: Bench, runs: Runs) -> None:
-    for name, least in ((CONFLUENT, 1.5), (PYRALLEL, 6.0), (FASTSTREAM, 5.0), (IN_LISTS, None), (BARE, None)):
+    for name, least in (
+        (CONFLUENT, 1.5),
+        (PYRALLEL, 6.0),
+        (FASTSTREAM, 5.0),
+        (IN_LISTS, None),
+        (HEADED, None),
+        (BARE, None),
+    ):
         if name in runs:
             bench.add(_against("Kafka, typed no-op, key order", runs[ONWARD], name, runs[name], least))
 

@@ -14,11 +14,12 @@ from bench.contestants.lap import Lap, looped
 from bench.kit import HERE, Ran
 from bench.workload import Order
 
-PACKAGES = ("pyrallel-consumer==1.0.0", "msgspec>=0.19", "uvloop>=0.21")
+PACKAGES = ("pyrallel-consumer==1.0.0", "uvloop>=0.21", "-e", str(HERE.parent))  # the workload is typed by ours
 HOME = HERE.parent / ".services" / "pyrallel"
 NEWER = "import sys; sys.exit(sys.version_info < (3, 12))"
 INSTALL_S = 300.0
 STUCK_S = 100.0
+BEST = {"in_flight": 64, "queue": 1_000, "poll": 1_000, "strict": True}
 
 
 def interpreter(say: Callable[[str], None]) -> str | None:
@@ -48,21 +49,18 @@ def _is_newer(python: str) -> bool:
     return subprocess.run([python, "-c", NEWER], capture_output=True).returncode == 0
 
 
-def run(
-    servers: str, topic: str, group: str, events: int, in_flight: int = 64, queue: int = 1_000, poll: int = 1_000
-) -> Ran:
-    return looped(_run(_config(servers, group, in_flight, queue, poll), topic, Lap(events)))
+def run(servers: str, topic: str, group: str, events: int, **tuning: Any) -> Ran:
+    return looped(_run(_config(servers, group, BEST | tuning), topic, Lap(events)))
 
 
-def _config(servers: str, group: str, in_flight: int, queue: int, poll: int) -> Any:
+def _config(servers: str, group: str, tuning: dict[str, Any]) -> Any:
     from pyrallel_consumer.config import ExecutionConfig, KafkaConfig, ParallelConsumerConfig
 
-    execution = ExecutionConfig(max_in_flight=in_flight, max_retries=1)
     parallel = ParallelConsumerConfig(
-        execution=execution,
-        queue_max_messages=queue,
-        poll_batch_size=poll,
-        strict_completion_monitor_enabled=False,
+        execution=ExecutionConfig(max_in_flight=tuning["in_flight"]),
+        queue_max_messages=tuning["queue"],
+        poll_batch_size=tuning["poll"],
+        strict_completion_monitor_enabled=tuning["strict"],
         diag_log_every=1_000_000,
         message_cache_max_bytes=0,
     )
