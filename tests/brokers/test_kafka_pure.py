@@ -1,6 +1,7 @@
 """The decisions of the Kafka broker that need no Kafka."""
 
 import asyncio
+import random
 import subprocess
 import sys
 from typing import Any
@@ -144,6 +145,18 @@ def test_compaction_changes_nothing_of_the_outcome() -> None:
     again = written(record(1), 1)
     log = [written(one, 1), asked("a", [one.id], State.DEAD, State.WAITING), again]
     assert folded(*log).records == folded(*log[1:]).records == {one.id: record(1)}
+
+
+def test_records_come_by_position_whatever_was_written_and_removed() -> None:
+    table, alive = Table(), set[int]()
+    rng = random.Random(3)
+    for _ in range(3_000):
+        n = rng.randrange(300)
+        table.apply(written(record(n), 1) if rng.random() < 0.5 else Entry(record(n).id, None, 1))
+        alive = {each.position for each in table.records.values()}
+        least = rng.randrange(-1, 300)
+        assert [each.position for each in table.above(least)] == sorted(each for each in alive if each > least)
+    assert alive
 
 
 def test_the_asides_of_a_group_are_told_apart_by_name() -> None:

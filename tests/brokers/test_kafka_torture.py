@@ -3,6 +3,8 @@
 import asyncio
 import os
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -50,3 +52,11 @@ def test_members_killed_every_few_seconds_lose_and_invert_nothing(harness: Kafka
             await kit.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_the_demo_gives_its_verdict_on_kafka(harness: KafkaHarness) -> None:
+    command = [sys.executable, "-m", "onward", "demo", "--check", "--events", "3000", "--url", harness.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("verdict: OK published=3000 handled=3000 dead=0 lost=0 inverted=0"), done.stdout

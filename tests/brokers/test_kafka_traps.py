@@ -2,12 +2,16 @@
 broker. Those of the control plane alone are in tests/flow, those of engines in tests/engines."""
 
 import asyncio
+import contextlib
 import logging
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +21,7 @@ from confluent_kafka.admin import NewPartitions
 
 from onward import Event, Onward, Retry, settings
 from onward.brokers import open_broker
-from onward.brokers.base import Broker, Fenced, Progress
+from onward.brokers.base import Broker, Fenced, Filter, Progress
 from onward.brokers.kafka.commits import Commits
 from onward.errors import PublishError
 from onward.event import Partition, new_id
@@ -63,7 +67,11 @@ class Stage:
     def reset(self, offset: int, metadata: str = "", index: int = 0) -> None:
         """What kafka-consumer-groups does, or a tool that copies a group."""
         places = ConsumerGroupTopicPartitions(self.group, [TopicPartition(self.topic, index, offset, metadata)])
-        self.harness.admin.alter_consumer_group_offsets([places])[self.group].result(10)
+        deadline = time.monotonic() + 30
+        while self.committed().get(index) != (offset, metadata):  # the coordinator may have only just begun
+            assert time.monotonic() < deadline
+            with contextlib.suppress(KafkaException):
+                self.harness.admin.alter_consumer_group_offsets([places])[self.group].result(10)
 
     async def close(self) -> None:
         for broker in self._brokers:
@@ -255,6 +263,35 @@ def test_defect_10_a_handler_that_raises_cancelled_error_is_resolved(harness: Ka
 
             await stage.publish(3)
             await run_until(app, lambda: stage.committed().get(0, (0, ""))[0] == 3)
+
+    play(scene())
+
+
+def in_a_process(event: Event) -> None:
+    """Dies at the first attempt of one event; what it does in the others is told by its progress."""
+    if event.headers.get("dies") and not os.path.exists(event.headers["dies"]):
+        Path(event.headers["dies"]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert event.id
+    assert event.type == "Whole"
+
+
+def test_defects_7_to_9_workers_that_die_and_large_events_leave_nothing_stuck(
+    harness: KafkaHarness, tmp_path: Path
+) -> None:
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            app = Onward(harness.url, **stage.options)
+            app.handler(stage.topic, group=stage.group, engine="processes", concurrency=2)(in_a_process)
+            broker = await stage.broker()
+            events = [
+                Event(new_id(), stage.topic, f"k{n % 5}", b'"%s"' % (b"x" * 400_000), {}, "Whole") for n in range(20)
+            ]
+            events[7] = Event(new_id(), stage.topic, "k2", b'"x"', {"dies": str(tmp_path / "died")}, "Whole")
+            await broker.publish(events)
+            await run_until(app, lambda: stage.committed().get(0, (0, ""))[0] == 20)
+            assert (tmp_path / "died").exists()
+            assert not (await broker.aside(stage.group).scan(Filter(), None, 10)).records
 
     play(scene())
 

@@ -25,6 +25,8 @@ broker.heartbeat.interval.ms=250
 group.initial.rebalance.delay.ms=0
 # Leases of a second, as the suites have them.
 group.min.session.timeout.ms=500
+group.consumer.min.heartbeat.interval.ms=500
+group.consumer.heartbeat.interval.ms=500
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=5
 transaction.state.log.replication.factor=1
@@ -48,8 +50,8 @@ class KafkaServer(Server):
         """What clients take as `bootstrap.servers`."""
         return f"{self.host}:{self.port}"
 
-    def prepare(self) -> None:
-        properties = PROPERTIES.format(
+    def properties(self) -> str:
+        return PROPERTIES.format(
             host=self.host,
             port=self.port,
             proxied_port=self._proxied_port,
@@ -57,8 +59,11 @@ class KafkaServer(Server):
             controller_port=self._controller_port,
             folder=self.folder,
         )
-        (self.folder / "server.properties").write_text(properties)
-        self.run(*self._java("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", "server.properties"))
+
+    def prepare(self, *options: str) -> None:
+        (self.folder / "server.properties").write_text(self.properties())
+        tool = ("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", "server.properties")
+        self.run(*self._java(*tool, *options))
 
     def command(self) -> list[str]:
         return self._java("kafka.Kafka", "server.properties")

@@ -24,16 +24,12 @@ class KafkaAside:
         self, partition: Partition, *, after: int | None, limit: int, max_bytes: int, dead: bool = False
     ) -> Sequence[AsideRecord]:
         tables = await asyncio.to_thread(self._letters.tables, [partition])
-        least = -1 if after is None else after
-        wanted = [
-            record
-            for record in tables[partition].records.values()
-            if record.position > least and (dead or record.state is not State.DEAD)
-        ]
         found: list[AsideRecord] = []
-        for record in sorted(wanted, key=lambda record: (record.position, record.id))[:limit]:
+        for record in tables[partition].above(-1 if after is None else after):
+            if record.state is State.DEAD and not dead:
+                continue
             max_bytes -= record.event.size
-            if found and max_bytes < 0:
+            if len(found) == limit or (found and max_bytes < 0):
                 break
             found.append(record)
         return found

@@ -10,11 +10,11 @@ from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.groups import Groups
 from onward.brokers.kafka.holdings import Holdings
 from onward.brokers.kafka.letters import Letters
-from onward.brokers.kafka.membership import Membership
+from onward.brokers.kafka.membership import Enrolment, Membership
 from onward.brokers.kafka.publisher import Publisher
 from onward.brokers.kafka.reader import Reader
 from onward.brokers.kafka.subscription import KafkaSubscription
-from onward.brokers.kafka.topics import Catalogue
+from onward.brokers.kafka.topics import Catalogue, Cluster
 from onward.brokers.kafka.warden import Warden
 from onward.errors import BadSetting, Closed
 from onward.event import Event
@@ -82,18 +82,9 @@ class KafkaBroker:
             await asyncio.to_thread(self._of_group(group).prepare, topic)
         holdings = Holdings()
         warden = Warden(self._of_group(group), holdings, group)
-        membership = Membership(
-            self._client,
-            self._catalogue,
-            self._settings,
-            holdings,
-            warden,
-            group=group,
-            member=member,
-            topics=list(dict.fromkeys(topics)),
-            start=start,
-            epochs=self._epochs,
-        )
+        cluster = Cluster(self._client, self._catalogue, self._settings)
+        enrolment = Enrolment(group, member, list(dict.fromkeys(topics)), start)
+        membership = Membership(cluster, enrolment, holdings, warden, self._epochs)
         reader = Reader(self._client, holdings, group=group, displaced=membership.displaced)
         subscription = KafkaSubscription(
             membership, reader, warden, holdings, self._catalogue.admin, timeout_s=self._settings.publish_timeout_s

@@ -48,7 +48,12 @@ class Client:
             raise BadSetting("a Kafka URL names its brokers: kafka://host:9092, or kafka://one:9092,two:9092")
         self.servers = ",".join(each if ":" in each else f"{each}:{_PORT}" for each in hosts.split(","))
         self._settings = settings
-        self._common: dict[str, Any] = {"bootstrap.servers": self.servers, "log.connection.close": False}
+        self.denied = ""  # why the cluster does not let us in
+        self._common: dict[str, Any] = {
+            "bootstrap.servers": self.servers,
+            "log.connection.close": False,
+            "log_level": 4,
+        }
         self._common |= _credentials(parts.netloc.rpartition("@")[0])
 
     def __repr__(self) -> str:
@@ -77,7 +82,11 @@ class Client:
         return self._made(Consumer, self._picked(_CONSUMING, _CONSUMING_TOO), conf, more)
 
     def admin(self) -> AdminClient:
-        return self._made(AdminClient, self._picked(()), {}, {})
+        return self._made(AdminClient, self._picked(()), {"error_cb": self._failed}, {})
+
+    def _failed(self, error: KafkaError) -> None:
+        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
+            self.denied = error.str()
 
     def _picked(self, prefixes: tuple[str, ...], names: frozenset[str] = frozenset()) -> dict[str, Any]:
         """The user's settings but for those of another kind of client, about which librdkafka would complain."""

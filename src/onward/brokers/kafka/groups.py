@@ -44,7 +44,10 @@ class Groups:
                 futures = self._catalogue.admin.delete_consumer_groups([group], request_timeout=REQUEST_S)
             else:  # the client cannot delete the commits of one topic
                 futures = self._catalogue.admin.alter_consumer_group_offsets(asked, request_timeout=REQUEST_S)
-            futures[group].result(REQUEST_S)
+            answer = futures[group].result(REQUEST_S)
+            for place in answer.topic_partitions if answer is not None else ():
+                if place.error is not None:
+                    raise KafkaException(place.error)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
                 raise explained(error, f"forgetting group {group}") from error

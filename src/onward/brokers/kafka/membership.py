@@ -10,21 +10,20 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onward import clock
 from onward.brokers.base import Progress, Start
-from onward.brokers.kafka.client import Client, explained
+from onward.brokers.kafka.client import explained
 from onward.brokers.kafka.commits import Commit, Commits
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.origins import Origins
-from onward.brokers.kafka.topics import Catalogue
+from onward.brokers.kafka.topics import Cluster
 from onward.brokers.kafka.warden import Warden
 from onward.errors import BadSetting, OnwardError
 from onward.event import Partition
-from onward.settings import Settings
 
 log = logging.getLogger("onward")
 
@@ -49,32 +48,32 @@ _FORBIDDEN = frozenset(
 Command = Callable[[], None]
 
 
+class Enrolment(NamedTuple):
+    """What a member joins, and as whom."""
+
+    group: str
+    member: str
+    topics: Sequence[str]
+    start: Start
+
+
 class Membership:
     def __init__(
-        self,
-        client: Client,
-        catalogue: Catalogue,
-        settings: Settings,
-        holdings: Holdings,
-        warden: Warden,
-        *,
-        group: str,
-        member: str,
-        topics: Sequence[str],
-        start: Start,
-        epochs: Iterator[int],
+        self, cluster: Cluster, enrolment: Enrolment, holdings: Holdings, warden: Warden, epochs: Iterator[int]
     ) -> None:
+        settings = cluster.settings
+        group = enrolment.group
         self._settings = settings
         self._holdings = holdings
         self._warden = warden
-        self._topics = list(topics)
+        self._topics = list(enrolment.topics)
         self._epochs = epochs
         self._modern = settings.client.get("group.protocol") == "consumer"
         self._cooperative = self._modern or "cooperative" in str(
             settings.client.get("partition.assignment.strategy", "cooperative-sticky")
         )
-        self._consumer: Consumer = client.consumer(**self._conf(group, member))
-        self._origins = Origins(self._consumer, catalogue, start)
+        self._consumer: Consumer = cluster.client.consumer(**self._conf(group, enrolment.member))
+        self._origins = Origins(self._consumer, cluster.catalogue, enrolment.start)
         self._commits = Commits(self._consumer, holdings, settings.publish_timeout_s)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.failure: OnwardError | None = None  # why we cannot be in the group

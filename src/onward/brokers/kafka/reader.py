@@ -74,6 +74,7 @@ class Reader:
         place: tuple[str, int] | None = None
         hold: Hold | None = None
         into: list[Delivery] = []
+        fence, log_id = 0, ""
         for message in messages:
             if message.error() is not None:
                 self._complain(message)
@@ -83,10 +84,10 @@ class Reader:
                 place = (topic, index)
                 hold = self._reading.get(place)
                 if hold is not None:
-                    into = found.setdefault(hold, [])
+                    into, fence, log_id = found.setdefault(hold, []), hold.source.fence, hold.log_id
             if hold is not None:
                 offset = message.offset()
-                into.append(Delivery(received(message, topic), hold.partition, offset, hold.epoch))
+                into.append(Delivery(received(message, topic), hold.partition, offset, hold.epoch, 1, fence, log_id))
         return {hold: deliveries for hold, deliveries in found.items() if deliveries}
 
     def _look(self) -> None:

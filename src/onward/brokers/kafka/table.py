@@ -6,8 +6,9 @@ place in the log, if the record is in the expected state there: so its outcome i
 behind a fence from an owner before it is void.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -16,6 +17,7 @@ from onward.brokers.base import AsideRecord, State, Tries
 FENCE = "!fence"
 MOVE = "!move:"
 _MOST_NEWS = 10_000
+_decode = msgspec.msgpack.Decoder(AsideRecord).decode
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -50,6 +52,8 @@ class Table:
         self.news: deque[Moves] = deque(maxlen=_MOST_NEWS)  # not yet told to the owner
         self.outcomes: dict[str, int] = {}  # of requests, by their keys
         self.spoilt: dict[str, None] = {}  # keys with a void entry, which compaction may keep in place of the true one
+        self._order: list[tuple[int, str]] = []  # by position; what is gone stands there until there is much of it
+        self._sorted = True
         self._effects: dict[str, set[str]] = {}  # requests that still change what is written of records
 
     def apply(self, entry: Entry) -> None:
@@ -61,6 +65,20 @@ class Table:
             self.spoilt[entry.key] = None
         else:
             self._written(entry)
+
+    def above(self, position: int) -> Iterator[AsideRecord]:
+        """The records above a position, by position."""
+        if len(self._order) > 2 * len(self.records) + 100:
+            self._order = [(record.position, name) for name, record in self.records.items()]
+            self._sorted = False
+        if not self._sorted:
+            self._order.sort()
+            self._sorted = True
+        for at in range(bisect_right(self._order, (position + 1,)), len(self._order)):
+            record = self.records.get(self._order[at][1])
+            again = at > 0 and self._order[at] == self._order[at - 1]  # gone once, and there anew
+            if record is not None and not again:
+                yield record
 
     def restored(self, key: str, fence: int) -> Entry:
         """What the owner writes over a void entry."""
@@ -78,7 +96,14 @@ class Table:
         if entry.value is None:
             self.records.pop(entry.key, None)
         else:
-            self.records[entry.key] = msgspec.msgpack.decode(entry.value, type=AsideRecord)
+            self._put(entry.key, _decode(entry.value))
+
+    def _put(self, name: str, record: AsideRecord) -> None:
+        if name not in self.records:
+            place = (record.position, name)
+            self._sorted = self._sorted and (not self._order or self._order[-1] < place)
+            self._order.append(place)
+        self.records[name] = record
 
     def _requested(self, entry: Entry) -> None:
         if entry.value is None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
@@ -32,6 +32,7 @@ class Topic(NamedTuple):
 
 class Catalogue:
     def __init__(self, client: Client, settings: Settings) -> None:
+        self._client = client
         self._admin = client.admin()
         self._settings = settings
         self._declared: dict[str, int] = {}  # counts that this process declared itself
@@ -47,8 +48,17 @@ class Catalogue:
 
     async def resolve(self, name: str) -> Topic:
         """The topic, created where that is allowed. PartitionsDiffer: not as this process must have it."""
-        known = self.remembered(name)
-        return known if known is not None else await asyncio.to_thread(self.ask, name)
+        fresh = self.remembered(name)
+        if fresh is not None:
+            return fresh
+        try:
+            return await asyncio.to_thread(self.ask, name)
+        except BrokerError:
+            if name not in self._known:
+                raise
+            topic = self._known[name][0]  # nobody answers: it is still the best that we know
+            self._known[name] = (topic, clock.now())
+            return topic
 
     def ask(self, name: str) -> Topic:
         topic = self.described(name) or self._first_use(name)
@@ -66,14 +76,23 @@ class Catalogue:
         """The topic as the cluster has it now, None where there is none."""
         try:
             futures = self._admin.describe_topics(TopicCollection([name]), request_timeout=REQUEST_S)
-            found = futures[name].result(REQUEST_S)
+            found = self._answer(futures[name], f"asking for topic {name}")
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
             raise explained(error, f"asking for topic {name}") from error
-        except TimeoutError as error:
-            raise BrokerError(f"Kafka: asking for topic {name}: no answer in {REQUEST_S:g} s") from error
         return Topic(name, str(found.topic_id), len(found.partitions))
+
+    def _answer(self, future: Any, doing: str) -> Any:
+        """The future's result, or at once the reason why the cluster does not let us in."""
+        end = clock.now() + REQUEST_S
+        while not future.done():
+            self._admin.poll(_APPEAR_S)
+            if self._client.denied:
+                raise BrokerError(f"Kafka at {self._client.servers}: {doing}: {self._client.denied}")
+            if clock.now() > end:
+                raise BrokerError(f"Kafka at {self._client.servers}: {doing}: no answer in {REQUEST_S:g} s")
+        return future.result()
 
     def declare(self, specs: Sequence[TopicSpec], *, apply: bool) -> list[Change]:
         changes = []
@@ -166,3 +185,11 @@ def _differ(topic: Topic, wanted: int) -> str:
         f"topic {topic.name} has {topic.partitions} partitions, this process says {wanted}; a key would change its "
         f"partition and lose its order. Set partitions={topic.partitions} here, or use a new topic"
     )
+
+
+class Cluster(NamedTuple):
+    """What everybody who works with the cluster needs."""
+
+    client: Client
+    catalogue: Catalogue
+    settings: Settings

@@ -99,6 +99,18 @@ from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
+def whole(work: Delivery | tuple[Delivery, ...]) -> Delivery | tuple[Delivery, ...]:
+    """The work as an encoder takes it: a broker may leave fields of an event until somebody asks for them."""
+    if isinstance(work, tuple):
+        return tuple([_whole(delivery) for delivery in work])
+    return _whole(work)
+
+
+def _whole(delivery: Delivery) -> Delivery:
+    event = delivery.event.whole()
+    return delivery if event is delivery.event else msgspec.structs.replace(delivery, event=event)
+
+
 def frame(message: Down | Up) -> bytes:
     body = _encode(message)
     return _LENGTH.pack(len(body)) + body

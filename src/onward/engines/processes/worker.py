@@ -72,7 +72,8 @@ class Worker:
         self.given += len(works)
         self._given_at = now()
         batch = isinstance(works[0], tuple)
-        self._line.send((wire.Batches if batch else wire.Events)(first, until, works))  # type: ignore[arg-type]
+        whole = [wire.whole(work) for work in works]
+        self._line.send((wire.Batches if batch else wire.Events)(first, until, whole))  # type: ignore[arg-type]
 
     def recall(self) -> None:
         """Ask for what it has not started, once for each run that lasts."""
