@@ -13,7 +13,7 @@ from bench.witness import Witness
 from bench.workload import Order, burn
 from onward import Onward
 
-STUCK_S = 60.0
+STUCK_S = 40.0
 NOTE = struct.Struct("=IId")  # customer, number, time
 PATH, LOOPS = "BENCH_BURN_PATH", "BENCH_BURN_LOOPS"  # the workers have our environment
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Message
 
 from onward import settings
 from onward.brokers import Scheme, open_broker
@@ -16,6 +17,7 @@ from onward.brokers.kafka import marks
 from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.letters import topic_name, topics_of
 from onward.brokers.kafka.marks import Committed, Limit, Log
+from onward.brokers.kafka.message import received
 from onward.brokers.kafka.table import FENCE, MOVE, Entry, Request, Table
 from onward.errors import BadSetting, MissingExtra
 from onward.event import Event, Partition
@@ -215,3 +217,22 @@ def test_a_wrong_secret_is_not_in_the_error() -> None:
     with pytest.raises(BadSetting) as raised:
         Client(loaded.url, loaded).producer()
     assert "secret" not in str(raised.value)
+
+
+# What is decoded, and when
+
+
+@pytest.mark.parametrize(
+    ("headers", "own"),
+    [
+        ([("ce_id", b"7"), ("ce_type", b"Placed"), ("note", None), ("note", b"\xff")], {"note": "\\xff"}),
+        ([("ce_id", b"7"), ("ce_type", b"Placed")], {}),
+        (None, {}),
+    ],
+)
+def test_headers_are_the_same_before_and_after_the_rest_is_decoded(headers: Any, own: dict[str, str]) -> None:
+    message: Any = Message(topic="orders", partition=1, offset=5, value=b"{}", headers=headers, timestamp=(1, 1234))
+    event = received(message, "orders")
+    assert event.headers == own
+    assert event.id == ("7" if headers else "orders/1/5")
+    assert event.headers == event.whole().headers == own
