@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-WIDTH, HEIGHT = 720, 400
-LEFT, RIGHT, TOP, BOTTOM = 74, 24, 64, 56
+WIDTH, HEIGHT = 720, 420
+LEFT, RIGHT, TOP, BOTTOM = 74, 24, 92, 56
 INK, GRID = "#7d8590", "#7d859040"
 FONT = 'font-family="system-ui, sans-serif"'
 COLOURS = ("#2f81f7", "#db6d28", "#3fa34d", "#a371f7")
@@ -44,11 +44,12 @@ def svg(chart: Chart) -> str:
         _text(LEFT, 22, chart.title, size=16, weight=600),
         _text(LEFT, 42, chart.note, size=12),
         _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, chart.x.label, anchor="middle"),
-        _text(LEFT - 8, TOP - 8, chart.y.label, anchor="start", size=12),
+        _text(LEFT, TOP - 14, chart.y.label, size=12),
         *_grid(across, up),
     ]
-    for (name, line), colour in zip(chart.lines.items(), COLOURS, strict=False):
-        parts += _line(name, [(across.at(x), up.at(y)) for x, y in line], colour)
+    for row, (name, line) in enumerate(chart.lines.items()):
+        parts += _line([(across.at(x), up.at(y)) for x, y in line], COLOURS[row])
+        parts.append(_text(WIDTH - RIGHT, 60 + 18 * row, f"● {name}", anchor="end", colour=COLOURS[row], weight=600))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -86,12 +87,10 @@ def _grid(across: _Scale, up: _Scale) -> list[str]:
     return parts + below
 
 
-def _line(name: str, places: Sequence[Point], colour: str) -> list[str]:
+def _line(places: Sequence[Point], colour: str) -> list[str]:
     path = "M" + "L".join(f"{x} {y}" for x, y in places)
     dots = [f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}"/>' for x, y in places]
-    x, y = places[-1]
-    label = _text(x, y - 10, name, anchor="end", colour=colour, weight=600)
-    return [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>', *dots, label]
+    return [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>', *dots]
 
 
 def _text(
@@ -104,4 +103,4 @@ def _text(
 
 
 def _number(value: float) -> str:
-    return f"{value / 1000:,.0f}k" if value >= 10_000 else f"{value:,.6g}"
+    return f"{value / 1000:,.6g}k" if value >= 1_000 and value % 500 == 0 else f"{value:,.6g}"
