@@ -76,7 +76,10 @@ def _middle(track: Track, what: str, rounds: int, contestants: list[Contestant])
 
 def _figure(what: str, lines: dict[str, list[Point]]) -> Figure:
     axes = {"x": 0, "y": 1}
-    text = [f"{name}: " + ", ".join(f"{x:,.0f}: {y:,.4g}" for x, y in line) for name, line in lines.items()]
+    text = [
+        f"{name}: " + ", ".join(f"{x:,.0f}: {y:,.{0 if y >= 100 else 1}f}" for x, y in line)
+        for name, line in lines.items()
+    ]
     return Figure(
         what=what,
         measured=text[0],
