@@ -28,6 +28,11 @@ NAMES: Mapping[str, str] = {
     "wakeup": "from publish in one process to the handler in another",
 }
 
+WITH_SERVERS: Mapping[str, str] = {
+    "kafka": "Kafka, beside a bare loop, Confluent's Parallel Consumer, FastStream and pyrallel-consumer",
+    "kafka_curves": "Kafka: throughput by events in flight, cost by open events; draws docs/plots",
+}  # only when named
+
 WIDE = 170
 
 
@@ -64,19 +69,22 @@ def measure(bench: Bench, name: str) -> None:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    lines = [f"  {name:8} {about}" for name, about in NAMES.items()]
+    known = {**NAMES, **WITH_SERVERS}
+    lines = [f"  {name:12} {about}" for name, about in known.items()]
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measure Onward beside a bare client loop and its peers.\n\n" + "\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks; all when none is named")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="which benchmarks; without one all that need no server"
+    )
     parser.add_argument("--quick", action="store_true", help="smaller and fewer, within 40 seconds")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write the figures (bench/results/...)")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.names if name not in NAMES]
+    unknown = [name for name in options.names if name not in known]
     if unknown:
-        parser.error(f"no benchmark named {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        parser.error(f"no benchmark named {', '.join(unknown)}; there are {', '.join(known)}")
     return options
 
 

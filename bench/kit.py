@@ -168,8 +168,8 @@ def fast_folder() -> Iterator[Path]:
         yield Path(path)
 
 
-def child_command(module: str, arguments: dict[str, Any]) -> list[str]:
-    return [sys.executable, "-m", "bench.child", module, msgspec.json.encode(arguments).decode()]
+def child_command(module: str, arguments: dict[str, Any], python: str = sys.executable) -> list[str]:
+    return [python, "-m", "bench.child", module, msgspec.json.encode(arguments).decode()]
 
 
 def child_environment() -> dict[str, str]:
@@ -179,10 +179,15 @@ def child_environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def child(module: str, cwd: Path, **arguments: Any) -> Ran:
+def child(module: str, cwd: Path, *, python: str = sys.executable, **arguments: Any) -> Ran:
     """Run a contestant in a fresh interpreter and return what it says of itself."""
+    return said(child_command(module, arguments, python), cwd)
+
+
+def said(command: Sequence[str], cwd: Path) -> Ran:
+    """Run a contestant and return what its last line says of it."""
     done = subprocess.run(
-        child_command(module, arguments),
+        command,
         cwd=cwd,
         env=child_environment(),
         capture_output=True,
@@ -190,5 +195,5 @@ def child(module: str, cwd: Path, **arguments: Any) -> Ran:
         timeout=CHILD_TIMEOUT_S,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{module} ended with {done.returncode}: {done.stderr[-2_000:]}")
+        raise RuntimeError(f"{' '.join(command)[:500]} ended with {done.returncode}: {done.stderr[-2_000:]}")
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Ran)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -27,19 +28,37 @@ class Order(msgspec.Struct):
     note: str
 
 
-def items(count: int) -> Iterator[Item]:
+def items(count: int, *, keys: int = KEYS, value_bytes: int = VALUE_BYTES) -> Iterator[Item]:
     """Orders of customers in a random sequence that is the same in every run."""
     customers = random.Random(7)
     numbers: Counter[str] = Counter()
     for _ in range(count):
-        customer = f"c-{customers.randrange(KEYS)}"
-        yield customer, value(customer, numbers[customer])
+        customer = f"c-{customers.randrange(keys)}"
+        yield customer, value(customer, numbers[customer], value_bytes)
         numbers[customer] += 1
 
 
-def value(customer: str, number: int) -> bytes:
+def value(customer: str, number: int, value_bytes: int = VALUE_BYTES) -> bytes:
     bare = msgspec.json.encode(Order(customer, number, ""))
-    return bare[:-2] + b"x" * (VALUE_BYTES - len(bare)) + bare[-2:]
+    return bare[:-2] + b"x" * (value_bytes - len(bare)) + bare[-2:]
+
+
+def burn(loops: int) -> int:
+    """Pure Python, as long as `loops_for` says."""
+    total = 0
+    for number in range(loops):
+        total += number * number
+    return total
+
+
+def loops_for(work_us: float) -> int:
+    """So many loops take so long, on this machine and when nothing disturbs it."""
+    trial, times = 2_000, []
+    for _ in range(20):
+        before = time.perf_counter()
+        burn(trial)
+        times.append((time.perf_counter() - before) * 1e6)
+    return int(trial * work_us / min(times))
 
 
 def batches(source: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -26,12 +26,12 @@ def run(path: str, events: int, group: str, stuck_s: float = STUCK_S) -> Ran:
 
 
 async def _run(app: Onward, witness: Witness, stuck_s: float) -> None:
-    guard = asyncio.create_task(_stop_when_stuck(app, witness, stuck_s))
+    guard = asyncio.create_task(stop_when_stuck(app, witness, stuck_s))
     await app.run()
     guard.cancel()
 
 
-async def _stop_when_stuck(app: Onward, witness: Witness, stuck_s: float) -> None:
+async def stop_when_stuck(app: Onward, witness: Witness, stuck_s: float) -> None:
     before = -1
     while witness.handled != before:
         before = witness.handled

@@ -8,17 +8,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Message
 
 from onward import settings
 from onward.brokers import Scheme, open_broker
 from onward.brokers.base import AsideRecord, Progress, State, Tries
 from onward.brokers.kafka import marks
 from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.letters import topic_name, topics_of
 from onward.brokers.kafka.marks import Committed, Limit, Log
+from onward.brokers.kafka.message import received
 from onward.brokers.kafka.table import FENCE, MOVE, Entry, Request, Table
 from onward.errors import BadSetting, MissingExtra
-from onward.event import Event, Partition
+from onward.event import Delivery, Event, Partition
 
 PLACE = Partition("orders", 2)
 LOG = Log("log-a", low=0, high=100, start=100)
@@ -215,3 +218,63 @@ def test_a_wrong_secret_is_not_in_the_error() -> None:
     with pytest.raises(BadSetting) as raised:
         Client(loaded.url, loaded).producer()
     assert "secret" not in str(raised.value)
+
+
+# What is decoded, and when
+
+
+@pytest.mark.parametrize(
+    ("headers", "own"),
+    [
+        ([("ce_id", b"7"), ("ce_type", b"Placed"), ("note", None), ("note", b"\xff")], {"note": "\\xff"}),
+        ([("ce_id", b"7"), ("ce_type", b"Placed")], {}),
+        (None, {}),
+    ],
+)
+def test_headers_are_the_same_before_and_after_the_rest_is_decoded(headers: Any, own: dict[str, str]) -> None:
+    message: Any = Message(topic="orders", partition=1, offset=5, value=b"{}", headers=headers, timestamp=(1, 1234))
+    event = received(message, "orders")
+    assert event.headers == own
+    assert event.id == ("7" if headers else "orders/1/5")
+    assert event.headers == event.whole().headers == own
+
+
+# What is read ahead
+
+
+def flowing(holdings: Holdings) -> Hold:
+    origin = marks.origin(PLACE, Committed(0, mark(0)), LOG, begun=4)
+    hold = Hold(PLACE, origin, log_id="log-a", suffix=marks.suffixed("log-a", 4), epoch=1)
+    holdings.add(hold)
+    assert holdings.collect(0, 1 << 20, now=1.0)  # announced
+    return hold
+
+
+def read(hold: Hold, start: int, count: int, value: bytes = b"v") -> dict[Hold, list[Delivery]]:
+    event = Event("e", PLACE.topic, "k", value)
+    return {hold: [Delivery(event, PLACE, position, 1) for position in range(start, start + count)]}
+
+
+def test_who_only_listens_makes_the_reader_read_no_further() -> None:
+    holdings = Holdings()
+    hold = flowing(holdings)
+    holdings.collect(1_000, 1 << 20, now=1.0)
+    assert holdings.hungry.is_set()
+    holdings.stock(read(hold, 0, 2_000), {})
+    assert not holdings.hungry.is_set()
+    assert holdings.collect(0, 1 << 20, now=1.0) == []
+    assert not holdings.hungry.is_set()
+    assert len(holdings.collect(1_000, 1 << 20, now=1.0)) == 1_000
+    assert holdings.hungry.is_set()
+
+
+def test_large_events_are_not_read_ahead_beyond_the_bytes_that_are_asked_for() -> None:
+    holdings = Holdings()
+    hold = flowing(holdings)
+    holdings.collect(1_000, 1_000, now=1.0)
+    holdings.stock(read(hold, 0, 3, value=b"x" * 400), {})
+    assert not holdings.hungry.is_set()
+    assert len(holdings.collect(1_000, 1_000, now=1.0)) == 2
+    assert holdings.hungry.is_set()
+    assert len(holdings.collect(1_000, 10, now=1.0)) == 1  # the first always fits
+    assert (hold.buffered, hold.buffered_bytes) == (0, 0)

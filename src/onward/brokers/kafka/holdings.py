@@ -9,10 +9,18 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from onward.brokers.base import Assigned, Fenced, Message, Moved, Progress, Reached, Revoked
 from onward.brokers.kafka.marks import Origin
 from onward.event import Delivery, Partition
+
+
+class Part(NamedTuple):
+    """What one look at the log brought of one partition."""
+
+    deliveries: list[Delivery]
+    size: int
 
 
 class Hold:
@@ -21,6 +29,7 @@ class Hold:
     __slots__ = (
         "announced",
         "buffered",
+        "buffered_bytes",
         "deadline",
         "epoch",
         "latest",
@@ -54,12 +63,22 @@ class Hold:
         self.latest = source.stored or Progress(partition, epoch, source.position)  # as last committed
         self.position = source.position  # next to be read from the log
         self.out = source.position  # next to be handed out
-        self.queue: deque[list[Delivery] | int] = deque()  # read and not handed out; a number: reached
+        self.queue: deque[Part | int] = deque()  # read and not handed out; a number: reached
         self.buffered = 0  # events in the queue
+        self.buffered_bytes = 0
 
     @property
     def flows(self) -> bool:
         return self.announced and not self.paused and not self.throttled and not self.revoking
+
+    def put(self, part: Part) -> None:
+        self.queue.append(part)
+        self.buffered += len(part.deliveries)
+        self.buffered_bytes += part.size
+
+    def clear(self) -> None:
+        self.queue.clear()
+        self.buffered = self.buffered_bytes = 0
 
 
 class Holdings:
@@ -72,6 +91,7 @@ class Holdings:
         self._mail: deque[Message | tuple[Hold, ...]] = deque()
         self._turn = 0
         self._ahead = 1_000
+        self._ahead_bytes = 1 << 20
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
     # The loop
@@ -85,8 +105,10 @@ class Holdings:
             self._mail.clear()
             self._announce(messages, now)
             self._deliver(messages, limit, max_bytes)
-            self._ahead = max(limit, 100)
-            self.hungry.set()
+            if limit > 0:  # twice: while one batch is worked on, the next is read
+                self._ahead, self._ahead_bytes = 2 * max(limit, 100), max_bytes
+            if not self._is_full():
+                self.hungry.set()
             return messages
 
     def waiter(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[None]":
@@ -143,8 +165,7 @@ class Holdings:
             for hold in holds:
                 hold.revoking = True
                 hold.deadline = deadline
-                hold.queue.clear()
-                hold.buffered = 0
+                hold.clear()
             if holds:
                 self._mail.append(tuple(holds))
             self.version += 1
@@ -193,12 +214,15 @@ class Holdings:
 
     def stock(self, found: dict[Hold, list[Delivery]], reached: dict[Hold, int]) -> None:
         """Put aside what was read, for the next collect."""
+        parts = {
+            hold: Part(deliveries, sum([delivery.event.size for delivery in deliveries]))
+            for hold, deliveries in found.items()
+        }
         with self.lock:
-            for hold, deliveries in found.items():
-                hold.position = deliveries[-1].position + 1
+            for hold, part in parts.items():
+                hold.position = part.deliveries[-1].position + 1
                 if not hold.revoking:
-                    hold.queue.append(deliveries)
-                    hold.buffered += len(deliveries)
+                    hold.put(part)
             for hold, position in reached.items():
                 if position > hold.position:
                     hold.position = position
@@ -210,7 +234,11 @@ class Holdings:
         self.nudge()
 
     def _is_full(self) -> bool:
-        return sum(hold.buffered for hold in self.held.values() if hold.flows) >= self._ahead
+        flowing = [hold for hold in self.held.values() if hold.flows]
+        return (
+            sum(hold.buffered for hold in flowing) >= self._ahead
+            or sum(hold.buffered_bytes for hold in flowing) >= self._ahead_bytes
+        )
 
     # With the lock held
 
@@ -244,21 +272,33 @@ def _take(hold: Hold, messages: list[Message], room: tuple[int, int], *, forced:
             messages.append(Reached(hold.partition, hold.epoch, part))
             hold.queue.popleft()
             continue
-        sizes = [delivery.event.size for delivery in part]
-        count = len(part) if len(part) <= limit and sum(sizes) <= max_bytes else _fitting(sizes, limit, max_bytes)
-        if not count and not forced:
+        taken, rest = _split(part, limit, max_bytes, forced=forced)
+        if not taken.deliveries:
             return limit, 0
-        count, forced = max(count, 1), False
-        messages.extend(part if count == len(part) else part[:count])
-        limit -= count
-        max_bytes -= sum(sizes[:count])
-        hold.out = part[count - 1].position + 1
-        hold.buffered -= count
-        if count < len(part):
-            hold.queue[0] = part[count:]
+        forced = False
+        messages.extend(taken.deliveries)
+        limit -= len(taken.deliveries)
+        max_bytes -= taken.size
+        hold.out = taken.deliveries[-1].position + 1
+        hold.buffered -= len(taken.deliveries)
+        hold.buffered_bytes -= taken.size
+        if rest is not None:
+            hold.queue[0] = rest
             return limit, 0
         hold.queue.popleft()
     return limit, max_bytes
+
+
+def _split(part: Part, limit: int, max_bytes: int, *, forced: bool) -> tuple[Part, Part | None]:
+    """What fits, and what is left of it."""
+    deliveries, size = part
+    if len(deliveries) <= limit and size <= max_bytes:
+        return part, None
+    sizes = [delivery.event.size for delivery in deliveries]
+    count = max(_fitting(sizes, limit, max_bytes), forced)
+    taken = sum(sizes[:count])
+    rest = Part(deliveries[count:], size - taken) if count < len(deliveries) else None
+    return Part(deliveries[:count], taken), rest
 
 
 def _fitting(sizes: Sequence[int], limit: int, max_bytes: int) -> int:

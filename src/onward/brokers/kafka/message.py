@@ -1,6 +1,6 @@
 """Events as Kafka messages, in CloudEvents' binary mode, and back. What nobody reads is not decoded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -45,7 +45,9 @@ class LateEvent(Event, frozen=True, gc=False, array_like=True):
 
     @property  # type: ignore[misc]
     def headers(self) -> Mapping[str, str]:
-        return self.whole().headers
+        """Without the rest: of every event it is asked whether it has expired, and most have no header of their own."""
+        held: Any = _ID.__get__(self)
+        return held.headers if isinstance(held, Event) else _own(held.headers() or ())
 
     @property  # type: ignore[misc]
     def type(self) -> str:
@@ -94,8 +96,14 @@ def received(message: Message, topic: str) -> LateEvent:
     return LateEvent(held, topic, _text(key) if key is not None else None, message.value(), held, held, held)
 
 
+def _own(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
+    """The event's headers, without those of CloudEvents; of several with one name the last."""
+    return {name: _text(value or b"") for name, value in headers if name not in RESERVED}
+
+
 def _decoded(late: Event, message: Message) -> Event:
-    found: dict[str, bytes] = {name: value or b"" for name, value in message.headers() or ()}
+    headers = message.headers() or ()
+    found: dict[str, bytes] = {name: value or b"" for name, value in headers}
     id_ = found.get("ce_id")
     if id_ is None:  # not published by us: a name that every delivery of it has
         id_ = f"{late.topic}/{message.partition()}/{message.offset()}".encode()
@@ -106,7 +114,7 @@ def _decoded(late: Event, message: Message) -> Event:
         late.topic,
         late.key,
         late.value,
-        {name: _text(value) for name, value in found.items() if name not in RESERVED},
+        _own(headers),
         "" if type_ == _UNTYPED else type_,
         message.timestamp()[1] / 1000 if time is None else time,
     )

@@ -137,7 +137,7 @@ class KafkaSubscription:
 
 def _lag(hold: Hold, end: int, now: float) -> BrokerLag:
     """What is read but not handed out counts as undelivered; markers at the end of the log count as read."""
-    first = next((part[0] for part in tuple(hold.queue) if not isinstance(part, int)), None)
+    first = next((part.deliveries[0] for part in tuple(hold.queue) if not isinstance(part, int)), None)
     start = hold.out if first is not None else max(hold.out, hold.position)
     age_s = max(0.0, now - appended(first.event)) if first is not None else None
     return BrokerLag(max(0, end - start), age_s)

@@ -1,0 +1,56 @@
+"""Onward on Kafka, whole: a typed handler with key order, and app.run from a group's first event to its last."""
+
+import asyncio
+import contextlib
+from typing import TypedDict
+
+from bench.contestants.app import stop_when_stuck
+from bench.contestants.lap import Lap, looped
+from bench.kit import Ran
+from bench.witness import Witness
+from bench.workload import Order
+from onward import Onward
+
+STUCK_S = 15.0
+
+
+class Late(TypedDict):
+    """The first so many customers take so long for each order, or until all others are done."""
+
+    keys: int
+    seconds: float
+    max_in_flight: int  # per partition; what is late stays open
+
+
+NONE = Late(keys=0, seconds=0, max_in_flight=1_000)
+
+
+def run(
+    url: str, topic: str, group: str, *, events: int, concurrency: int = 256, wait_ms: float = 0, late: Late = NONE
+) -> Ran:
+    """`events` are those that are not late."""
+    app = Onward(url, max_in_flight=late["max_in_flight"])
+    lap, rest, over = Lap(events), Witness(0), asyncio.Event()
+    wait_s, behind = wait_ms / 1e3, {f"c-{number}" for number in range(late["keys"])}
+
+    async def handle(order: Order) -> None:
+        if order.customer in behind:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), late["seconds"])
+            rest.saw(order.customer, order.number)
+            return
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        if lap.saw(order.customer, order.number):
+            over.set()
+            app.stop()
+
+    app.handler(topic, group=group, ordering="key", concurrency=concurrency + late["keys"])(handle)
+    looped(_run(app, lap))
+    return lap.ran(inverted=rest.verdict().inverted)
+
+
+async def _run(app: Onward, lap: Lap) -> None:
+    guard = asyncio.create_task(stop_when_stuck(app, lap.witness, STUCK_S))
+    await app.run()
+    guard.cancel()

@@ -1,0 +1,43 @@
+"""The limit on Kafka: a bare `consume(1000)` loop that decodes and calls the handler; no order, retry or owner."""
+
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from confluent_kafka import Consumer
+
+from bench.contestants.lap import Lap, looped
+from bench.kit import Ran
+from bench.workload import Order, burn
+
+STUCK_S = 30.0
+
+
+def run(servers: str, topic: str, group: str, events: int, loops: int = 0) -> Ran:
+    """With `loops` the handler computes that long."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    lap = Lap(events)
+
+    async def handle(order: Order) -> None:
+        if loops:
+            burn(loops)
+        lap.saw(order.customer, order.number)
+
+    try:
+        looped(_read(consumer, lap, handle))
+    finally:
+        consumer.close()  # commits too
+    return lap.ran()
+
+
+async def _read(consumer: Consumer, lap: Lap, handle: Callable[[Order], Awaitable[None]]) -> None:
+    orders = msgspec.json.Decoder(Order)
+    heard = time.monotonic()
+    while not lap.is_over and time.monotonic() < heard + STUCK_S:
+        messages = consumer.consume(1_000, 0.1)
+        heard = time.monotonic() if messages else heard
+        for message in messages:
+            value = message.value()
+            if message.error() is None and value is not None:
+                await handle(orders.decode(value))
