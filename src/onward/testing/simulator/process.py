@@ -162,8 +162,9 @@ class Process:
     def _note_moved(self, message: Moved) -> None:
         for id_ in message.ids:
             name = message.partition, record_position(id_)
-            self.world.ledger.stories[name[0]][name[1]].wait = None
-            if message.to is None:
+            story = self.world.ledger.stories[name[0]][name[1]]
+            story.wait = None
+            if message.to is None and story.covered:  # else the log still has it open, whatever becomes of its letter
                 self.removed[name] = None
             else:
                 self.removed.pop(name, None)
