@@ -735,3 +735,26 @@ def test_what_waits_in_an_engine_does_not_start_after_its_partition_was_lost(tmp
         out, _ = program.communicate(timeout=10)
         late = [line for line in out.splitlines() if line.startswith("start")]
         assert len(late) <= 3, f"started after it was lost: {late[:5]} and more"
+
+
+def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    app = Onward(url)
+    odd: Any = 3
+    with pytest.raises(BadSetting, match="retry=3"):
+        Onward(url, retry=odd)
+    with pytest.raises(BadSetting, match=r"alert\(3\)"):
+        app.alert(odd)
+    with pytest.raises(BadSetting, match="expires_s='soon'"):
+        app.event("orders", {}, expires_s="soon")  # type: ignore[arg-type]
+    with pytest.raises(BadHandler, match="inbox=3 is no inbox"):
+        app.handler("orders", inbox=odd)(lambda order: None)
+    with pytest.raises(Closed, match="not open"):
+        _ = app.dead
+
+    async def main() -> None:
+        async with app:
+            with pytest.raises(BadSetting, match=r"\(key, value\) pairs"):
+                await app.publish_many("orders", [odd])
+
+    asyncio.run(main())

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 import threading
@@ -56,6 +57,8 @@ class Onward:
 
     def __init__(self, url: str | None = None, *, retry: Retry | None = None, **settings: Any) -> None:
         self.settings = settings_.load(url, **settings)
+        if not isinstance(retry, Retry | None):
+            raise BadSetting(f"retry={retry!r}: use Retry(attempts=...)")
         self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
         self.handlers: list[Handler] = []
         self._hooks: list[Hook] = []
@@ -103,6 +106,8 @@ class Onward:
         def declare(function: AnyFunction) -> AnyFunction:
             batch = batch_size > 1
             named = getattr(function, "__name__", "") if group is None else group
+            if inbox is not None and not hasattr(inbox, "around"):
+                raise BadHandler(f"inbox={inbox!r} is no inbox: wrap it, as SqlInbox(engine) or RedisInbox(url)")
             if inbox is None:
                 call = bind(function, batch=batch)
             else:
@@ -147,7 +152,9 @@ class Onward:
     def broker(self) -> Broker:
         """The open broker; only within `async with app` or `run`."""
         if self._broker is None:
-            raise Closed("the application is not open: publish within `async with app:`, or use publish_sync")
+            raise Closed(
+                "the application is not open: do this within `async with app:`; plain scripts have publish_sync"
+            )
         return self._broker
 
     async def publish(
@@ -169,6 +176,10 @@ class Onward:
         """Publish (key, value) pairs in one call; returns when all are durably accepted."""
         settings_.check_name("topic", topic)
         pairs, now = list(items), time.time()
+        if odd := next((each for each in pairs if not isinstance(each, tuple | list) or len(each) != 2), None):
+            raise BadSetting(
+                f"publish_many takes (key, value) pairs, and None as the key of those that have none: {odd!r}"
+            )
         ids = new_ids(len(pairs))
         events = [self._event(id_, topic, key, value, {}, now) for id_, (key, value) in zip(ids, pairs, strict=True)]
         if events:
@@ -219,6 +230,8 @@ class Onward:
         settings_.check_name("topic", topic)
         now, checked = time.time(), _checked_headers(headers)
         if expires_s is not None:
+            if not isinstance(expires_s, int | float) or not math.isfinite(expires_s):
+                raise BadSetting(f"expires_s={expires_s!r}: seconds from now")
             checked[EXPIRES] = stamp(now + expires_s)
         return self._event(new_id(), topic, key, value, checked, now)
 
@@ -260,6 +273,8 @@ class Onward:
     def alert(self, hook: AnyHook) -> AnyHook:
         """Have this called with each Alert of the monitor; a decorator for a function of yours, or
         `app.alert(Webhook(...))`. More than `dead_threshold` dead letters are one."""
+        if not callable(hook):
+            raise BadSetting(f"alert({hook!r}): a function that takes an Alert, a Webhook or a Mail")
         self._hooks.append(hook)
         return hook
 

@@ -97,7 +97,10 @@ def bind(function: Function, *, batch: bool = False) -> Call:
         annotations = [hints.get(name, Any) for name, _ in _parameters(function)]
         call = (_batch_caller if batch else _caller)(function, slots, annotations, where)
         return call if inspect.iscoroutinefunction(function) else _finished(call, where)
-    raise BadHandler(f"{where} must take the value, an Event, or both; it takes {slots or 'nothing'}")
+    takes = ", ".join(name for name, _ in _parameters(function)) or "nothing"
+    raise BadHandler(
+        f"{where} must take the value, an Event, or both; it takes {takes}. A connection or session needs inbox="
+    )
 
 
 def bind_once(function: Function, inbox: Inbox, *, group: str, engine: EngineName | None, batch: bool = False) -> Call:

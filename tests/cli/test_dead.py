@@ -168,3 +168,13 @@ def test_a_url_alone_needs_a_topic_or_a_group(shell: Shell) -> None:
     for option in (["--topic", "orders"], ["--group", "billing"]):
         done = shell.run("dead", "list", "--json", "--url", "sqlite:///shop.db", *option)
         assert len(json.loads(done.stdout)) == 1
+
+
+@pytest.mark.parametrize("command", ["replay", "drop"])
+def test_an_id_that_nobody_has_is_an_error_and_nothing_is_done(shell: Shell, command: str) -> None:
+    (id_,) = bury(shell.folder, 1)
+    yes = ["--yes"] if command == "drop" else []
+    done = shell.run("dead", command, id_, "nosuch", "--app", "shop:app", *yes)
+    assert done.returncode == 1
+    assert "no dead letter nosuch" in done.stderr
+    assert len(json.loads(dead(shell, "list", "--json"))) == 1

@@ -41,9 +41,8 @@ def test_a_policy_is_the_applications_or_the_handlers_own(tmp_path: Path) -> Non
     async def second(event: Event) -> None: ...
 
     assert [handler.retry for handler in app.handlers] == [usual, own]
-    wrong = Onward(f"sqlite:///{tmp_path}/shop.db", retry=3)  # type: ignore[arg-type]
     with pytest.raises(BadHandler, match="Retry"):
-        wrong.handler("orders")(first)
+        app.handler("orders", group="c", retry=3)(first)  # type: ignore[arg-type]
 
 
 def test_in_a_batch_each_event_has_its_own_end_and_the_order_holds(tmp_path: Path) -> None:

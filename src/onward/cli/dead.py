@@ -121,6 +121,7 @@ def replay(
     where = chosen(topic, group, key, error, text, since, until, ids=ids)
 
     async def work(system: "Onward") -> None:
+        await system.dead.check(**where)
         replay = system.dead.replaying(limit=limit, rate=rate, **where)
         answer = await replay.rehearse() if dry_run else await run(replay)
         verb = "would be replayed" if dry_run else "replayed"
@@ -156,6 +157,7 @@ def drop(
     where = chosen(topic, group, key, error, text, since, until, ids=ids)
 
     async def work(system: "Onward") -> "Dropped":
+        await system.dead.check(**where)
         if not dry_run and not yes:
             await _confirm(system, where, limit)
         return await system.dead.drop(limit=limit, dry_run=dry_run, **where)
@@ -217,7 +219,12 @@ def send(
     Every group of that topic sees them. To run them again in their own group and order, use replay.
     """
     where = chosen(origin, group, key, error, text, since, until, ids=ids)
-    sent = _with(app, url, lambda system: system.dead.send(to, limit=limit, **where))
+
+    async def work(system: "Onward") -> int:
+        await system.dead.check(**where)
+        return await system.dead.send(to, limit=limit, **where)
+
+    sent = _with(app, url, work)
     typer.echo(f'{{"sent":{sent}}}' if json else f"{sent:,} copies sent to {to}")
 
 

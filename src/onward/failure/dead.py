@@ -115,6 +115,17 @@ class DeadLetters:
     async def count(self, **choice: Unpack[Where]) -> int:
         return await self.total(_choice(choice))
 
+    async def check(self, **choice: Unpack[Where]) -> None:
+        """NoSuchLetter, if one of the `ids` is no dead letter that matches."""
+        chosen = _choice(choice)
+        if not chosen.ids:
+            return
+        found = {name async for record in self._matching(chosen) for name in (record.id, record.event.id)}
+        if missing := sorted(chosen.ids - found):
+            raise NoSuchLetter(
+                f"no dead letter {', '.join(missing)}; it was replayed or dropped, or the id is mistyped"
+            )
+
     async def total(self, chosen: Choice) -> int:
         return sum([1 async for _ in self._matching(chosen)])
 
