@@ -348,6 +348,11 @@ class Consumer:
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+        if self.plane.running:
+            log.warning(
+                "%s: %d calls are cut off, no attempt charged; the next owner runs their events again",
+                *(self._handler.name, self.plane.running),
+            )
         await self._engine.close()
         self.plane.leave()
         await subscription.close()
