@@ -222,6 +222,27 @@ def test_a_stop_lets_what_runs_end_and_releases_the_rest_uncharged(app: Onward) 
     asyncio.run(main())
 
 
+def test_a_stop_says_what_it_cuts_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", drain_timeout_s=0.2)
+    started: list[int] = []
+
+    @app.handler("orders", group="billing")
+    async def bill(order: Order) -> None:
+        started.append(order.n)
+        await asyncio.sleep(30)
+
+    async def main() -> None:
+        async with app:
+            await app.publish_many("orders", [(f"c-{n}", Order(n)) for n in range(3)])
+            running = asyncio.create_task(app.run())
+            await until(lambda: len(started) == 3)
+            app.stop()
+            await running
+
+    asyncio.run(main())
+    assert "3 calls are cut off, no attempt charged" in caplog.text
+
+
 def test_two_groups_each_handle_everything(app: Onward) -> None:
     billed: list[int] = []
     shipped: list[int] = []
