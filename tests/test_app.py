@@ -24,6 +24,7 @@ from onward.errors import (
     BadHandler,
     BadName,
     BadSetting,
+    BrokerError,
     Closed,
     ConfigError,
     MissingExtra,
@@ -241,6 +242,34 @@ def test_a_stop_says_what_it_cuts_off(tmp_path: Path, caplog: pytest.LogCaptureF
 
     asyncio.run(main())
     assert "3 calls are cut off, no attempt charged" in caplog.text
+
+
+def test_when_nothing_can_be_settled_readiness_says_so_and_a_stop_still_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise BrokerError("the disk is full")
+
+    monkeypatch.setattr("onward.brokers.sqlite.subscription.SqliteSubscription.settle", refuse)
+    monkeypatch.setattr("onward.flow.consumer._PATIENCE_S", 0.5)
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", drain_timeout_s=0.2)
+    done: list[int] = []
+
+    @app.handler("orders", group="billing")
+    async def bill(order: Order) -> None:
+        done.append(order.n)
+
+    async def main() -> None:
+        async with app:
+            await app.publish("orders", Order(1), key="c")
+            running = asyncio.create_task(app.run())
+            await until(lambda: not app.health().ready and bool(done))
+            assert app.health().troubles == ("the disk is full",)
+            app.stop()
+            await asyncio.wait_for(running, 20)
+
+    asyncio.run(main())
+    assert caplog.text.count("settling failed") == 1, "one cause, one story"
 
 
 def test_two_groups_each_handle_everything(app: Onward) -> None:
