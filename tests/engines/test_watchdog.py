@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -76,3 +77,14 @@ def test_other_code_on_the_loop_is_named_too(
     with caplog.at_level(logging.WARNING, "onward"), asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
     assert "task has kept the event loop" in caplog.text
+
+
+def test_what_a_library_does_is_not_blamed_on_a_handler(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with Watchdog():
+            await asyncio.sleep(0.1)
+            asyncio.get_running_loop().call_soon(subprocess.run, ["sleep", "0.5"])
+            await asyncio.sleep(0.7)
+
+    asyncio.run(main())
+    assert "kept the event loop" not in caplog.text

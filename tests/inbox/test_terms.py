@@ -1,9 +1,11 @@
 """What an inbox refuses, and what it forgets."""
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from onward import Onward, Retry, settings
-from onward.errors import BadHandler, BadSetting, BadStore, Busy
+from onward.errors import BadHandler, BadSetting, BadStore, BrokerError, Busy
 from onward.inbox import SqlInbox
 from onward.inbox.horizon import horizon_s, longest_redelivery_s
 from tests.inbox.conftest import Open, opener
@@ -173,3 +175,15 @@ def test_without_its_client_the_error_says_what_to_install(name: str, client: st
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "pip install 'onward[inbox]'" in out.stdout
+
+
+def test_a_database_that_others_hold_at_the_start_is_an_error_that_says_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/effects.db"
+    SqlInbox(create_engine(url)).create()
+    engine = create_engine(url, connect_args={"timeout": 0.05})
+    with closing(sqlite3.connect(tmp_path / "effects.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(BrokerError, match=r"test: its inbox's database cannot be used: database is locked"):
+            asyncio.run(SqlInbox(engine).start(ground()))
+    asyncio.run(SqlInbox(engine).start(ground()))
+    engine.dispose()

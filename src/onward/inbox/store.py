@@ -91,6 +91,8 @@ class Store:
             for statement in self._schema.probe:
                 connection.execute(text(statement))
         except DBAPIError as error:
+            if is_conflict(error):
+                raise
             raise BadStore(
                 f"the inbox's tables are not there, or not as they should be ({error.orig}): "
                 "call inbox.create() once, or run what inbox.schema() says"
