@@ -30,7 +30,6 @@ from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
 from onward.event import Event, Partition, new_id, new_ids
 from onward.failure.dead import DeadLetters
 from onward.failure.expiry import EXPIRES, stamp
-from onward.failure.health import Health
 from onward.failure.monitor import Hook, Monitor
 from onward.failure.retry import Retry
 from onward.failure.watch import Tally, Thresholds
@@ -39,7 +38,7 @@ from onward.flow.solitude import Solitude
 from onward.handler import EngineName, Function, Handler, bind, bind_once, check_choices, choose
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
-from onward.observe.health import tell
+from onward.observe.health import Health, tell
 from onward.observe.metrics import Reading, exposition
 from onward.payload import encode, type_name
 from onward.signals import stopping

@@ -1,10 +1,7 @@
 """The engine contract: an engine runs handlers and says how each run ended. It knows no broker and no order."""
 
 import asyncio
-import contextlib
 import math
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -14,31 +11,10 @@ from onward.clock import now
 from onward.event import Delivery
 
 _LOOK_S = 0.01
-forks = 0  # between the first process and this one; an engine belongs to the process that started it
-
-
-def _forked() -> None:
-    global forks
-    forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-def end_of_fork(error: BaseException | None) -> None:
-    """A handler forked, and its child came back out of the call: it ends here, or it would handle events as a clone."""
-    code = error.code if isinstance(error, SystemExit) else (error is not None)
-    with contextlib.suppress(Exception):
-        if isinstance(code, str):
-            sys.stderr.write(f"{code}\n")
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else code is not None)
 
 
 Work = Delivery | tuple[Delivery, ...]
-"""What one call of the handler takes: an event, or for a batch handler several."""
+"""What one call of the handler takes: an event, or for a batch handler several of one partition, in order."""
 
 Call = Callable[[Any], Any]
 """The handler with its decoding: called with work, it returns a coroutine if it is `async def`, else it has run."""

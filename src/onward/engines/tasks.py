@@ -10,7 +10,7 @@ from typing import Any
 
 from onward.clock import now
 from onward.context import enter
-from onward.engines import base
+from onward.engines import forks
 from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always, drained
 from onward.errors import HandlerTimeout
 
@@ -47,7 +47,7 @@ class TaskEngine:
 
     def start(self, ended: Report, may_start_until: MayStartUntil = always) -> None:
         self._loop = asyncio.get_running_loop()
-        self._forks = base.forks
+        self._forks = forks.count
         self._context = copy_context()
         self._ended = ended
         self._may_start_until = may_start_until
@@ -174,8 +174,8 @@ class TaskEngine:
                         pass  # how a coroutine returns
             except BaseException as raised:
                 error = raised
-            if base.forks != self._forks:
-                base.end_of_fork(error)
+            if forks.count != self._forks:
+                forks.end(error)
             del running[me]
             if self._closed:
                 return  # it outlived close, which has reported it

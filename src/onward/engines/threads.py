@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 from onward.clock import now
 from onward.context import enter
-from onward.engines import base
+from onward.engines import forks
 from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always, drained
 from onward.errors import HandlerTimeout
 from onward.event import Delivery
@@ -58,7 +58,7 @@ class ThreadEngine:
 
     def start(self, ended: Report, may_start_until: MayStartUntil = always) -> None:
         self._loop = asyncio.get_running_loop()
-        self._forks = base.forks
+        self._forks = forks.count
         self._context = copy_context()
         self._ended = ended
         self._may_start_until = may_start_until
@@ -165,8 +165,8 @@ class ThreadEngine:
                 self._context.copy().run(enter, self._call, work, deadline)
             except BaseException as raised:
                 error = raised
-            if base.forks != self._forks:
-                base.end_of_fork(error)
+            if forks.count != self._forks:
+                forks.end(error)
             if deadline is not None and now() > deadline:
                 error = _overrun(timeout_s, error)
             self._tell(Ended(work, error))

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from onward.brokers.base import AsideRecord, Progress
-from onward.event import Delivery, Partition
-
-Work = Delivery | tuple[Delivery, ...]
-"""One call of the handler: an event, or for a batch handler several of one partition, in order."""
+from onward.engines.base import Work
+from onward.event import Partition
 
 
 class Settlement(msgspec.Struct, frozen=True):

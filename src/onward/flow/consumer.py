@@ -38,7 +38,6 @@ log = logging.getLogger("onward")
 _RECEIVE_WAIT_S = 1.0
 _LATER_S = 86_400.0  # what RetryLater asks for is believed so far when it is read back: clocks are set
 _PAGE = 1_000  # records read from the aside at once
-_LAST_S = 0.01
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
 
@@ -325,7 +324,7 @@ class Consumer:
             return True
         if self._stop_at is None:
             return False
-        return (not self.plane.held and self._settling is None) or now() > self._stop_at + _PATIENCE_S
+        return (not self.plane.held and self._settling is None) or now() >= self._stop_at + _PATIENCE_S
 
     def _left_s(self) -> float | None:
         """The time left for the last settle and release; None: it does not stop."""
@@ -335,7 +334,7 @@ class Consumer:
         """Until something happened, or the plane's next deadline, or the end of our patience with a stop."""
         timer = None
         if self._stop_at is not None:
-            wake_at = min(wake_at or math.inf, self._stop_at + _PATIENCE_S + _LAST_S)
+            wake_at = min(wake_at or math.inf, self._stop_at + _PATIENCE_S)
         if wake_at is not None:
             timer = asyncio.get_running_loop().call_later(max(0.0, wake_at - now()), self._wake.set)
         await self._wake.wait()

@@ -3,7 +3,8 @@
 from heapq import heappop
 
 from onward.brokers.base import Failure
-from onward.flow.actions import Counts, Work
+from onward.engines.base import Work
+from onward.flow.actions import Counts
 from onward.flow.alone import Alone
 from onward.flow.batching import batch_of, waits_to_fill
 from onward.flow.blame import AMONG_OTHERS

@@ -1,14 +1,23 @@
-"""The log line by which a running application says how its handlers fare."""
+"""How a running application fares: whether it is ready, and the log line that says so."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from onward.observe.metrics import Reading
 
 log = logging.getLogger("onward")
 
 EVERY_S = 10.0
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`ready`: handlers run and nothing stands in their way; else `troubles` says what does."""
+
+    ready: bool
+    troubles: tuple[str, ...] = ()
 
 
 async def tell(readings: Callable[[], Sequence[Reading]], every_s: float = EVERY_S) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from onward import context as run_context
 from onward.clock import now
-from onward.engines import base as base_
+from onward.engines import forks
 from onward.engines.base import Call, Work
 from onward.engines.processes import wire
 from onward.engines.steps import in_context
@@ -58,7 +58,7 @@ class Worker:
         self._reading = threading.Lock()
         self._speaking = threading.Lock()
         self._taking = threading.Lock()
-        self._forks = base_.forks
+        self._forks = forks.count
 
     def run(self) -> None:
         setup = self._setup()
@@ -132,8 +132,8 @@ class Worker:
                 self._page.finish(number, now())
 
     def _check_fork(self, error: BaseException | None) -> None:
-        if base_.forks != self._forks:
-            base_.end_of_fork(error)
+        if forks.count != self._forks:
+            forks.end(error)
 
     def _next(self) -> Task | None:
         with self._taking:

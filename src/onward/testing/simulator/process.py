@@ -13,8 +13,9 @@ from onward.brokers.base import (
     Revoked,
     record_position,
 )
+from onward.engines.base import Work
 from onward.event import Delivery, Partition
-from onward.flow.actions import Actions, Load, Work
+from onward.flow.actions import Actions, Load
 from onward.flow.entry import Again, Instant
 from onward.flow.plane import ControlPlane
 from onward.testing.simulator.handler import Verdict

@@ -1,0 +1,27 @@
+"""Children that a handler forks must not handle events as clones of their parent."""
+
+import contextlib
+import os
+import sys
+
+count = 0  # between the first process and this one; an engine belongs to the process that started it
+
+
+def _forked() -> None:
+    global count
+    count += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def end(error: BaseException | None) -> None:
+    """A handler forked, and its child came back out of the call: it ends here, or it would handle events as a clone."""
+    code = error.code if isinstance(error, SystemExit) else (error is not None)
+    with contextlib.suppress(Exception):
+        if isinstance(code, str):
+            sys.stderr.write(f"{code}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
