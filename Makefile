@@ -37,7 +37,7 @@ test: $(VENV)/.dev ## install and start what the tests need, then run all of the
 	@$(PY) -m pytest -n 2 --dist loadfile
 
 .PHONY: test-fast
-test-fast: $(VENV)/.dev ## the tests that need no server, in under a minute
+test-fast: $(VENV)/.dev ## the tests that need no server and little time
 	@$(PY) -m pytest -q -n 4 -m "not servers and not slow"
 
 RUNS ?= 1000

@@ -79,7 +79,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="which benchmarks; without one all that need no server"
     )
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer, about two minutes")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write the figures (bench/results/...)")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in known]
