@@ -16,6 +16,8 @@ from onward.errors import BrokerError
 from onward.testing.harness import Member, event
 from tests.brokers.kafka_mock import OFFSET_COMMIT, MockCluster, mock_cluster
 
+pytestmark = pytest.mark.slow  # real processes, seconds each
+
 TOPIC = "orders"
 
 

@@ -17,10 +17,12 @@ class TestSqlite(BrokerSuite):
     pass
 
 
+@pytest.mark.slow
 class TestSqliteAside(AsideSuite):
     pass
 
 
+@pytest.mark.slow
 class TestSqliteFailure(FailureSuite):
     pass
 

@@ -13,6 +13,8 @@ from onward import Event, GiveUp, Onward
 from tests.cli.shell import Shell, until
 from tests.cli.system import url
 
+pytestmark = pytest.mark.slow  # real processes, seconds each
+
 
 def bury(folder: Path, count: int) -> list[str]:
     """So many orders that billing has given up; the ids of their events."""

@@ -20,6 +20,8 @@ from onward import Onward
 from onward.brokers.sqlite.gate import Gate, lock_path
 from pathlib import Path
 
+pytestmark = pytest.mark.slow  # real processes, seconds each
+
 app = Onward("sqlite:///shop.db", lease_s=2.0, takeover_grace_s=0.1)
 
 

@@ -18,6 +18,8 @@ from onward.errors import BadHandler
 from tests.engines import programs
 from tests.engines.programs import Line, Order, lines
 
+pytestmark = pytest.mark.slow  # real processes, seconds each
+
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = Path(onward.event.__file__).parent.parent
 

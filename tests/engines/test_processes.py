@@ -24,6 +24,8 @@ from onward.event import Delivery
 from onward.testing import engine_handlers as handlers
 from onward.testing.engine import Trial, first
 
+pytestmark = pytest.mark.slow  # real processes, seconds each
+
 TARGET = target_of(handlers.plain)
 
 

@@ -40,6 +40,7 @@ class TestThreads(EngineSuite):
         return engine
 
 
+@pytest.mark.slow
 class TestProcesses(EngineSuite):
     style: Style = "def"
     has_processes = True
@@ -52,6 +53,7 @@ class TestProcesses(EngineSuite):
         return engine
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 class TestProcessesWithCoroutines(TestProcesses):
     style: Style = "async def"

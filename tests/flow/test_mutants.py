@@ -31,6 +31,8 @@ from onward.testing.simulator import simulate
 from onward.testing.simulator.profile import Profile
 from onward.testing.simulator.world import Shape
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 300
 
 Patch = pytest.MonkeyPatch
