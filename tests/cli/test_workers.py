@@ -14,13 +14,13 @@ from tests.cli.shell import Running, Shell, is_alive, until
 from tests.cli.system import publish
 from tests.cli.test_run import SLEEPER
 
+pytestmark = pytest.mark.slow  # real processes, seconds each
+
 FREEZER = """
 import os, signal
 from onward import Onward
 from onward.brokers.sqlite.gate import Gate, lock_path
 from pathlib import Path
-
-pytestmark = pytest.mark.slow  # real processes, seconds each
 
 app = Onward("sqlite:///shop.db", lease_s=2.0, takeover_grace_s=0.1)
 
@@ -78,7 +78,6 @@ def test_workers_die_with_a_killed_supervisor(shell: Shell) -> None:
     until(lambda: not any(map(is_alive, pids(running))), "the workers are gone", patience_s=3.0)
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_all_at_once(shell: Shell) -> None:
     shell.write("sleeper.py", SLEEPER)
     publish(shell.folder, 1)
@@ -148,7 +147,6 @@ def test_reload_restarts_on_an_edit(shell: Shell) -> None:
     assert stopped(running) == 0
 
 
-@pytest.mark.slow
 def test_a_stopped_worker_that_holds_the_lock_is_killed(shell: Shell) -> None:
     shell.write("freezer.py", FREEZER)
     running = started(shell, application="freezer:app")

@@ -54,6 +54,5 @@ class TestProcesses(EngineSuite):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 class TestProcessesWithCoroutines(TestProcesses):
     style: Style = "async def"
