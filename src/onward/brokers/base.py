@@ -67,6 +67,12 @@ class AsideRecord(msgspec.Struct, frozen=True):
     event: Event
     tries: Tries
     failure: Failure | None
+    wait_s: float | None = None  # from its failure to `due`: however clocks are set, no longer; None: until `due`
+
+    def moved(self, to: State, due: float | None) -> "AsideRecord":
+        """As it stands when somebody has moved it: what leaves the state dead has its tries counted afresh."""
+        tries = Tries() if self.state is State.DEAD else self.tries
+        return msgspec.structs.replace(self, state=to, due=due, tries=tries, wait_s=None)
 
 
 def record_id(group: str, log_id: str, partition: Partition, position: int) -> str:

@@ -305,7 +305,7 @@ class Holding:
             self.blame.tries[entry.delivery.position] = entry.tries
         else:
             entry.ref.tries = entry.tries
-            self.letters.send(self.letters.record(entry, entry.ref.state, entry.ref.wall_due, None), None, None)
+            self.letters.send(self.letters.record(entry, entry.ref.state, entry.ref.wall_due), None, None)
 
     # -- settling -----------------------------------------------------------------------------------------------
 

@@ -47,7 +47,10 @@ class Letters:
     def id_at(self, position: int) -> str:
         return record_id(self._group, self._assigned.log_id, self._assigned.partition, position)
 
-    def record(self, entry: Entry, state: State, due: float | None, failure: Failure | None) -> AsideRecord:
+    def record(
+        self, entry: Entry, state: State, due: float | None, failure: Failure | None = None, *, wait_s: float = 0.0
+    ) -> AsideRecord:
+        """`wait_s`: how long it waits from now on until it is due."""
         position = entry.delivery.position
         return AsideRecord(
             id=self.id_at(position),
@@ -59,6 +62,7 @@ class Letters:
             event=entry.delivery.event,
             tries=entry.tries,
             failure=failure,
+            wait_s=wait_s if due is not None else None,
         )
 
     def send(self, record: AsideRecord, entry: Entry | None, ref: Ref | None) -> None:

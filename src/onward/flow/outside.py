@@ -86,7 +86,9 @@ class Outside:
 
     def _due(self, record: AsideRecord, at: Instant) -> float:
         # A clock that was set back makes no wait longer than it was. What died and was moved waits as a person asked.
-        longest = self._limits.max_wait_s if record.failure is None else math.inf
+        longest = record.wait_s
+        if longest is None:  # moved, or of a release that did not write it
+            longest = self._limits.max_wait_s if record.failure is None else math.inf
         return at.now + min(record.due - at.wall, longest) if record.due is not None else 0.0
 
     def _ref(self, record: AsideRecord, at: Instant) -> Ref:
@@ -257,8 +259,9 @@ class Outside:
         """An event of the log becomes a record; it stays open until that is stored."""
         entry.stage = LEAVING
         event, key = entry.delivery.event, self.key(entry)
-        wall = at.wall + (due - at.now) if at is not None else None
-        record = self._letters.record(entry, state, wall, failure)
+        wait_s = due - at.now if at is not None else 0.0
+        wall = at.wall + wait_s if at is not None else None
+        record = self._letters.record(entry, state, wall, failure, wait_s=wait_s)
         first, cautious = entry.first_failed, entry.cautious
         ref = Ref(record.id, record.position, key, state, due, event, entry.size, entry.tries, False, first, cautious)
         ref.wall_due = wall
@@ -271,9 +274,10 @@ class Outside:
         assert ref is not None
         ref.state, ref.due, ref.tries, ref.stored = state, due, entry.tries, False
         ref.first_failed = entry.first_failed
-        wall = ref.wall_due = at.wall + (due - at.now) if state is State.WAITING else None
+        wait_s = due - at.now
+        wall = ref.wall_due = at.wall + wait_s if state is State.WAITING else None
         entry.stage = LEAVING
-        self._letters.send(self._letters.record(entry, state, wall, failure), None, ref)
+        self._letters.send(self._letters.record(entry, state, wall, failure, wait_s=wait_s), None, ref)
 
     def stored(self, ref: Ref, now: float) -> None:
         """What was set aside is in the store."""
