@@ -27,8 +27,8 @@ FAR_S = 1_000.0  # later than any park_after_s in these tests
 Run = tuple[Partition, int, int]  # partition, epoch, position
 
 
-def failure(error: str = "ValueError") -> Failure:
-    return Failure("exhausted", error, "no", "", "h", 1, 0.0, 0.0)
+def failure(error: str = "ValueError", wall: float = 0.0) -> Failure:
+    return Failure("exhausted", error, "no", "Traceback", "h", 1, wall, wall)
 
 
 def event(key: str | None, size: int = 0, partition: Partition = P, position: int = 0) -> Event:
@@ -210,7 +210,8 @@ class Driver:
         self.end(dict.fromkeys(positions, DONE), partition=partition)
 
     def again(self, *positions: int, in_s: float = 1.0, crashed: bool = False, partition: Partition = P) -> None:
-        self.end({p: Again(self.now + in_s, crashed) for p in positions}, partition=partition)
+        outcome = Again(self.now + in_s, failure("KeyError", self.at.wall), crashed)
+        self.end(dict.fromkeys(positions, outcome), partition=partition)
 
     def dead(self, *positions: int, partition: Partition = P) -> None:
         self.end({p: Dead(failure()) for p in positions}, partition=partition)

@@ -17,6 +17,8 @@ Durability = Literal["fsync", "replicated", "window", "memory"]
 Ordering = Literal["key", "partition", "none"]
 Start = Literal["earliest", "latest"] | float  # or a Unix time
 
+_BRIEF = 200  # characters of an error's message
+
 
 class Features(msgspec.Struct, frozen=True):
     """What a broker can do. The suite and the docs' table are told apart by this alone."""
@@ -45,9 +47,10 @@ class Tries(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why an event was given up: the whole story, for the person who reads the dead letter."""
+    """Why an event was given up: the whole story, for the person who reads the dead letter. Of one that is to be tried
+    again (reason `failed`), as much as its dead letter would not know without it."""
 
-    reason: str  # exhausted, undecodable, expired, crashed, refused
+    reason: str  # exhausted, undecodable, expired, crashed, refused; failed
     error: str  # the exception's type
     message: str
     traceback: str
@@ -55,6 +58,11 @@ class Failure(msgspec.Struct, frozen=True):
     attempts: int
     first: float  # Unix time of the first and of the last failure
     last: float
+
+    def brief(self) -> "Failure":
+        """What is worth its room in memory, and in a record that is written often."""
+        message = self.message if len(self.message) <= _BRIEF else f"{self.message[:_BRIEF]}…"
+        return msgspec.structs.replace(self, message=message, traceback="")
 
 
 class AsideRecord(msgspec.Struct, frozen=True):

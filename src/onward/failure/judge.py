@@ -5,6 +5,8 @@ import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from onward.brokers.base import Failure
 from onward.errors import Expired, GiveUp, RemoteError, RetryLater, Skip, Undecodable, Unfinished, WorkerDied
 from onward.event import Delivery
@@ -37,7 +39,7 @@ class Judge:
             return self._rule(delivery, error, at)
         except BaseException as odd:  # an exception of the user's may raise anything when it is looked at
             text = f"{self._what(delivery)} is dead: an error of type {type(error).__qualname__} cannot be judged"
-            return Ruling(Dead(self._story(delivery, odd, at)), logging.ERROR, text)
+            return Ruling(Dead(self._end(delivery, odd, at)), logging.ERROR, text)
 
     def _rule(self, delivery: Delivery, error: BaseException, at: Instant) -> Ruling:
         what, said = self._what(delivery), _line(f"{_kind(error)}: {_text(error)}")
@@ -48,19 +50,27 @@ class Judge:
         delay_s = self._retry.delay_s(delivery.attempt, error, self._random)
         if delay_s is not None:
             text = f"{what} failed, attempt {delivery.attempt}, again in {delay_s:.1f} s: {said}"
-            return Ruling(Again(at.now + delay_s, crashed=isinstance(error, WorkerDied)), logging.WARNING, text)
-        story = self._story(delivery, error, at)
-        return Ruling(Dead(story), logging.ERROR, f"{what} is dead after attempt {delivery.attempt}: {said}")
+            story = self._story(delivery, error, at)
+            return Ruling(Again(at.now + delay_s, story, isinstance(error, WorkerDied)), logging.WARNING, text)
+        return Ruling(
+            Dead(self._end(delivery, error, at)),
+            logging.ERROR,
+            f"{what} is dead after attempt {delivery.attempt}: {said}",
+        )
 
     def _what(self, delivery: Delivery) -> str:
         return f"{self._handler}: {delivery.partition} position {delivery.position} key {delivery.event.key!r}"
 
+    def _end(self, delivery: Delivery, error: BaseException, at: Instant) -> Failure:
+        story, trace = self._story(delivery, error, at), _storable(_trace(error))
+        return msgspec.structs.replace(story, reason=self._reason(delivery, error), traceback=trace)
+
     def _story(self, delivery: Delivery, error: BaseException, at: Instant) -> Failure:
         return Failure(
-            reason=self._reason(delivery, error),
+            reason="failed",
             error=_kind(error),
             message=_text(error),
-            traceback=_storable(_trace(error)),
+            traceback="",
             handler=self._handler,
             attempts=delivery.attempt - isinstance(error, Expired),  # the handler was not called
             first=at.wall,

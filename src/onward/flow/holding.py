@@ -8,9 +8,9 @@ import msgspec
 from onward.brokers.base import AsideRecord, Assigned, Failure, Progress, State, Tries
 from onward.event import Delivery, Partition
 from onward.flow.blame import Blame
-from onward.flow.entry import DELAYED, LEAVING, QUEUED, RUNNING, Entry, Instant
+from onward.flow.entry import DELAYED, LEAVING, QUEUED, RUNNING, Again, Entry, Instant
 from onward.flow.lanes import Lanes
-from onward.flow.letters import Leaving, Letters
+from onward.flow.letters import Leaving, Letters, told
 from onward.flow.limits import Limits
 from onward.flow.outside import Outside
 from onward.flow.room import Room
@@ -190,16 +190,16 @@ class Holding:
         if outside.postponed:
             outside.draw_postponed(now)
 
-    def failed(self, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
-        """To be tried again at `due`: in place when that is soon, out of the flow when it is not."""
+    def failed(self, entry: Entry, again: Again, at: Instant) -> None:
+        """To be tried again: in place when that is soon, out of the flow when it is not."""
         if entry.removed:
             self.done(entry, at.now)
             return
-        delivery = entry.delivery
-        entry.tries = Tries(delivery.attempt, 0, entry.tries.crashes + crashed)
+        delivery, due = entry.delivery, again.at
+        entry.tries = Tries(delivery.attempt, 0, entry.tries.crashes + again.crashed)
         entry.suspect = entry.tries.crashes > 0
         entry.marked = False
-        entry.first_failed = entry.first_failed or at.wall
+        entry.story = told(again.failure.brief(), entry.story)
         entry.delivery = msgspec.structs.replace(delivery, attempt=delivery.attempt + 1)
         self.blame.not_running(entry)
         if self._in_place(entry, due - at.now):
@@ -234,7 +234,7 @@ class Holding:
         if entry.removed:
             self.done(entry, at.now)
             return
-        failure = msgspec.structs.replace(failure, first=entry.first_failed or failure.first)
+        failure = told(failure, entry.story)
         entry.tries = Tries(entry.delivery.attempt - 1, 0, entry.tries.crashes)
         self.blame.not_running(entry)  # the last attempt counts when the letter is stored
         entry.tries = Tries(entry.delivery.attempt, 0, entry.tries.crashes)

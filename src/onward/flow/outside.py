@@ -103,7 +103,7 @@ class Outside:
             event.size,
             self._blame.charged(record.tries),
             stored=True,
-            first_failed=record.failure.first if record.failure else 0.0,
+            story=record.failure.brief() if record.failure else None,
             cautious=self._blame.unclean,
             wall_due=record.due,
         )
@@ -173,7 +173,7 @@ class Outside:
         own, room = self._assigned, self._room
         where = (own.partition, ref.position, own.epoch)
         delivery = Delivery(ref.event, *where, ref.tries.failed + 1, own.fence, own.log_id, True)
-        entry = Entry(delivery, ref.size, ref=ref, first_failed=ref.first_failed, tries=ref.tries)
+        entry = Entry(delivery, ref.size, ref=ref, story=ref.story, tries=ref.tries)
         if ref.cautious or ref.tries.crashes or ref.tries.started:
             self._blame.weigh(entry, ref.tries, True)
         ref.drawn = True
@@ -262,8 +262,8 @@ class Outside:
         wait_s = due - at.now if at is not None else 0.0
         wall = at.wall + wait_s if at is not None else None
         record = self._letters.record(entry, state, wall, failure, wait_s=wait_s)
-        first, cautious = entry.first_failed, entry.cautious
-        ref = Ref(record.id, record.position, key, state, due, event, entry.size, entry.tries, False, first, cautious)
+        story, cautious = (failure.brief() if failure else entry.story), entry.cautious
+        ref = Ref(record.id, record.position, key, state, due, event, entry.size, entry.tries, False, story, cautious)
         ref.wall_due = wall
         self.parking.add(ref)
         self._letters.send(record, entry, ref)
@@ -273,7 +273,7 @@ class Outside:
         ref = entry.ref
         assert ref is not None
         ref.state, ref.due, ref.tries, ref.stored = state, due, entry.tries, False
-        ref.first_failed = entry.first_failed
+        ref.story = failure.brief() if failure else entry.story
         wait_s = due - at.now
         wall = ref.wall_due = at.wall + wait_s if state is State.WAITING else None
         entry.stage = LEAVING

@@ -236,7 +236,7 @@ class ControlPlane:
     def _not_done(self, holding: Holding, entry: Entry, outcome: Outcome, at: Instant, size: int) -> None:
         if type(outcome) is Again:
             self.counts.retried += 1
-            holding.failed(entry, outcome.at, at, crashed=outcome.crashed)
+            holding.failed(entry, outcome, at)
         elif type(outcome) is Dead:
             self.counts.dead += 1
             holding.dead(entry, outcome.failure, at)
