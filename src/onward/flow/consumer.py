@@ -302,10 +302,10 @@ class Consumer:
     def _judge(self, delivery: Delivery, error: BaseException | None) -> Outcome:
         if error is None:
             return RELEASED
-        outcome, level, text = self._judging.rule(delivery, error, instant())
-        log.log(level, text)
+        ruling = self._judging.rule(delivery, error, instant())
+        log.log(ruling.level, "\n".join(filter(None, (ruling.text, ruling.trace))))
         self.declined += isinstance(error, Skip)
-        return outcome
+        return ruling.outcome
 
     def _bury_expired(self, work: Sequence[Work]) -> Sequence[Work]:
         """The work that may still run; what has expired ends here, when its turn has come. A batch is split until
