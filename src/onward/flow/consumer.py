@@ -21,13 +21,14 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, Health, Work
-from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip, Unfinished
+from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip, Unfinished, Unreachable
 from onward.event import Delivery, Partition
 from onward.failure.expiry import is_expired
 from onward.failure.judge import Judge
 from onward.flow.actions import Actions, Load, Settlement
-from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome
+from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome, Released
 from onward.flow.limits import Limits
+from onward.flow.outage import Outage
 from onward.flow.plane import ControlPlane
 from onward.flow.solitude import Solitude
 from onward.handler import Handler
@@ -62,6 +63,7 @@ class Consumer:
         self._member = member
         self._judging = Judge(handler.name, handler.retry, random.random)
         self.declined = 0  # events that the handler skipped
+        self._outage = Outage()  # of the inbox
         self._unsettled = ""  # why progress cannot be stored just now
         self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
         self._wake = asyncio.Event()
@@ -136,7 +138,7 @@ class Consumer:
         """What keeps events of ours from an end, for readiness."""
         held = self.plane.held
         told = [why for partition, why in self._refused.items() if partition in held]
-        return list(dict.fromkeys([*told, *([self._unsettled] if self._unsettled else [])]))
+        return list(dict.fromkeys(filter(None, (*told, self._unsettled, self._outage.why))))
 
     async def _act(self, subscription: Subscription, actions: Actions) -> None:
         if actions.work:
@@ -294,6 +296,9 @@ class Consumer:
             else:
                 log.warning("%s: a batch of %d failed, splitting it", self._handler.name, len(work))
                 outcomes.extend((each, SPLIT) for each in work)
+        if self._outage.why and not all(each.cancelled or isinstance(each.error, Unreachable) for each in results):
+            log.info("%s: its inbox can be reached again", self._handler.name)
+            self._outage.over()
         self.plane.completed(outcomes, instant())
         self._wake.set()
         if self._engine.failure is not None:
@@ -302,10 +307,18 @@ class Consumer:
     def _judge(self, delivery: Delivery, error: BaseException | None) -> Outcome:
         if error is None:
             return RELEASED
+        if isinstance(error, Unreachable):
+            return self._wait_out(error)
         ruling = self._judging.rule(delivery, error, instant())
         log.log(ruling.level, "\n".join(filter(None, (ruling.text, ruling.trace))))
         self.declined += isinstance(error, Skip)
         return ruling.outcome
+
+    def _wait_out(self, error: Unreachable) -> Outcome:
+        at, why = now(), f"{self._handler.name}: {error}"
+        if not self._outage.why:
+            log.warning("%s; no attempt is charged, its events wait until it is back", why)
+        return Released(at + self._outage.met(why, at))
 
     def _bury_expired(self, work: Sequence[Work]) -> Sequence[Work]:
         """The work that may still run; what has expired ends here, when its turn has come. A batch is split until

@@ -98,7 +98,9 @@ class Split(msgspec.Struct, frozen=True, gc=False):
 
 
 class Released(msgspec.Struct, frozen=True, gc=False):
-    """Ended by shutdown before its end: nobody's failure, no attempt charged."""
+    """It did not run to its end, and nobody is to blame: no attempt charged. It may run again, not before `at`."""
+
+    at: float = 0.0
 
 
 Outcome = Done | Again | Dead | Split | Released

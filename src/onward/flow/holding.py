@@ -246,11 +246,14 @@ class Holding:
             entry.stage = LEAVING
             self.letters.send(self.letters.record(entry, State.DEAD, None, failure), entry, None)
 
-    def back(self, entry: Entry, *, batch_limit: int = 0) -> None:
-        """It did not run to its end, and nobody is to blame: it may run again."""
+    def back(self, entry: Entry, *, batch_limit: int = 0, due: float = 0.0) -> None:
+        """It did not run to its end, and nobody is to blame: it may run again, not before `due`."""
         entry.batch_limit = batch_limit
         self.unmark(entry)
-        self.lanes.again(entry)
+        if due:
+            self.room.delay(entry, due)
+        else:
+            self.lanes.again(entry)
 
     def wake(self, now: float) -> None:
         """What has waited long enough: delayed events run again, records have their turn."""
