@@ -6,12 +6,13 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from onward import context
 from onward.brokers.base import (
     Assigned,
     Broker,
+    BrokerLag,
     Fenced,
     Message,
     Moved,
@@ -27,6 +28,7 @@ from onward.failure.expiry import is_expired
 from onward.failure.judge import Judge
 from onward.flow.actions import Actions, Load, Settlement
 from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome, Released
+from onward.flow.lag import Behind, total
 from onward.flow.limits import Limits
 from onward.flow.outage import Outage
 from onward.flow.plane import ControlPlane
@@ -39,6 +41,7 @@ log = logging.getLogger("onward")
 _RECEIVE_WAIT_S = 1.0
 _LATER_S = 86_400.0  # what RetryLater asks for is believed so far when it is read back: clocks are set
 _PAGE = 1_000  # records read from the aside at once
+_LAG_EVERY_S = 5.0
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
 
@@ -66,11 +69,13 @@ class Consumer:
         self._outage = Outage()  # of the inbox
         self._unsettled = ""  # why progress cannot be stored just now
         self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
+        self._undelivered: Mapping[Partition, BrokerLag] = {}  # as the broker last said
         self._wake = asyncio.Event()
         self._hungry = asyncio.Event()
         self._sure_until = 0.0
         self._stop_at: float | None = None
         self._settling: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._loading: set[asyncio.Task[None]] = set()
         self.plane = ControlPlane(
             Limits(
@@ -104,6 +109,7 @@ class Consumer:
         self._engine.start(self._ended, self._may_start_until)
         receiving = asyncio.create_task(self._receive(subscription))
         receiving.add_done_callback(lambda _: self._wake.set())
+        self._asking = asyncio.create_task(self._ask_lag(subscription))
         try:
             while not self._finished(receiving):
                 self._sure_until = subscription.sure_until()
@@ -125,6 +131,12 @@ class Consumer:
 
     def health(self) -> Health:
         return self._engine.health()
+
+    def behind(self) -> Behind:
+        """How far this member is behind; what is not delivered yet, as of the last few seconds."""
+        lags = self.plane.lag(now())
+        outside = [lag for partition, lag in self._undelivered.items() if partition in lags]
+        return total(list(lags.values()), outside, time.time())
 
     def stop(self) -> None:
         """Take nothing more, let what runs end within `drain_timeout_s`, then leave."""
@@ -162,6 +174,18 @@ class Consumer:
         except (BrokerError, TimeoutError):
             # Ownership ends by itself when it is not renewed, and the next owner starts from what was settled.
             log.exception("%s: the broker refused to pause, resume or release", self._handler.name)
+
+    async def _ask_lag(self, subscription: Subscription) -> None:
+        """For those who watch: now and then, never for an event."""
+        while True:
+            try:
+                self._undelivered = await subscription.lag()
+            except Closed:
+                return
+            except BrokerError as error:
+                log.debug("%s: the broker does not say what is undelivered: %s", self._handler.name, error)
+                self._undelivered = {}
+            await asyncio.sleep(_LAG_EVERY_S)
 
     async def _receive(self, subscription: Subscription) -> None:
         settings = self._settings
@@ -356,7 +380,7 @@ class Consumer:
             timer.cancel()
 
     async def _leave(self, subscription: Subscription, receiving: asyncio.Task[None]) -> None:
-        for task in (receiving, self._settling, *self._loading):
+        for task in (receiving, self._asking, self._settling, *self._loading):
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
