@@ -825,3 +825,12 @@ with gate.held():
             assert lock_holder(database) is None, "the orphan holds the lock"
         finally:
             os.killpg(program.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("place", ["/proc/x.db", "/proc/version", "folder", "blocked.db", "x" * 300, "nul\0.db"])
+def test_a_place_where_no_file_can_be_is_named_with_cause_and_cure(tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "blocked.db-lock").mkdir()
+    with pytest.raises(BadStore, match=r"; (name|create|change|put)") as caught:
+        open_broker(f"sqlite:///{tmp_path / place}", Settings())
+    assert place.rpartition("/")[2].partition("\0")[0] in str(caught.value)
