@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, State, Tries
+from onward.brokers.base import AsideRecord, State
 
 FENCE = "!fence"
 MOVE = "!move:"
@@ -124,6 +124,5 @@ class Table:
         if request.to is None:
             del self.records[name]
             return True
-        tries = Tries() if request.expect is State.DEAD else record.tries
-        self.records[name] = msgspec.structs.replace(record, state=request.to, due=request.due, tries=tries)
+        self.records[name] = record.moved(request.to, request.due)
         return True
