@@ -113,6 +113,11 @@ class KafkaBroker:
         await asyncio.to_thread(self._groups.drop, topic, group)
         await asyncio.to_thread(self._of_group(group).delete, topic)
 
+    async def drop_topic(self, topic: str) -> None:
+        """Delete the topic and what is in it."""
+        self._check_open()
+        await asyncio.to_thread(self._catalogue.delete, topic)
+
     async def close(self) -> None:
         self._closed = True
         await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
