@@ -23,6 +23,8 @@ log.dirs={folder}/data
 broker.session.timeout.ms=2000
 broker.heartbeat.interval.ms=250
 group.initial.rebalance.delay.ms=0
+# Compaction is seen at once.
+log.cleaner.backoff.ms=200
 # Leases of a second, as the suites have them.
 group.min.session.timeout.ms=500
 group.consumer.min.heartbeat.interval.ms=500
