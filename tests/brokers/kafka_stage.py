@@ -1,14 +1,13 @@
 """What the tests of the Kafka broker play on: a topic of one partition on the real broker, and what its group says."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from onward import Onward, settings
 from onward.brokers import open_broker
@@ -26,6 +25,12 @@ class Stage:
         self.topic = f"trap-{uuid4().hex[:8]}"
         self.group = f"group-{uuid4().hex[:8]}"
         self._brokers: list[Broker] = []
+        self._watcher = Consumer(
+            {"bootstrap.servers": harness.bootstrap, "group.id": self.group, "enable.auto.commit": False}
+        )
+
+    def _count(self) -> int:
+        return len(self.harness.admin.list_topics(self.topic, timeout=10).topics[self.topic].partitions)
 
     async def broker(self, **options: Any) -> Broker:
         broker = await open_broker(settings.load(self.harness.url, **(self.options | options)))
@@ -50,12 +55,13 @@ class Stage:
         await broker.publish([event(self.topic, f"key-{n % keys}", n) for n in range(count)])
 
     def committed(self) -> dict[int, tuple[int, str]]:
-        asked = ConsumerGroupTopicPartitions(self.group)
+        """The group's offsets and their metadata, by partition; empty before its first commit."""
+        places = [TopicPartition(self.topic, index) for index in range(self._count())]
         try:
-            found = self.harness.admin.list_consumer_group_offsets([asked])[self.group].result(10)
+            found = self._watcher.committed(places, 30)
         except KafkaException:
             return {}  # the coordinator has only just begun
-        return {place.partition: (place.offset, place.metadata or "") for place in found.topic_partitions}
+        return {place.partition: (place.offset, place.metadata or "") for place in found if place.offset >= 0}
 
     def watermark(self, index: int = 0) -> int | None:
         """The group's offset; None before its first commit."""
@@ -63,14 +69,12 @@ class Stage:
 
     def reset(self, offset: int, metadata: str = "", index: int = 0) -> None:
         """What kafka-consumer-groups does, or a tool that copies a group."""
-        places = ConsumerGroupTopicPartitions(self.group, [TopicPartition(self.topic, index, offset, metadata)])
-        deadline = time.monotonic() + 30
-        while self.committed().get(index) != (offset, metadata):  # the coordinator may have only just begun
-            assert time.monotonic() < deadline
-            with contextlib.suppress(KafkaException):
-                self.harness.admin.alter_consumer_group_offsets([places])[self.group].result(10)
+        place = TopicPartition(self.topic, index, offset, metadata)
+        self._watcher.commit(offsets=[place], asynchronous=False)
+        assert self.committed()[index] == (offset, metadata)
 
     async def close(self) -> None:
+        self._watcher.close()
         for broker in self._brokers:
             await broker.close()
 
