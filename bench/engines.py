@@ -137,6 +137,9 @@ class Feed:
     async def settle(self, *_: object, **__: object) -> list[Partition]:
         return []
 
+    async def lag(self) -> dict[Partition, Any]:
+        return {}
+
     async def release(self, *_: object, **__: object) -> None: ...
 
     def sure_until(self) -> float:

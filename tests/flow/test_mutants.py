@@ -182,7 +182,7 @@ def test_mutant_lets_a_successor_pass_a_parked_event(monkeypatch: Patch) -> None
         if not holding.lanes.add(entry, 1 << 62):
             raise AssertionError
 
-    wrap(monkeypatch, Holding, "_line_up", around)
+    wrap(monkeypatch, Holding, "_line_up_behind", around)
     caught_by("order")
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from contextvars import copy_context
 from types import coroutine
 from typing import Any
@@ -156,10 +156,10 @@ class TaskEngine:
                 if self._sweeper is None:
                     self._sweeper = self._loop.call_later(timeout_s, self._sweep)
             try:
-                steps = run(enter, self._call, work, deadline)
-                if steps is not None:
+                begun = run(_begin, self._call, work, deadline)
+                if begun is not None:
+                    steps, yielded = begun
                     try:
-                        yielded = run(steps.send, None)
                         while True:
                             try:
                                 answer = yield yielded
@@ -222,6 +222,17 @@ class TaskEngine:
                 self._late.add(worker)
                 worker.cancel()
         self._sweeper = self._loop.call_later(max(next_s, 0.001), self._sweep) if self._running else None
+
+
+def _begin(call: Call, work: Work, deadline: float | None) -> tuple[Coroutine[Any, Any, Any], Any] | None:
+    """Call the handler and take its first step, in the run's own context. None: it has ended with that."""
+    steps = enter(call, work, deadline)
+    if steps is None:
+        return None
+    try:
+        return steps, steps.send(None)
+    except StopIteration:
+        return None
 
 
 def _calm(me: Task) -> Generator[None, Any, None]:

@@ -347,6 +347,8 @@ class Consumer:
     def _bury_expired(self, work: Sequence[Work]) -> Sequence[Work]:
         """The work that may still run; what has expired ends here, when its turn has come. A batch is split until
         that stands alone, for its neighbours may only end in their order."""
+        if all([isinstance(each, Delivery) and not each.event.headers for each in work]):  # noqa: C419  # twice as fast
+            return work  # the time stands in a header
         wall = time.time()
         late: list[Work] = []
         fresh: list[Work] = []

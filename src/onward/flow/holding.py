@@ -75,33 +75,43 @@ class Holding:
         """
         if not self.outside.reading.loaded:
             return self._take_early(batch, start), 0
-        outside, blame, tracker, lanes = self.outside, self.blame, self.tracker, self.lanes
-        refs, gone, share = outside.parking.refs, self.letters.gone, self._share
-        careful = blame.unclean or bool(blame.tries)
         partition, epoch = batch[start].partition, self.epoch
-        skipped = size_bytes = 0
-        stop, end = start, len(batch)
+        entries: list[Entry] = []
+        size_bytes, stop, end = 0, start, len(batch)
         while stop < end:
             delivery = batch[stop]
             if delivery.partition is not partition or delivery.epoch != epoch:
                 break
             stop += 1
-            position, size = delivery.position, delivery.event.size
-            entry = Entry(delivery, size)
-            if (refs and self._is_parked(position)) or not tracker.add(position, entry):
-                skipped += 1
-                continue
+            size = delivery.event.size
             size_bytes += size
-            if careful:
-                blame.arrived(entry, tracker.watermark)
-            if refs or gone:
-                self._line_up(entry)
-            elif not lanes.add(entry, share):
-                outside.set_aside(entry, State.HELD)
-        self.room.bytes += size_bytes
-        if skipped:
+            entries.append(Entry(delivery, size))
+        taken = self._admit(entries)
+        if len(taken) < len(entries):
             self.dirty = True
-        return stop, skipped
+            size_bytes = sum(entry.size for entry in taken)
+        self.room.bytes += size_bytes
+        if self.blame.unclean or self.blame.tries:
+            for entry in taken:
+                self.blame.arrived(entry, self.tracker.watermark)
+        self._line_up(taken)
+        return stop, len(entries) - len(taken)
+
+    def _admit(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """Those that are not done."""
+        if not self.outside.parking.refs:
+            return self.tracker.add_all(entries)
+        add = self.tracker.add
+        return [e for e in entries if not self._is_parked(e.delivery.position) and add(e.delivery.position, e)]
+
+    def _line_up(self, entries: Sequence[Entry]) -> None:
+        """Into their lanes, as long as nothing stands aside that they might overtake."""
+        count = 0
+        if not self.outside.parking.refs and not self.letters.gone:
+            count = self.lanes.add_all(entries, self._share)
+        if count < len(entries):
+            for entry in entries[count:]:
+                self._line_up_behind(entry)
 
     def _take_early(self, batch: Sequence[Delivery], start: int) -> int:
         """The records of the aside are not known yet."""
@@ -120,7 +130,7 @@ class Holding:
         self.tracker.pass_over(position)
         return True
 
-    def _line_up(self, entry: Entry) -> None:
+    def _line_up_behind(self, entry: Entry) -> None:
         """Into its lane, or into the aside behind the records of its key.
 
         A key is parked until the store has removed its last record: an event that was settled before that would be

@@ -1,7 +1,7 @@
 """What may run now: one event of a lane at a time, oldest first."""
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from heapq import heapify, heappush
 from itertools import islice
 
@@ -15,6 +15,7 @@ class Lanes:
     """Pure. The lanes of one partition, over all its ownerships in this process.
 
     A lane is a queue whose head is ready, running, delayed, marking or leaving; a lane exists while it has a head.
+    Most have no more than that: a queue of one is the event itself, and costs nothing.
     Events without a key, and all events under ordering "none", have no lane and are ready at once. `ready` is a
     heap of positions: the oldest runs first, so what blocks the watermark never waits behind what does not.
     """
@@ -24,7 +25,7 @@ class Lanes:
     def __init__(self, ordering: Ordering) -> None:
         self._ordering = ordering
         self._by_key = ordering == "key"
-        self._lanes: dict[Hashable, deque[Entry]] = {}
+        self._lanes: dict[Hashable, deque[Entry] | Entry] = {}
         self.ready: list[int] = []
 
     def __len__(self) -> int:
@@ -40,36 +41,49 @@ class Lanes:
 
     def add(self, entry: Entry, share: int) -> bool:
         """Queue an event at the end of its lane. False: the lane has its share already, and it was not queued."""
-        name = entry.delivery.event.key if self._by_key else self.name(entry)
-        if name is not None:
-            lane = self._lanes.get(name)
-            if lane is not None:
-                if len(lane) >= share:
-                    return False
-                lane.append(entry)
-                return True
-            self._lanes[name] = deque((entry,))
-        heappush(self.ready, entry.delivery.position)
-        return True
+        return self.add_all((entry,), share) == 1
+
+    def add_all(self, entries: Sequence[Entry], share: int) -> int:
+        """`add` for many, up to the first that is not queued. Answers how many were."""
+        lanes, ready, by_key = self._lanes, self.ready, self._by_key
+        for count, entry in enumerate(entries):
+            name = entry.delivery.event.key if by_key else self.name(entry)
+            if name is not None:
+                lane = lanes.get(name)
+                if lane is None:
+                    lanes[name] = entry
+                else:
+                    queue = lane if isinstance(lane, deque) else self._queued(name, lane)
+                    if len(queue) >= share:
+                        return count
+                    queue.append(entry)
+                    continue
+            heappush(ready, entry.delivery.position)
+        return len(entries)
 
     def again(self, entry: Entry) -> None:
         """An event may run once more. Only the head of its lane becomes ready by it."""
         entry.stage = QUEUED
         name = self.name(entry)
-        if name is None or self._lanes[name][0] is entry:
+        if name is None or self.head(name) is entry:
             heappush(self.ready, entry.delivery.position)
 
     def followers(self, entry: Entry, count: int) -> list[Entry]:
         """Up to `count` events that stand right behind this head."""
         name = self.name(entry)
-        return list(islice(self._lanes[name], 1, 1 + count)) if name is not None and count > 0 else []
+        lane = self._queue(name)
+        return list(islice(lane, 1, 1 + count)) if lane is not None and count > 0 else []
 
     def leave(self, entry: Entry) -> bool:
         """This event has ended: the next of its lane becomes ready. True: its lane is empty now."""
         name = entry.delivery.event.key if self._by_key else self.name(entry)
         lane = self._lanes.get(name) if name is not None else None
-        if lane is None:
-            return False
+        if lane is entry:
+            del self._lanes[name]
+            return True
+        return isinstance(lane, deque) and self._leave_queue(name, lane, entry)
+
+    def _leave_queue(self, name: Hashable, lane: deque[Entry], entry: Entry) -> bool:
         if lane[0] is not entry:
             self._leave_batch(lane, entry)
             return False
@@ -94,7 +108,7 @@ class Lanes:
     def cut(self, entry: Entry) -> list[Entry]:
         """Take everything behind this head out of its lane, in order; what runs with it stays."""
         name = self.name(entry)
-        lane = self._lanes.get(name) if name is not None else None
+        lane = self._queue(name)
         if lane is None or lane[0] is not entry:
             return []
         keep = 1
@@ -107,7 +121,7 @@ class Lanes:
 
     def withdraw(self, name: Hashable, after: int) -> list[Entry]:
         """Take everything above this position out of a lane, in order; what runs, or is about to, stays."""
-        lane = self._lanes.get(name)
+        lane = self._queue(name)
         if lane is None:
             return []
         start = next((i for i, each in enumerate(lane) if _waits(each) and each.delivery.position > after), len(lane))
@@ -122,7 +136,9 @@ class Lanes:
     def insert(self, entry: Entry) -> None:
         """Queue an event before those of its lane that are newer and wait."""
         name = self.name(entry)
-        lane = self._lanes.setdefault(name, deque()) if name is not None else deque()
+        lane = self._queue(name) or deque()
+        if name is not None:
+            self._lanes[name] = lane
         position = entry.delivery.position
         place = next((i for i, e in enumerate(lane) if _waits(e) and e.delivery.position > position), len(lane))
         if place == 0:
@@ -139,7 +155,16 @@ class Lanes:
 
     def head(self, name: Hashable) -> Entry | None:
         lane = self._lanes.get(name)
-        return lane[0] if lane else None
+        return lane[0] if isinstance(lane, deque) else lane
+
+    def _queue(self, name: Hashable | None) -> deque[Entry] | None:
+        """The lane as a queue, if there is one event in it too."""
+        lane = self._lanes.get(name) if name is not None else None
+        return lane if lane is None or isinstance(lane, deque) else self._queued(name, lane)
+
+    def _queued(self, name: Hashable, head: Entry) -> deque[Entry]:
+        queue = self._lanes[name] = deque((head,))
+        return queue
 
     def abandon(self) -> None:
         """Ownership has ended: forget all but what still runs.
@@ -147,8 +172,12 @@ class Lanes:
         Those lanes stay busy, so that a later ownership in this process does not run a key twice at once.
         """
         self.ready.clear()
-        running = {name: deque(e for e in lane if e.stage is RUNNING) for name, lane in self._lanes.items()}
-        self._lanes = {name: lane for name, lane in running.items() if lane}
+        running: dict[Hashable, deque[Entry] | Entry] = {}
+        for name, lane in self._lanes.items():
+            runs = deque(each for each in (lane if isinstance(lane, deque) else (lane,)) if each.stage is RUNNING)
+            if runs:
+                running[name] = runs
+        self._lanes = running
 
 
 def _waits(entry: Entry) -> bool:

@@ -2,13 +2,14 @@
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from onward.brokers.base import Progress
 from onward.flow.entry import Entry
 
 MAX_INTERVALS = 10_000  # in one progress: what is cut off would run again after a crash, nothing is lost
 _TRIM_AT = 4_096
+_MANY = 8  # from here on it pays to add them together
 
 
 class Tracker:
@@ -71,6 +72,21 @@ class Tracker:
         self._positions.append(position)
         self.open[position] = entry
         return True
+
+    def add_all(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """`add` for many. Answers those that are to run."""
+        positions = [entry.delivery.position for entry in entries]
+        if len(entries) < _MANY or self._ahead or positions[0] < self.end or sorted(set(positions)) != positions:
+            return [entry for entry in entries if self.add(entry.delivery.position, entry)]
+        slot = self._base + len(self.flags)
+        for entry in entries:
+            entry.slot = slot
+            slot += 1
+        self.end = positions[-1] + 1
+        self.flags += b"\1" * len(positions)
+        self._positions.extend(positions)
+        self.open.update(zip(positions, entries, strict=True))
+        return entries
 
     def pass_over(self, position: int) -> None:
         """A delivered position is done without running: a record of the aside stands for it."""

@@ -47,7 +47,10 @@ class LateEvent(Event, frozen=True, gc=False, array_like=True):
     def headers(self) -> Mapping[str, str]:
         """Without the rest: of every event it is asked whether it has expired, and most have no header of their own."""
         held: Any = _ID.__get__(self)
-        return held.headers if isinstance(held, Event) else _own(held.headers() or ())
+        if isinstance(held, Event):
+            return held.headers
+        headers = held.headers()
+        return _own(headers) if headers else {}
 
     @property  # type: ignore[misc]
     def type(self) -> str:
