@@ -20,7 +20,7 @@ class Groups:
         """Those that have progress in the topic."""
         admin = self._catalogue.admin
         try:
-            listing = admin.list_consumer_groups(request_timeout=REQUEST_S).result(REQUEST_S)
+            listing = self._catalogue.answer(admin.list_consumer_groups(request_timeout=REQUEST_S), "listing groups")
         except KafkaException as error:
             raise explained(error, "listing groups") from error
         found = []
@@ -44,7 +44,7 @@ class Groups:
                 futures = self._catalogue.admin.delete_consumer_groups([group], request_timeout=REQUEST_S)
             else:  # the client cannot delete the commits of one topic
                 futures = self._catalogue.admin.alter_consumer_group_offsets(asked, request_timeout=REQUEST_S)
-            answer = futures[group].result(REQUEST_S)
+            answer = self._catalogue.answer(futures[group], f"forgetting group {group}")
             for place in answer.topic_partitions if answer is not None else ():
                 if place.error is not None:
                     raise KafkaException(place.error)
@@ -56,7 +56,8 @@ class Groups:
         asked = [ConsumerGroupTopicPartitions(group)]
         try:
             futures = self._catalogue.admin.list_consumer_group_offsets(asked, request_timeout=REQUEST_S)
-            places = futures[group].result(REQUEST_S).topic_partitions
+            doing = f"reading the progress of group {group}"
+            places = self._catalogue.answer(futures[group], doing).topic_partitions
         except KafkaException as error:
             raise explained(error, f"reading the progress of group {group}") from error
         found: dict[str, dict[int, int]] = {}
@@ -68,7 +69,7 @@ class Groups:
     def _members(self, group: str, topic: str | None) -> Sequence[str]:
         futures = self._catalogue.admin.describe_consumer_groups([group], request_timeout=REQUEST_S)
         try:
-            described: Any = futures[group].result(REQUEST_S)
+            described: Any = self._catalogue.answer(futures[group], f"describing group {group}")
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return []
