@@ -61,6 +61,7 @@ class Onward:
         self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
         self.handlers: list[Handler] = []
         self._hooks: list[Hook] = []
+        self._counted: dict[tuple[str, str], Tally] = {}  # the dead letters, by topic and group
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._door: SyncDoor | None = None
@@ -283,7 +284,9 @@ class Onward:
             return []
         pairs = zip(self.handlers, self._consumers, strict=True)
         ours = [handler for handler, consumer in pairs if Partition(handler.topic, 0) in consumer.plane.held]
-        return [await self.dead.tally(handler.topic, handler.group) for handler in ours]
+        found = [await self.dead.tally(handler.topic, handler.group) for handler in ours]
+        self._counted = {(tally.topic, tally.group): tally for tally in found}
+        return found
 
     def _monitor(self) -> Monitor:
         thresholds = Thresholds(depth=self.settings.dead_threshold)
@@ -409,11 +412,19 @@ class Onward:
                 group=handler.group,
                 engine=handler.engine,
                 declined=consumer.declined,
+                **msgspec.structs.asdict(consumer.behind()),
+                **self._dead_depth(handler),
                 **msgspec.structs.asdict(consumer.health()),
                 **msgspec.structs.asdict(consumer.plane.counts),
             )
             for handler, consumer in zip(self.handlers, self._consumers, strict=False)
         ]
+
+    def _dead_depth(self, handler: Handler) -> dict[str, Any]:
+        """As the monitor last counted."""
+        tally = self._counted.get((handler.topic, handler.group))
+        depth, age_s = (tally.depth, tally.oldest_age_s) if tally is not None else (None, None)
+        return {"dead_letters": depth, "dead_oldest_s": age_s}
 
     def metrics(self) -> str:
         """The same as the text that Prometheus scrapes."""

@@ -32,7 +32,8 @@ OnwardError
     ├── Unfinished              nobody's failure: the event stays open and runs again, no attempt charged
     │   ├── Busy                another run of the same event holds the inbox
     │   ├── InDoubt             the answer to a commit was lost; the next run sees what became of it
-    │   └── Superseded          a newer owner of the partition has written; this run took no effect
+    │   ├── Superseded          a newer owner of the partition has written; this run took no effect
+    │   └── Unreachable         the inbox cannot be asked or told; it runs again when it may be back
     └── WorkerDied              the worker running the handler died
 """
 
@@ -245,6 +246,10 @@ class InDoubt(Unfinished):
 
 
 class Superseded(Unfinished):
+    pass
+
+
+class Unreachable(Unfinished):
     pass
 
 

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from onward.brokers.base import (
@@ -191,6 +192,21 @@ def test_a_dropped_group_takes_its_records_with_it(tmp_path: Path) -> None:
             await scene.broker.drop_group("orders", "billing")
             assert not (await scene.broker.aside("billing").scan(Filter(), None, 10)).records
             assert not await scene.broker.groups("orders")
+
+    asyncio.run(scenario())
+
+
+def test_a_record_of_an_older_release_is_read(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Scene(tmp_path / "shop.db") as scene:
+            record = scene.record(0, State.WAITING)
+            await scene.subscription.settle([scene.progress(1)], aside=[record])
+            older = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
+            del older["wait_s"]
+            with closing(sqlite3.connect(scene.path)) as db, db:
+                db.execute("UPDATE onward_aside SET data = ?", (msgspec.msgpack.encode(older),))
+            aside = scene.broker.aside("billing")
+            assert await aside.load(scene.assigned.partition, after=None, limit=10, max_bytes=1 << 20) == [record]
 
     asyncio.run(scenario())
 

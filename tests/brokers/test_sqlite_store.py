@@ -243,6 +243,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
         for trigger in ("added", "removed", "changed"):
             db.execute(f"DROP TRIGGER onward_aside_{trigger}")
         db.execute("ALTER TABLE onward_topic DROP COLUMN aside")
+        db.execute("DROP TABLE onward_fence")
         db.execute("UPDATE onward_meta SET value = '1'")
         rows = [(f"r{n}", n, state) for n, state in enumerate(("held", "dead"))]
         db.executemany(
@@ -825,3 +826,38 @@ with gate.held():
             assert lock_holder(database) is None, "the orphan holds the lock"
         finally:
             os.killpg(program.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("place", ["/proc/x.db", "/proc/version", "folder", "blocked.db", "x" * 300, "nul\0.db"])
+def test_a_place_where_no_file_can_be_is_named_with_cause_and_cure(tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "blocked.db-lock").mkdir()
+    with pytest.raises(BadStore, match=r"; (name|create|change|put)") as caught:
+        open_broker(f"sqlite:///{tmp_path / place}", Settings())
+    assert place.rpartition("/")[2].partition("\0")[0] in str(caught.value)
+
+
+async def fences(broker: Broker, start: Any = "earliest") -> dict[Partition, int | None]:
+    """Of a member that joins, owns all partitions, and leaves."""
+    subscription, found = await join(broker, start=start), dict[Partition, int | None]()
+    async with asyncio.timeout(10):
+        while len(found) < 4:
+            told = await subscription.receive(100, 1 << 20, 1.0)
+            found |= {each.partition: each.fence for each in told if isinstance(each, Assigned)}
+    await subscription.close()
+    return found
+
+
+def test_a_fence_never_goes_back_though_its_group_was_dropped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path / "shop.db", lease_s=5.0) as broker:
+            await broker.publish([event(1)])
+            before = await fences(broker)
+            for start in ("earliest", "latest", "earliest"):
+                await broker.drop_group("orders", "billing")
+                assert not await broker.groups("orders")
+                after = await fences(broker, start)
+                assert all((after[each] or 0) > (before[each] or 0) for each in before)
+                before = after
+
+    asyncio.run(scenario())

@@ -50,6 +50,13 @@ def test_publish_says_which_system_it_used(shell: Shell) -> None:
     assert done.stderr == "using sqlite:///shop.db (ONWARD_APP=shop:app)\n"
 
 
+def test_publish_to_an_impossible_place_says_so(shell: Shell) -> None:
+    done = shell.run("publish", "orders", "{}", "--url", "sqlite:////proc/x.db")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("error: /proc/x.db cannot be opened or created")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_tail_well(shell: Shell, number: signal.Signals) -> None:
     publish(shell.folder, 1)

@@ -1,12 +1,14 @@
 """From an error to what becomes of its event."""
 
 import logging
+from typing import Any
 
 import pytest
 
 from onward import GiveUp, Retry, RetryLater, Skip
-from onward.errors import Expired, Undecodable, WorkerDied
+from onward.errors import Expired, RemoteError, Undecodable, WorkerDied
 from onward.event import Delivery, Event, Partition
+from onward.failure import trace
 from onward.failure.judge import Judge, Ruling
 from onward.flow.entry import DONE, Again, Dead, Instant
 
@@ -20,22 +22,29 @@ def rule(error: BaseException, *, attempt: int = 1, attempts: int = 3) -> Ruling
 
 
 def test_a_failure_is_tried_again_at_its_time() -> None:
-    outcome, level, text = rule(ValueError("no stock"))
-    assert outcome == Again(102.1)
+    outcome, level, text, _ = rule(ValueError("no stock"))
+    assert isinstance(outcome, Again)
+    assert (outcome.at, outcome.crashed) == (102.1, False)
+    story = outcome.failure
+    assert (story.reason, story.error, story.message, story.attempts) == ("failed", "ValueError", "no stock", 1)
     assert level == logging.WARNING
     assert text == ("shop.bill: orders/3 position 17 key 'c-1' failed, attempt 1, again in 2.1 s: ValueError: no stock")
 
 
 def test_a_worker_that_died_is_charged_with_it() -> None:
-    assert rule(WorkerDied("signal 9")).outcome == Again(102.1, crashed=True)
+    outcome = rule(WorkerDied("signal 9")).outcome
+    assert isinstance(outcome, Again)
+    assert (outcome.at, outcome.crashed) == (102.1, True)
 
 
 def test_a_handler_sets_its_own_wait() -> None:
-    assert rule(RetryLater(60)).outcome == Again(160.0)
+    outcome = rule(RetryLater(60)).outcome
+    assert isinstance(outcome, Again)
+    assert outcome.at == 160.0
 
 
 def test_skipped_counts_as_handled() -> None:
-    outcome, level, text = rule(Skip("a test order"))
+    outcome, level, text, _ = rule(Skip("a test order"))
     assert outcome is DONE
     assert level == logging.INFO
     assert text.endswith("was skipped: a test order")
@@ -85,7 +94,7 @@ class Hostile(Exception):
 
 
 def test_whatever_the_error_is_the_event_has_an_end() -> None:
-    outcome, level, text = rule(Hostile())
+    outcome, level, text, _ = rule(Hostile())
     assert isinstance(outcome, Dead)
     assert level == logging.ERROR
     assert "Hostile cannot be judged" in text
@@ -114,3 +123,59 @@ def test_what_an_error_says_does_nothing_to_a_terminal_and_fits_a_line() -> None
     ruling = rule(ValueError("\x1b[2J\n" + "x" * 900), attempts=1)
     assert ruling.text.isprintable()
     assert len(ruling.text) < 700
+
+
+def raised(error: Exception) -> Exception:
+    """The error with a traceback through a frame of ours, which stands for the engine, and one of the handler's."""
+    names: dict[str, Any] = {}
+    exec(compile("def run(step): step()", trace.__file__, "exec"), names)
+
+    def handler() -> None:
+        raise error
+
+    try:
+        names["run"](handler)
+    except type(error) as caught:
+        return caught
+    raise AssertionError
+
+
+@pytest.mark.parametrize("attempt", [1, 3])
+def test_the_log_shows_where_it_failed_in_the_users_code(attempt: int) -> None:
+    said = rule(raised(ValueError("no stock")), attempt=attempt).trace
+    assert "test_judge.py" in said
+    assert "raise error" in said
+    assert trace.__file__ not in said
+    assert "\x1b" not in rule(raised(ValueError("\x1b[2J")), attempt=attempt).trace
+    assert all(line.startswith("    ") for line in said.splitlines())
+
+
+def test_the_log_shows_where_it_failed_in_another_process() -> None:
+    error = RemoteError("ValueError", "no stock", ["builtins.ValueError"], "Traceback\n  File far.py\nValueError: \x07")
+    assert rule(error).trace == "    Traceback\n      File far.py\n    ValueError: \\x07"
+
+
+def test_the_log_shows_the_cause_too_and_a_deep_fall_in_a_few_lines() -> None:
+    def fall(steps: int) -> None:
+        if not steps:
+            raise KeyError("id")
+        if steps % 2:
+            fall(steps - 1)
+        else:
+            fall(steps - 1)
+
+    try:
+        fall(300)
+    except KeyError as cause:
+        error = ValueError("no order")
+        error.__cause__ = cause
+    said = rule(raised(error)).trace
+    assert "KeyError: 'id'" in said
+    assert len(said.splitlines()) < 40
+
+
+@pytest.mark.parametrize(
+    "error", [Skip("a test"), RetryLater(1), GiveUp("no"), Expired("late"), WorkerDied("signal 9")]
+)
+def test_what_says_it_all_needs_no_traceback(error: Exception) -> None:
+    assert rule(raised(error)).trace == ""

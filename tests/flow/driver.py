@@ -27,8 +27,8 @@ FAR_S = 1_000.0  # later than any park_after_s in these tests
 Run = tuple[Partition, int, int]  # partition, epoch, position
 
 
-def failure(error: str = "ValueError") -> Failure:
-    return Failure("exhausted", error, "no", "", "h", 1, 0.0, 0.0)
+def failure(error: str = "ValueError", wall: float = 0.0) -> Failure:
+    return Failure("exhausted", error, "no", "Traceback", "h", 1, wall, wall)
 
 
 def event(key: str | None, size: int = 0, partition: Partition = P, position: int = 0) -> Event:
@@ -69,6 +69,7 @@ class Driver:
         self.limits = Limits(group="g", **({"settle_interval_s": 0.0} | limits))
         self.plane = ControlPlane(self.limits, solitude)
         self.now = 100.0
+        self.wall = WALL  # of the plane's zero; a clock that is set changes it
         self.sure_until = 1e9
         self.wake_at: float | None = None
         # What the broker has.
@@ -98,7 +99,7 @@ class Driver:
 
     @property
     def at(self) -> Instant:
-        return Instant(self.now, self.now + WALL)
+        return Instant(self.now, self.now + self.wall)
 
     # -- what the broker says -----------------------------------------------------------------------------------
 
@@ -186,10 +187,7 @@ class Driver:
             if to is None and old.position in self.seen[partition]:
                 self.seen[partition][old.position] = True  # nobody wants it any more
             if to is not None:
-                tries = Tries() if old.state is State.DEAD else old.tries
-                self.records[id_] = record(
-                    old.position, old.event.key, to, due=due, tries=tries, partition=partition, size=old.event.size
-                )
+                self.records[id_] = old.moved(to, due)
         self.plane.moved(Moved(partition, self.owned[partition], ids, to, due), self.at)
         if turn:
             self.turn()
@@ -212,7 +210,8 @@ class Driver:
         self.end(dict.fromkeys(positions, DONE), partition=partition)
 
     def again(self, *positions: int, in_s: float = 1.0, crashed: bool = False, partition: Partition = P) -> None:
-        self.end({p: Again(self.now + in_s, crashed) for p in positions}, partition=partition)
+        outcome = Again(self.now + in_s, failure("KeyError", self.at.wall), crashed)
+        self.end(dict.fromkeys(positions, outcome), partition=partition)
 
     def dead(self, *positions: int, partition: Partition = P) -> None:
         self.end({p: Dead(failure()) for p in positions}, partition=partition)

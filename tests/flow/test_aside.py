@@ -50,6 +50,29 @@ class TestParkingByTime:
         d.wait(2)
         assert d.running() == [0], "what a person put off stays put off"
 
+    def test_a_clock_set_back_while_it_waits_makes_it_wait_no_longer_than_its_failure_asked_for(self) -> None:
+        d = working()
+        d.deliver("a")
+        d.again(0, in_s=FAR_S)
+        d.fence(P)
+        d.wall -= 10 * FAR_S
+        d.assign()
+        d.wait(FAR_S - 1)
+        assert d.running() == []
+        d.wait(2)
+        assert d.running() == [0]
+
+    def test_a_clock_set_back_makes_no_wait_begin_again_that_is_over(self) -> None:
+        d = working()
+        d.deliver("a")
+        d.again(0, in_s=FAR_S)
+        d.wait(FAR_S + 1)
+        d.again(0, in_s=5)  # in its lane: its record has only its tries written anew
+        d.fence(P)
+        d.wall -= 10 * FAR_S
+        d.assign()
+        assert d.running() == [0]
+
     def test_its_due_is_written_in_unix_time_and_read_back_from_it(self) -> None:
         d = working()
         d.deliver("a")

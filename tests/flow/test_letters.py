@@ -1,5 +1,6 @@
 """Dead letters: stored before anything passes them, moved by others, and a store that is down."""
 
+import msgspec
 import pytest
 from tests.flow.driver import FAR_S, LOG, WALL, Driver, P, Q, claims, failure, record, stored, working
 
@@ -104,6 +105,36 @@ class TestDeadLetters:
         assert story is not None
         assert story.first == first
         assert d.letter(0).tries == Tries(2)
+
+    def test_the_story_survives_the_crash_of_who_parked_it(self) -> None:
+        d = working()
+        d.deliver("a")
+        first = d.now + WALL
+        d.again(0, in_s=FAR_S)
+        waiting = d.letter(0).failure
+        assert waiting is not None
+        assert (waiting.error, waiting.message, waiting.traceback, waiting.first) == ("KeyError", "no", "", first)
+        d.fence(P)
+        d.assign(unclean=True)
+        d.wait(FAR_S + 1)
+        assert d.running() == [0]
+        again = d.letter(0).failure
+        assert again == waiting, "its start was recorded, and nothing of its story is lost by that"
+        d.dead(0)
+        story = d.letter(0).failure
+        assert story is not None
+        assert (story.first, story.error) == (first, "ValueError")
+
+    @pytest.mark.parametrize(("reason", "said"), [("expired", "no; before that KeyError: no"), ("exhausted", "no")])
+    def test_an_end_that_the_handler_had_no_part_in_hides_nothing_of_what_it_said(self, reason: str, said: str) -> None:
+        d = working()
+        d.deliver("a")
+        d.again(0, in_s=5)
+        d.wait(5)
+        d.end({0: Dead(msgspec.structs.replace(failure("Expired"), reason=reason))})
+        story = d.letter(0).failure
+        assert story is not None
+        assert story.message == said
 
     def test_keyless_letters_hold_nobody(self) -> None:
         d = working(on_dead="hold")
@@ -270,7 +301,7 @@ class TestMovesFromOutside:
     def test_a_record_removed_before_its_change_was_stored_is_not_written_again(self) -> None:
         d = Driver()
         d.assign(stored=stored(2), records=[record(0, "a")])
-        d.end({0: Again(d.now + FAR_S)}, turn=False)
+        d.end({0: Again(d.now + FAR_S, failure())}, turn=False)
         d.move(0, to=None)
         assert d.states() == {}
 

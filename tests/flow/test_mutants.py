@@ -17,7 +17,7 @@ from onward.flow import progress as codec
 from onward.flow.actions import Actions
 from onward.flow.blame import ALONE, Blame
 from onward.flow.dispatch import Dispatch
-from onward.flow.entry import Entry, Instant, Outcome, Ref, Stage
+from onward.flow.entry import Again, Entry, Instant, Outcome, Ref, Stage
 from onward.flow.holding import Holding
 from onward.flow.lanes import Lanes
 from onward.flow.letters import Letters
@@ -168,8 +168,8 @@ def with_limits(patch: Patch, **changed: int) -> None:
 
 
 def test_mutant_lets_a_successor_pass_a_failed_event(monkeypatch: Patch) -> None:
-    def around(original: Any, holding: Holding, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
-        original(holding, entry, due, at, crashed=crashed)
+    def around(original: Any, holding: Holding, entry: Entry, again: Again, at: Instant) -> None:
+        original(holding, entry, again, at)
         if entry.stage is Stage.DELAYED:
             holding.lanes.leave(entry)
 
@@ -317,10 +317,10 @@ def test_mutant_forgets_attempts_at_a_handover(monkeypatch: Patch) -> None:
 
 
 def test_mutant_gives_up_too_early(monkeypatch: Patch) -> None:
-    def around(original: Any, holding: Holding, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, again: Again, at: Instant) -> None:
         failed = entry.delivery.attempt
         entry.delivery = msgspec.structs.replace(entry.delivery, attempt=failed + 1)
-        original(holding, entry, due, at, crashed=crashed)
+        original(holding, entry, again, at)
 
     wrap(monkeypatch, Holding, "failed", around)
     caught_by("records")
@@ -381,8 +381,8 @@ def test_mutant_does_not_hear_of_moves(monkeypatch: Patch) -> None:
 
 
 def test_mutant_tries_again_at_once(monkeypatch: Patch) -> None:
-    def around(original: Any, holding: Holding, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
-        original(holding, entry, min(due, at.now + 0.01), at, crashed=crashed)
+    def around(original: Any, holding: Holding, entry: Entry, again: Again, at: Instant) -> None:
+        original(holding, entry, msgspec.structs.replace(again, at=min(again.at, at.now + 0.01)), at)
 
     wrap(monkeypatch, Holding, "failed", around)
     caught_by("early")

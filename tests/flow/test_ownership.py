@@ -30,7 +30,7 @@ class TestEpochs:
         assert d.settlements == []
 
     def test_every_outcome_of_a_stale_run_is_dropped(self) -> None:
-        outcomes: list[Outcome] = [DONE, Again(0.0), Again(1e6), Dead(failure())]
+        outcomes: list[Outcome] = [DONE, Again(0.0, failure()), Again(1e6, failure()), Dead(failure())]
         for outcome in outcomes:
             d = working()
             d.deliver("a")

@@ -4,7 +4,7 @@ import pytest
 from tests.flow.driver import FAR_S, Driver, P, Q, claims, record, stored, working
 
 from onward.event import Delivery, Event
-from onward.flow.entry import DONE
+from onward.flow.entry import DONE, Released
 
 
 class TestTracker:
@@ -201,6 +201,17 @@ class TestLanes:
         d.cancel(0)
         assert d.running() == [0]
         assert [delivery.attempt for delivery in d.starts] == [1, 1]
+
+    def test_a_released_run_may_have_to_wait_with_its_lane_alone(self) -> None:
+        d = working()
+        d.deliver("a", "a", "b")
+        d.end({0: Released(d.now + 5)})
+        d.wait(4.9)
+        assert d.running() == [2]
+        d.wait(0.2)
+        assert d.running() == [0, 2]
+        assert d.starts[-1].attempt == 1
+        assert d.run_out() == [0, 1, 2]
 
     def test_never_more_calls_than_slots(self) -> None:
         d = working(concurrency=3)

@@ -245,10 +245,10 @@ class PlaneMachine(RuleBasedStateMachine):
         runs = sorted(world.calls[number % len(world.calls)])
         outcomes: dict[str, Outcome] = {
             "done": DONE,
-            "again": Again(world.now + in_s),
+            "again": Again(world.now + in_s, failure()),
             "dead": Dead(failure()),
             "cancel": RELEASED,
-            "crash": Again(world.now + in_s, crashed=True),
+            "crash": Again(world.now + in_s, failure(), crashed=True),
         }
         outcome = outcomes[how]
         if len(runs) > 1 and outcome not in (DONE, RELEASED):

@@ -15,7 +15,7 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
 from onward import Event, Onward, Retry
-from onward.errors import BadHandler, BadSetting, BrokerError, Busy, Superseded
+from onward.errors import BadHandler, BadSetting, BrokerError, Busy, InDoubt, Superseded, Unreachable
 from onward.inbox import Claim, RedisInbox
 from onward.inbox import redis as inbox_redis
 from tests.inbox import naive
@@ -71,6 +71,24 @@ def test_the_effect_happens_once_for_async_and_plain_handlers(url: str) -> None:
                 await handle(inbox, delivery("a"), runs.at_once)
                 await handle_in_thread(inbox, delivery("b"), lambda: plain.append(1))
             assert (runs.completed, plain) == (1, [1])
+
+    asyncio.run(scenario())
+
+
+def test_a_redis_that_is_away_is_nobodys_failure(url: str, redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        runs = Runs()
+        with redis_server.proxy() as proxy:
+            async with started(url.replace(f":{redis_server.port}", f":{proxy.port}")) as inbox:
+                proxy.cut()
+                with pytest.raises(Unreachable, match="cannot be used"):
+                    await handle(inbox, delivery("a"), runs.at_once)
+                with pytest.raises(Unreachable, match="cannot be used"):
+                    await handle_in_thread(inbox, delivery("a"), fail)
+                proxy.mend()
+                with pytest.raises(InDoubt, match="marked as done"):
+                    await handle_in_thread(inbox, delivery("a"), proxy.cut)
+                assert runs.completed == 0
 
     asyncio.run(scenario())
 

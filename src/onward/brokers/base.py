@@ -17,6 +17,8 @@ Durability = Literal["fsync", "replicated", "window", "memory"]
 Ordering = Literal["key", "partition", "none"]
 Start = Literal["earliest", "latest"] | float  # or a Unix time
 
+_BRIEF = 200  # characters of an error's message
+
 
 class Features(msgspec.Struct, frozen=True):
     """What a broker can do. The suite and the docs' table are told apart by this alone."""
@@ -45,9 +47,10 @@ class Tries(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why an event was given up: the whole story, for the person who reads the dead letter."""
+    """Why an event was given up: the whole story, for the person who reads the dead letter. Of one that is to be tried
+    again (reason `failed`), as much as its dead letter would not know without it."""
 
-    reason: str  # exhausted, undecodable, expired, crashed, refused
+    reason: str  # exhausted, undecodable, expired, crashed, refused; failed
     error: str  # the exception's type
     message: str
     traceback: str
@@ -55,6 +58,11 @@ class Failure(msgspec.Struct, frozen=True):
     attempts: int
     first: float  # Unix time of the first and of the last failure
     last: float
+
+    def brief(self) -> "Failure":
+        """What is worth its room in memory, and in a record that is written often."""
+        message = self.message if len(self.message) <= _BRIEF else f"{self.message[:_BRIEF]}…"
+        return msgspec.structs.replace(self, message=message, traceback="")
 
 
 class AsideRecord(msgspec.Struct, frozen=True):
@@ -67,6 +75,12 @@ class AsideRecord(msgspec.Struct, frozen=True):
     event: Event
     tries: Tries
     failure: Failure | None
+    wait_s: float | None = None  # from its failure to `due`: however clocks are set, no longer; None: until `due`
+
+    def moved(self, to: State, due: float | None) -> "AsideRecord":
+        """As it stands when somebody has moved it: what leaves the state dead has its tries counted afresh."""
+        tries = Tries() if self.state is State.DEAD else self.tries
+        return msgspec.structs.replace(self, state=to, due=due, tries=tries, wait_s=None)
 
 
 def record_id(group: str, log_id: str, partition: Partition, position: int) -> str:

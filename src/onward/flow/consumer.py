@@ -6,12 +6,13 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from onward import context
 from onward.brokers.base import (
     Assigned,
     Broker,
+    BrokerLag,
     Fenced,
     Message,
     Moved,
@@ -21,13 +22,15 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, Health, Work
-from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip, Unfinished
+from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip, Unfinished, Unreachable
 from onward.event import Delivery, Partition
 from onward.failure.expiry import is_expired
 from onward.failure.judge import Judge
 from onward.flow.actions import Actions, Load, Settlement
-from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome
+from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome, Released
+from onward.flow.lag import Behind, total
 from onward.flow.limits import Limits
+from onward.flow.outage import Outage
 from onward.flow.plane import ControlPlane
 from onward.flow.solitude import Solitude
 from onward.handler import Handler
@@ -38,6 +41,7 @@ log = logging.getLogger("onward")
 _RECEIVE_WAIT_S = 1.0
 _LATER_S = 86_400.0  # what RetryLater asks for is believed so far when it is read back: clocks are set
 _PAGE = 1_000  # records read from the aside at once
+_LAG_EVERY_S = 5.0
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
 
@@ -62,13 +66,16 @@ class Consumer:
         self._member = member
         self._judging = Judge(handler.name, handler.retry, random.random)
         self.declined = 0  # events that the handler skipped
+        self._outage = Outage()  # of the inbox
         self._unsettled = ""  # why progress cannot be stored just now
         self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
+        self._undelivered: Mapping[Partition, BrokerLag] = {}  # as the broker last said
         self._wake = asyncio.Event()
         self._hungry = asyncio.Event()
         self._sure_until = 0.0
         self._stop_at: float | None = None
         self._settling: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._loading: set[asyncio.Task[None]] = set()
         self.plane = ControlPlane(
             Limits(
@@ -102,6 +109,7 @@ class Consumer:
         self._engine.start(self._ended, self._may_start_until)
         receiving = asyncio.create_task(self._receive(subscription))
         receiving.add_done_callback(lambda _: self._wake.set())
+        self._asking = asyncio.create_task(self._ask_lag(subscription))
         try:
             while not self._finished(receiving):
                 self._sure_until = subscription.sure_until()
@@ -124,6 +132,12 @@ class Consumer:
     def health(self) -> Health:
         return self._engine.health()
 
+    def behind(self) -> Behind:
+        """How far this member is behind; what is not delivered yet, as of the last few seconds."""
+        lags = self.plane.lag(now())
+        outside = [lag for partition, lag in self._undelivered.items() if partition in lags]
+        return total(list(lags.values()), outside, time.time())
+
     def stop(self) -> None:
         """Take nothing more, let what runs end within `drain_timeout_s`, then leave."""
         if self._stop_at is None:
@@ -136,7 +150,7 @@ class Consumer:
         """What keeps events of ours from an end, for readiness."""
         held = self.plane.held
         told = [why for partition, why in self._refused.items() if partition in held]
-        return list(dict.fromkeys([*told, *([self._unsettled] if self._unsettled else [])]))
+        return list(dict.fromkeys(filter(None, (*told, self._unsettled, self._outage.why))))
 
     async def _act(self, subscription: Subscription, actions: Actions) -> None:
         if actions.work:
@@ -160,6 +174,18 @@ class Consumer:
         except (BrokerError, TimeoutError):
             # Ownership ends by itself when it is not renewed, and the next owner starts from what was settled.
             log.exception("%s: the broker refused to pause, resume or release", self._handler.name)
+
+    async def _ask_lag(self, subscription: Subscription) -> None:
+        """For those who watch: now and then, never for an event."""
+        while True:
+            try:
+                self._undelivered = await subscription.lag()
+            except Closed:
+                return
+            except BrokerError as error:
+                log.debug("%s: the broker does not say what is undelivered: %s", self._handler.name, error)
+                self._undelivered = {}
+            await asyncio.sleep(_LAG_EVERY_S)
 
     async def _receive(self, subscription: Subscription) -> None:
         settings = self._settings
@@ -294,6 +320,9 @@ class Consumer:
             else:
                 log.warning("%s: a batch of %d failed, splitting it", self._handler.name, len(work))
                 outcomes.extend((each, SPLIT) for each in work)
+        if self._outage.why and not all(each.cancelled or isinstance(each.error, Unreachable) for each in results):
+            log.info("%s: its inbox can be reached again", self._handler.name)
+            self._outage.over()
         self.plane.completed(outcomes, instant())
         self._wake.set()
         if self._engine.failure is not None:
@@ -302,10 +331,18 @@ class Consumer:
     def _judge(self, delivery: Delivery, error: BaseException | None) -> Outcome:
         if error is None:
             return RELEASED
-        outcome, level, text = self._judging.rule(delivery, error, instant())
-        log.log(level, text)
+        if isinstance(error, Unreachable):
+            return self._wait_out(error)
+        ruling = self._judging.rule(delivery, error, instant())
+        log.log(ruling.level, "\n".join(filter(None, (ruling.text, ruling.trace))))
         self.declined += isinstance(error, Skip)
-        return outcome
+        return ruling.outcome
+
+    def _wait_out(self, error: Unreachable) -> Outcome:
+        at, why = now(), f"{self._handler.name}: {error}"
+        if not self._outage.why:
+            log.warning("%s; no attempt is charged, its events wait until it is back", why)
+        return Released(at + self._outage.met(why, at))
 
     def _bury_expired(self, work: Sequence[Work]) -> Sequence[Work]:
         """The work that may still run; what has expired ends here, when its turn has come. A batch is split until
@@ -343,7 +380,7 @@ class Consumer:
             timer.cancel()
 
     async def _leave(self, subscription: Subscription, receiving: asyncio.Task[None]) -> None:
-        for task in (receiving, self._settling, *self._loading):
+        for task in (receiving, self._asking, self._settling, *self._loading):
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])

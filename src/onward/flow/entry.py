@@ -38,7 +38,7 @@ class Ref(msgspec.Struct, gc=False):
     size: int
     tries: Tries
     stored: bool
-    first_failed: float = 0.0
+    story: Failure | None = None  # as an Entry's
     cautious: bool = False  # loaded after a crash: its start is recorded before it runs
     drawn: bool = False  # in a lane right now
     removed: bool = False  # somebody else took the record away while it was drawn
@@ -60,7 +60,7 @@ class Entry(msgspec.Struct, gc=False):
     slot: int = 0  # the tracker's own
     stage: Stage = QUEUED
     tries: Tries = Tries()
-    first_failed: float = 0.0  # Unix time of the first failure, 0 when there was none
+    story: Failure | None = None  # of its last failure, in brief, with the time of the first
     due: float = 0.0  # when it is delayed: until then, on the plane's clock
     cautious: bool = False  # its start is recorded before it runs
     suspect: bool = False  # it was running in a crash: it runs alone
@@ -83,6 +83,7 @@ class Again(msgspec.Struct, frozen=True, gc=False):
     """Failed; to be tried again at this time of the plane's clock. `crashed`: it killed its worker."""
 
     at: float
+    failure: Failure
     crashed: bool = False
 
 
@@ -97,7 +98,9 @@ class Split(msgspec.Struct, frozen=True, gc=False):
 
 
 class Released(msgspec.Struct, frozen=True, gc=False):
-    """Ended by shutdown before its end: nobody's failure, no attempt charged."""
+    """It did not run to its end, and nobody is to blame: no attempt charged. It may run again, not before `at`."""
+
+    at: float = 0.0
 
 
 Outcome = Done | Again | Dead | Split | Released

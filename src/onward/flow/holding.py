@@ -8,9 +8,9 @@ import msgspec
 from onward.brokers.base import AsideRecord, Assigned, Failure, Progress, State, Tries
 from onward.event import Delivery, Partition
 from onward.flow.blame import Blame
-from onward.flow.entry import DELAYED, LEAVING, QUEUED, RUNNING, Entry, Instant
+from onward.flow.entry import DELAYED, LEAVING, QUEUED, RUNNING, Again, Entry, Instant
 from onward.flow.lanes import Lanes
-from onward.flow.letters import Leaving, Letters
+from onward.flow.letters import Leaving, Letters, told
 from onward.flow.limits import Limits
 from onward.flow.outside import Outside
 from onward.flow.room import Room
@@ -190,16 +190,16 @@ class Holding:
         if outside.postponed:
             outside.draw_postponed(now)
 
-    def failed(self, entry: Entry, due: float, at: Instant, *, crashed: bool) -> None:
-        """To be tried again at `due`: in place when that is soon, out of the flow when it is not."""
+    def failed(self, entry: Entry, again: Again, at: Instant) -> None:
+        """To be tried again: in place when that is soon, out of the flow when it is not."""
         if entry.removed:
             self.done(entry, at.now)
             return
-        delivery = entry.delivery
-        entry.tries = Tries(delivery.attempt, 0, entry.tries.crashes + crashed)
+        delivery, due = entry.delivery, again.at
+        entry.tries = Tries(delivery.attempt, 0, entry.tries.crashes + again.crashed)
         entry.suspect = entry.tries.crashes > 0
         entry.marked = False
-        entry.first_failed = entry.first_failed or at.wall
+        entry.story = told(again.failure.brief(), entry.story)
         entry.delivery = msgspec.structs.replace(delivery, attempt=delivery.attempt + 1)
         self.blame.not_running(entry)
         if self._in_place(entry, due - at.now):
@@ -234,7 +234,7 @@ class Holding:
         if entry.removed:
             self.done(entry, at.now)
             return
-        failure = msgspec.structs.replace(failure, first=entry.first_failed or failure.first)
+        failure = told(failure, entry.story)
         entry.tries = Tries(entry.delivery.attempt - 1, 0, entry.tries.crashes)
         self.blame.not_running(entry)  # the last attempt counts when the letter is stored
         entry.tries = Tries(entry.delivery.attempt, 0, entry.tries.crashes)
@@ -246,11 +246,14 @@ class Holding:
             entry.stage = LEAVING
             self.letters.send(self.letters.record(entry, State.DEAD, None, failure), entry, None)
 
-    def back(self, entry: Entry, *, batch_limit: int = 0) -> None:
-        """It did not run to its end, and nobody is to blame: it may run again."""
+    def back(self, entry: Entry, *, batch_limit: int = 0, due: float = 0.0) -> None:
+        """It did not run to its end, and nobody is to blame: it may run again, not before `due`."""
         entry.batch_limit = batch_limit
         self.unmark(entry)
-        self.lanes.again(entry)
+        if due:
+            self.room.delay(entry, due)
+        else:
+            self.lanes.again(entry)
 
     def wake(self, now: float) -> None:
         """What has waited long enough: delayed events run again, records have their turn."""
@@ -305,7 +308,7 @@ class Holding:
             self.blame.tries[entry.delivery.position] = entry.tries
         else:
             entry.ref.tries = entry.tries
-            self.letters.send(self.letters.record(entry, entry.ref.state, entry.ref.wall_due, None), None, None)
+            self.letters.send(self.letters.record(entry, entry.ref.state, entry.ref.wall_due), None, None)
 
     # -- settling -----------------------------------------------------------------------------------------------
 

@@ -47,7 +47,10 @@ class Letters:
     def id_at(self, position: int) -> str:
         return record_id(self._group, self._assigned.log_id, self._assigned.partition, position)
 
-    def record(self, entry: Entry, state: State, due: float | None, failure: Failure | None) -> AsideRecord:
+    def record(
+        self, entry: Entry, state: State, due: float | None, failure: Failure | None = None, *, wait_s: float = 0.0
+    ) -> AsideRecord:
+        """`wait_s`: how long it waits from now on until it is due. Without a failure it keeps the story it has."""
         position = entry.delivery.position
         return AsideRecord(
             id=self.id_at(position),
@@ -58,7 +61,8 @@ class Letters:
             due=due,
             event=entry.delivery.event,
             tries=entry.tries,
-            failure=failure,
+            failure=failure or entry.story,
+            wait_s=wait_s if due is not None else None,
         )
 
     def send(self, record: AsideRecord, entry: Entry | None, ref: Ref | None) -> None:
@@ -78,3 +82,14 @@ class Letters:
             if not self.going[key]:
                 del self.going[key]
         del self.gone[:count]
+
+
+def told(failure: Failure, earlier: Failure | None) -> Failure:
+    """A failure as it is told behind an earlier one: the story begins with the first, and an end that the handler had
+    no part in does not hide what the handler has said."""
+    if earlier is None:
+        return failure
+    message = failure.message
+    if failure.reason in ("expired", "crashed") and earlier.error != failure.error:
+        message = f"{message}; before that {earlier.error}: {earlier.message}"
+    return msgspec.structs.replace(failure, first=earlier.first, message=message)

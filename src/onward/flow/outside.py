@@ -86,7 +86,9 @@ class Outside:
 
     def _due(self, record: AsideRecord, at: Instant) -> float:
         # A clock that was set back makes no wait longer than it was. What died and was moved waits as a person asked.
-        longest = self._limits.max_wait_s if record.failure is None else math.inf
+        longest = record.wait_s
+        if longest is None:  # moved, or of a release that did not write it
+            longest = self._limits.max_wait_s if record.failure is None else math.inf
         return at.now + min(record.due - at.wall, longest) if record.due is not None else 0.0
 
     def _ref(self, record: AsideRecord, at: Instant) -> Ref:
@@ -101,7 +103,7 @@ class Outside:
             event.size,
             self._blame.charged(record.tries),
             stored=True,
-            first_failed=record.failure.first if record.failure else 0.0,
+            story=record.failure.brief() if record.failure else None,
             cautious=self._blame.unclean,
             wall_due=record.due,
         )
@@ -171,7 +173,7 @@ class Outside:
         own, room = self._assigned, self._room
         where = (own.partition, ref.position, own.epoch)
         delivery = Delivery(ref.event, *where, ref.tries.failed + 1, own.fence, own.log_id, True)
-        entry = Entry(delivery, ref.size, ref=ref, first_failed=ref.first_failed, tries=ref.tries)
+        entry = Entry(delivery, ref.size, ref=ref, story=ref.story, tries=ref.tries)
         if ref.cautious or ref.tries.crashes or ref.tries.started:
             self._blame.weigh(entry, ref.tries, True)
         ref.drawn = True
@@ -257,10 +259,11 @@ class Outside:
         """An event of the log becomes a record; it stays open until that is stored."""
         entry.stage = LEAVING
         event, key = entry.delivery.event, self.key(entry)
-        wall = at.wall + (due - at.now) if at is not None else None
-        record = self._letters.record(entry, state, wall, failure)
-        first, cautious = entry.first_failed, entry.cautious
-        ref = Ref(record.id, record.position, key, state, due, event, entry.size, entry.tries, False, first, cautious)
+        wait_s = due - at.now if at is not None else 0.0
+        wall = at.wall + wait_s if at is not None else None
+        record = self._letters.record(entry, state, wall, failure, wait_s=wait_s)
+        story, cautious = (failure.brief() if failure else entry.story), entry.cautious
+        ref = Ref(record.id, record.position, key, state, due, event, entry.size, entry.tries, False, story, cautious)
         ref.wall_due = wall
         self.parking.add(ref)
         self._letters.send(record, entry, ref)
@@ -270,10 +273,11 @@ class Outside:
         ref = entry.ref
         assert ref is not None
         ref.state, ref.due, ref.tries, ref.stored = state, due, entry.tries, False
-        ref.first_failed = entry.first_failed
-        wall = ref.wall_due = at.wall + (due - at.now) if state is State.WAITING else None
+        ref.story = failure.brief() if failure else entry.story
+        wait_s = due - at.now
+        wall = ref.wall_due = at.wall + wait_s if state is State.WAITING else None
         entry.stage = LEAVING
-        self._letters.send(self._letters.record(entry, state, wall, failure), None, ref)
+        self._letters.send(self._letters.record(entry, state, wall, failure, wait_s=wait_s), None, ref)
 
     def stored(self, ref: Ref, now: float) -> None:
         """What was set aside is in the store."""

@@ -12,7 +12,7 @@ from onward.event import Delivery, Partition
 from onward.flow.actions import Actions, Counts, Load, Settlement
 from onward.flow.alone import Alone
 from onward.flow.dispatch import Dispatch
-from onward.flow.entry import RUNNING, Again, Dead, Done, Entry, Instant, Outcome, Split
+from onward.flow.entry import RUNNING, Again, Dead, Done, Entry, Instant, Outcome, Released, Split
 from onward.flow.holding import Holding
 from onward.flow.hot import HotKeys
 from onward.flow.lag import Lag, lag_of
@@ -236,14 +236,14 @@ class ControlPlane:
     def _not_done(self, holding: Holding, entry: Entry, outcome: Outcome, at: Instant, size: int) -> None:
         if type(outcome) is Again:
             self.counts.retried += 1
-            holding.failed(entry, outcome.at, at, crashed=outcome.crashed)
+            holding.failed(entry, outcome, at)
         elif type(outcome) is Dead:
             self.counts.dead += 1
             holding.dead(entry, outcome.failure, at)
         elif type(outcome) is Split:
             holding.back(entry, batch_limit=max(1, size // 2))
         else:
-            holding.back(entry, batch_limit=entry.batch_limit)
+            holding.back(entry, batch_limit=entry.batch_limit, due=outcome.at if type(outcome) is Released else 0.0)
 
     def _ended_stale(self, holding: Holding | None, delivery: Delivery, now: float) -> None:
         """A run that outlived its ownership: it changes nothing, but its lane may go on."""

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from onward.brokers.base import Progress
 from onward.engines.base import Call, Work
-from onward.errors import BadHandler, BadSetting, BrokerError, Busy, Superseded
+from onward.errors import BadHandler, BadSetting, BrokerError, Busy, InDoubt, Superseded, Unreachable
 from onward.event import Delivery
 from onward.inbox.base import Asked, Ground, Run
 from onward.inbox.horizon import horizon_s as safe_horizon_s
@@ -179,14 +179,17 @@ class _Sync:
         finally:
             ended.set()
             renewing.join()
-        if not self._scripts.done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms]):
+        with _telling():
+            done = self._scripts.done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms])
+        if not done:
             raise _lost(claim)
 
     def _claimed(self, keys: tuple[str, str]) -> tuple[Claim | None, _Lease]:
         inbox, name, give_up = self._inbox, uuid4().hex, time.monotonic() + _WAIT_S
         while True:
             asked_at = time.monotonic()
-            verdict, number = self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
+            with _asking():
+                verdict, number = self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
             if verdict != "BUSY":
                 claim = Claim(keys[0], number, f"{number}:{name}") if verdict == "RUN" else None
                 return claim, _Lease(inbox.lease_s, asked_at)
@@ -233,14 +236,17 @@ class _Async:
             raise
         # The effect has happened: who cancels now does not undo it, and it is marked all the same.
         done = asyncio.ensure_future(self._scripts.done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms]))
-        if not await asyncio.shield(done):
+        with _telling():
+            ours = await asyncio.shield(done)
+        if not ours:
             raise _lost(claim)
 
     async def _claimed(self, keys: tuple[str, str]) -> tuple[Claim | None, _Lease]:
         inbox, name, give_up = self._inbox, uuid4().hex, time.monotonic() + _WAIT_S
         while True:
             asked_at = time.monotonic()
-            verdict, number = await self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
+            with _asking():
+                verdict, number = await self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
             if verdict != "BUSY":
                 claim = Claim(keys[0], number, f"{number}:{name}") if verdict == "RUN" else None
                 return claim, _Lease(inbox.lease_s, asked_at)
@@ -286,6 +292,23 @@ class _Async:
     async def _give_back(self, claim: Claim) -> None:
         with contextlib.suppress(RedisError):  # then it ends with its lease
             await self._scripts.fail(keys=[claim.key], args=[claim.token])
+
+
+@contextlib.contextmanager
+def _asking() -> Iterator[None]:
+    try:
+        yield
+    except RedisError as error:
+        raise Unreachable(f"the inbox's Redis cannot be used ({error}); see that it runs") from error
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """The effect has happened; whether its mark has, the next run sees."""
+    try:
+        yield
+    except RedisError as error:
+        raise InDoubt(f"the inbox's Redis did not answer whether it is marked as done ({error})") from error
 
 
 def _still_patient(give_up: float, key: str, left_ms: int) -> None:

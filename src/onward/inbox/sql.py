@@ -9,13 +9,14 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, Transaction, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
 from sqlalchemy.orm import Session
 
 from onward.brokers.base import Progress
 from onward.engines.base import Call, Work
-from onward.errors import BadHandler, BadSetting, BrokerError, Busy, InDoubt
+from onward.errors import BadHandler, BadSetting, BrokerError, Busy, InDoubt, Unreachable
 from onward.event import Delivery
 from onward.inbox.base import Asked, Ground, Run
 from onward.inbox.horizon import horizon_s
@@ -27,6 +28,8 @@ log = logging.getLogger("onward")
 _TRIES = 10  # of a transaction that gives way to others
 _PAGE = 1_000  # rows forgotten in one transaction
 _SWEEP_S = 600.0
+_FAULTS = (DBAPIError, PoolTimeout, OSError)  # some drivers raise their socket's own errors
+_OF_THE_STATEMENT = (DataError, IntegrityError, NotSupportedError, ProgrammingError)  # it would fail on any day
 _HANDLING = "onward.handling"  # on a connection: a handler has it
 
 
@@ -181,22 +184,28 @@ class _Sync(_Once):
                     raise
 
     def _once(self, work: Work, *, last: bool) -> None:
-        # Its end rolls back what was not committed, whatever ends it.
-        with self._engine.connect() as connection, connection.begin() as transaction:
-            try:
+        claimed = False
+        try:
+            # Its end rolls back what was not committed, whatever ends it.
+            with self._engine.connect() as connection, connection.begin() as transaction:
                 fresh = self._mark(connection, work)
-            except DBAPIError as error:
-                _raise_busy(error, last)
-                raise
-            if fresh is None:
-                transaction.rollback()
-                return
-            self._handle(connection, transaction, fresh)
-            try:
-                transaction.commit()
-            except DBAPIError as error:
-                _raise_doubt(error)
-                raise
+                claimed = True
+                if fresh is not None:
+                    self._handle(connection, transaction, fresh)
+                    self._commit(transaction)
+                else:
+                    transaction.rollback()
+        except _FAULTS as error:
+            if not claimed:
+                _raise_unclaimed(error, last)
+            raise
+
+    def _commit(self, transaction: Transaction) -> None:
+        try:
+            transaction.commit()
+        except DBAPIError as error:
+            _raise_doubt(error)
+            raise
 
     def _handle(self, connection: Connection, transaction: Transaction, work: Work) -> None:
         try:
@@ -230,21 +239,27 @@ class _Async(_Once):
                     raise
 
     async def _once(self, work: Work, *, last: bool) -> None:
-        async with self._engine.connect() as connection, connection.begin() as transaction:
-            try:
+        claimed = False
+        try:
+            async with self._engine.connect() as connection, connection.begin() as transaction:
                 fresh = await connection.run_sync(self._mark, work)
-            except DBAPIError as error:
-                _raise_busy(error, last)
-                raise
-            if fresh is None:
-                await transaction.rollback()
-                return
-            await self._handle(connection, transaction, fresh)
-            try:
-                await transaction.commit()
-            except DBAPIError as error:
-                _raise_doubt(error)
-                raise
+                claimed = True
+                if fresh is not None:
+                    await self._handle(connection, transaction, fresh)
+                    await self._commit(transaction)
+                else:
+                    await transaction.rollback()
+        except _FAULTS as error:
+            if not claimed:
+                _raise_unclaimed(error, last)
+            raise
+
+    async def _commit(self, transaction: AsyncTransaction) -> None:
+        try:
+            await transaction.commit()
+        except DBAPIError as error:
+            _raise_doubt(error)
+            raise
 
     async def _handle(self, connection: AsyncConnection, transaction: AsyncTransaction, work: Work) -> None:
         assert connection.sync_connection is not None
@@ -270,10 +285,20 @@ def _in_transaction(engine: Engine, work: Callable[[Connection], Any]) -> Any:
         return work(connection)
 
 
-def _raise_busy(error: DBAPIError, last: bool) -> None:
-    """Nothing has run yet: whoever holds the lock for so long holds the same event, or its partition."""
-    if is_timeout(error) or (last and is_conflict(error)):
-        raise Busy(f"another transaction holds this event's mark ({error.orig})") from error
+def _raise_unclaimed(error: Exception, last: bool) -> None:
+    """Nothing has run yet, so the handler has no part in it."""
+    if isinstance(error, DBAPIError):
+        if is_timeout(error) or (last and is_conflict(error)):
+            # Whoever holds the lock for so long holds the same event, or its partition.
+            raise Busy(f"another transaction holds this event's mark ({error.orig})") from error
+        if is_conflict(error) or isinstance(error, _OF_THE_STATEMENT):
+            return
+    raise Unreachable(f"the inbox's database cannot be used ({_said(error)}); see that it runs") from error
+
+
+def _said(error: Exception) -> str:
+    orig = error.orig if isinstance(error, DBAPIError) else error
+    return " ".join(str(orig).split())
 
 
 def _raise_doubt(error: DBAPIError) -> None:

@@ -88,6 +88,7 @@ def make_record(delivery: Delivery, log_id: str, state: State, **fields: Any) ->
         event=delivery.event,
         tries=Tries(failed=5),
         failure=failure if state is State.DEAD else None,
+        wait_s=40.0 if state is State.WAITING else None,
     )
     return msgspec.structs.replace(record, **fields)
 
@@ -242,6 +243,14 @@ class MoveScenarios:
         expected = msgspec.structs.replace(record, state=State.WAITING, due=7.0, tries=Tries())
         assert await scanned(owner.broker) == [expected]
         assert await owner.loaded() == [expected]
+
+    @scenario()
+    async def test_what_is_put_off_waits_as_it_was_put_off(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 1)
+        record = owner.record(0, State.WAITING)
+        await owner.set_aside([record], 1)
+        await owner.aside.move([record.id], expect=State.WAITING, to=State.WAITING, due=7.0)
+        assert await owner.loaded() == [msgspec.structs.replace(record, due=7.0, wait_s=None)]
 
     @scenario()
     async def test_many_who_move_the_same_records_move_each_once(self, kit: Kit) -> None:

@@ -38,7 +38,7 @@ class KafkaBroker:
         self._client = client
         self._settings = settings
         self._catalogue = Catalogue(client, settings)
-        self._groups = Groups(self._catalogue)
+        self._groups = Groups(client, self._catalogue)
         self._publisher = Publisher(client, settings)
         self._letters: dict[str, Letters] = {}
         self._in_turn = asyncio.Lock()

@@ -69,7 +69,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         written = _decode(body)
         if (written.state, written.due, written.tries) == (self.state, self.due, self.tries):
             return written
-        return msgspec.structs.replace(written, state=self.state, due=self.due, tries=self.tries)
+        return msgspec.structs.replace(written, state=self.state, due=self.due, tries=self.tries, wait_s=None)
 
 
 class Room:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, Filter, Page, State, Tries
+from onward.brokers.base import AsideRecord, Filter, Page, State
 from onward.brokers.sqlite.reader import Reader
 from onward.brokers.sqlite.roster import bump
 from onward.brokers.sqlite.transaction import Transaction
@@ -172,7 +172,8 @@ def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tu
     moved = 0
     for name in dict.fromkeys(ids):
         row = tx.db.execute(
-            "SELECT part, data FROM onward_aside WHERE id = ? AND grp = ? AND state = ?", (name, group, expect.value)
+            "SELECT part, state, due, data FROM onward_aside WHERE id = ? AND grp = ? AND state = ?",
+            (name, group, expect.value),
         ).fetchone()
         if row is None:
             continue
@@ -180,7 +181,7 @@ def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tu
         if to is None:
             delete(tx.db, name)
         else:
-            data = _afresh(row[1]) if expect is State.DEAD else row[1]
+            data = msgspec.msgpack.encode(_record(*row[1:]).moved(*to))
             tx.db.execute(
                 "UPDATE onward_aside SET state = ?, due = ?, data = ? WHERE id = ?", (to[0].value, to[1], data, name)
             )
@@ -190,8 +191,3 @@ def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tu
     if moved:
         bump(tx, group)
     return moved
-
-
-def _afresh(data: bytes) -> bytes:
-    """The record with its tries counted from the start again."""
-    return msgspec.msgpack.encode(msgspec.structs.replace(_decode(data), tries=Tries()))

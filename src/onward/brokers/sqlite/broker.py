@@ -24,17 +24,20 @@ from onward.brokers.sqlite.tenure import Tenure
 from onward.brokers.sqlite.topics import Catalogue
 from onward.brokers.sqlite.transaction import Transaction
 from onward.brokers.sqlite.writer import Writer
-from onward.errors import BadSetting, BrokerError, Closed, ConfigError
+from onward.errors import BadSetting, BadStore, BrokerError, Closed, ConfigError
 from onward.event import Event
 from onward.settings import Settings, check_name
 
 
 def open_broker(url: str, settings: Settings) -> Broker:
     """Open the file that the URL names, or create it. BadStore: it cannot be ours, and was left untouched."""
-    path = locate(url).resolve()  # whatever name leads to the file, its lock is one
-    check(path)
-    store = Store(path, settings)
-    gate = Gate(lock_path(store.path))
+    path = locate(url)
+    try:
+        path = path.resolve()  # whatever name leads to the file, its lock is one
+        check(path)
+        store, gate = Store(path, settings), Gate(lock_path(path))
+    except (OSError, ValueError) as error:  # a name that no file can have, a file system that keeps none
+        raise BadStore(f"{path} cannot be opened or created ({error}); name a file in a folder of yours") from error
     try:
         store.prepare(gate)
         return SqliteBroker(store, gate, settings)

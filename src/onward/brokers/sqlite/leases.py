@@ -13,8 +13,15 @@ SELECT p.id, p.idx, g.owner, g.fence, g.clean, g.until, g.ttl, g.boot
 FROM onward_partition p JOIN onward_group g ON g.part = p.id AND g.grp = ? WHERE p.topic = ? ORDER BY p.idx
 """
 _NEW_ROWS = """
-INSERT INTO onward_group (part, grp, watermark) SELECT p.id, ?, 0 FROM onward_partition p
-WHERE p.topic = ? AND NOT EXISTS (SELECT 1 FROM onward_group g WHERE g.part = p.id AND g.grp = ?)
+INSERT INTO onward_group (part, grp, watermark, fence)
+SELECT p.id, :grp, 0, coalesce((SELECT fence FROM onward_fence f WHERE f.part = p.id AND f.grp = :grp), 0)
+FROM onward_partition p
+WHERE p.topic = :topic AND NOT EXISTS (SELECT 1 FROM onward_group g WHERE g.part = p.id AND g.grp = :grp)
+"""
+_BEGIN = "UPDATE onward_group SET watermark = ? WHERE part = ? AND grp = ?"
+_KEEP_FENCES = """
+INSERT OR REPLACE INTO onward_fence (part, grp, fence) SELECT part, grp, fence FROM onward_group
+WHERE grp = ? AND part IN (SELECT id FROM onward_partition WHERE topic = ?)
 """
 _KNOWN = "SELECT 1 FROM onward_partition p JOIN onward_group g ON g.part = p.id WHERE p.topic = ? AND g.grp = ? LIMIT 1"
 _CLAIM = """
@@ -39,11 +46,11 @@ class Claim(NamedTuple):
 
 def enter(db: sqlite3.Connection, group: str, topic: int, start: Start) -> None:
     """Give the group a row per partition. `start` counts only if it had none; later partitions start at 0."""
-    if start != "earliest" and not is_known(db, group, topic):
+    known = is_known(db, group, topic)
+    db.execute(_NEW_ROWS, {"grp": group, "topic": topic})
+    if start != "earliest" and not known:
         rows = db.execute("SELECT id, next FROM onward_partition WHERE topic = ?", (topic,)).fetchall()
-        places = [(part, group, _start_position(db, part, following, start)) for part, following in rows]
-        db.executemany("INSERT INTO onward_group (part, grp, watermark) VALUES (?, ?, ?)", places)
-    db.execute(_NEW_ROWS, (group, topic, group))
+        db.executemany(_BEGIN, [(_start_position(db, part, following, start), part, group) for part, following in rows])
 
 
 def is_known(db: sqlite3.Connection, group: str, topic: int) -> bool:
@@ -62,7 +69,7 @@ def _start_position(db: sqlite3.Connection, part: int, following: int, start: St
 
 def seats(db: sqlite3.Connection, group: str, topic: int, now: float, boot: str) -> tuple[list[Seat], dict[int, Lease]]:
     """The partitions of a topic, and the leases on those that are owned."""
-    db.execute(_NEW_ROWS, (group, topic, group))
+    db.execute(_NEW_ROWS, {"grp": group, "topic": topic})
     found: list[Seat] = []
     leases: dict[int, Lease] = {}
     for part, index, owner, fence, clean, *rest in db.execute(_SEATS, (group, topic)):
@@ -106,7 +113,8 @@ def strike(db: sqlite3.Connection, group: str, topic: int, gone: Sequence[str]) 
 
 
 def forget(db: sqlite3.Connection, group: str, topic: int) -> None:
-    """Remove the group's progress, records and members in a topic."""
+    """Remove the group's progress, records and members in a topic. Its fences never go back, should it come again."""
+    db.execute(_KEEP_FENCES, (group, topic))
     parts = "part IN (SELECT id FROM onward_partition WHERE topic = ?)"
     for table in ("onward_group", "onward_aside", "onward_moved"):
         db.execute(f"DELETE FROM {table} WHERE grp = ? AND {parts}", (group, topic))

@@ -18,7 +18,6 @@ from onward.brokers.base import (
     Reached,
     Revoked,
     State,
-    Tries,
 )
 from onward.event import Delivery, Event, Partition
 from onward.flow.progress import LIMIT_CHARS, decode, encode
@@ -347,8 +346,7 @@ class Broker:
                 del claim.records[record.position]
                 self.world.witness.moved(record, None)
                 continue
-            tries = Tries() if record.state is State.DEAD else record.tries
-            moved = msgspec.structs.replace(record, state=to, due=due, tries=tries)
+            moved = record.moved(to, due)
             claim.records[record.position] = moved
             self.world.witness.moved(record, moved)
         if claim.owner is not None:

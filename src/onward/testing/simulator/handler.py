@@ -73,7 +73,8 @@ class Handler:
             return RELEASED
         if delivery.attempt >= self._profile.attempts:
             return Dead(Failure("exhausted", "Error", "it fails", "", "h", delivery.attempt, at.wall, at.wall))
-        return Again(at.now + self._rng.choice(self._profile.delays_s), crashed=verdict is Verdict.WORKER_DIED)
+        failure = Failure("failed", "Error", "it fails", "", "h", delivery.attempt, at.wall, at.wall)
+        return Again(at.now + self._rng.choice(self._profile.delays_s), failure, verdict is Verdict.WORKER_DIED)
 
     def _fails(self, story: Story) -> bool:
         return story.fate in ("poison", "killer") or story.failures < story.stubborn

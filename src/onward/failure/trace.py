@@ -1,0 +1,34 @@
+"""Where an error came from, as text: whole for a dead letter, the user's own last frames for the log."""
+
+import textwrap
+from pathlib import Path
+from traceback import StackSummary, TracebackException, format_exception
+
+from onward.errors import RemoteError
+
+_OURS = str(Path(__file__).parent.parent)
+_FRAMES = 8
+_MAX_CHARS = 4_000
+
+
+def whole(error: BaseException) -> str:
+    return error.trace if isinstance(error, RemoteError) else "".join(format_exception(error))
+
+
+def in_brief(error: BaseException) -> str:
+    """The last frames, without those of this package that lead to the handler. Indented, so that no line of it looks
+    like one of the log's own, and harmless to a terminal."""
+    text = error.trace if isinstance(error, RemoteError) else "".join(_pruned(error).format())
+    text = text.rstrip() if len(text) <= _MAX_CHARS else f"…{text[-_MAX_CHARS:].rstrip()}"
+    return textwrap.indent("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text), "    ")
+
+
+def _pruned(error: BaseException) -> TracebackException:
+    story = TracebackException.from_exception(error, limit=-_FRAMES, compact=True)
+    part: TracebackException | None = story
+    while part is not None:
+        users = [frame for frame in part.stack if not frame.filename.startswith(_OURS)]
+        if users:
+            part.stack = StackSummary.from_list(users)
+        part = part.__cause__ or part.__context__
+    return story
