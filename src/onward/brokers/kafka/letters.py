@@ -143,6 +143,9 @@ class Letters:
 
     def records(self, partition: Partition, rows: Sequence[Row]) -> list[AsideRecord]:
         """The records of these rows, but for those that are gone meanwhile."""
+        kept = [row.body for row in rows if row.body is not None]
+        if len(kept) == len(rows):
+            return [row.record(body) for row, body in zip(rows, kept, strict=True)]
         found = self._read(partition, rows)
         return [found[row.id] for row in rows if row.id in found]
 
