@@ -42,16 +42,17 @@ def demo(
     if url is not None:
         _use(folder, url)
     ok = True  # until a verdict says otherwise: a demo that was interrupted has nothing to prove
+    lost: BrokerError | None = None
     try:
         ok = _check(folder, events or CHECK_EVENTS, workers, json) if check else _live(folder, events, workers, port)
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.echo("interrupted", err=True)
         raise typer.Exit(policy.INTERRUPTED) from None
-    except BrokerError:
-        ok = url is None  # it would not remove anything now, either
+    except BrokerError as error:
+        lost = error
         raise
     finally:
-        _tidy(folder, keep or not ok)
+        _tidy(folder, keep or not ok, lost)
     if not ok:
         raise typer.Exit(policy.NO)
 
@@ -89,18 +90,22 @@ def _live(folder: Path, burst: int | None, workers: int, port: int) -> bool:
     return balance.clean
 
 
-def _tidy(folder: Path, keep: bool) -> None:
+def _tidy(folder: Path, keep: bool, lost: BrokerError | None) -> None:
+    """`lost`: the broker does not answer, so that nothing can be removed there."""
     from onward.demo import sweep
 
+    where = sweep.place(folder)
     if keep:
-        where = sweep.place(folder)
         typer.echo(f"the data is in {folder}{f' and in {where}' if where else ''}", err=True)
         return
     try:
+        if lost:
+            raise lost
         asyncio.run(sweep.sweep(folder))
     except (OnwardError, KeyboardInterrupt) as error:
-        why = str(error) or "interrupted"
-        typer.echo(f"{sweep.place(folder)} may still be there, and can be deleted: {why}", err=True)
+        if where:
+            why = "" if lost else f": {str(error) or 'interrupted'}"
+            typer.echo(f"{where} may still be there, and can be deleted{why}", err=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 

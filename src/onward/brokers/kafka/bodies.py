@@ -12,6 +12,7 @@ from onward.errors import BrokerError
 _GAP = 50  # entries that nobody asked for are read over; more of them are jumped
 _WAIT_S = 0.1
 _READ_S = 30.0  # for the entries of one call
+_AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT})
 
 
 class Bodies:
@@ -69,12 +70,12 @@ def _values(consumer: Consumer, last: int, end: float) -> Iterator[tuple[int, by
     while True:
         for message in consumer.consume(_GAP, _WAIT_S):
             error = message.error()
-            if error is not None:
-                if error.code() == KafkaError._PARTITION_EOF:
-                    return
-                if not error.retriable() and error.fatal():
-                    raise KafkaException(error)
+            if error is not None and error.code() in _AWAY:
                 continue
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                return
+            if error is not None:
+                raise KafkaException(error)
             offset = message.offset() or 0
             if offset <= last:
                 yield offset, message.value() or b""

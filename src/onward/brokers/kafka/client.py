@@ -1,6 +1,5 @@
 """What librdkafka is told: the user's own settings by their names, under those that our promises rest on."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -8,11 +7,9 @@ from urllib.parse import unquote, urlsplit
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from onward.brokers.kafka.reports import Reports, told_of
 from onward.errors import BadSetting, BrokerError
 from onward.settings import Settings
-
-log = logging.getLogger("onward.kafka")
-log.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # what we set is set on purpose
 
 REQUEST_S = 10.0  # for one question to the cluster
 _PORT = 9092
@@ -30,6 +27,7 @@ _OURS = frozenset(
         "transactional.id",
     }
 )
+_SECRET = ("password", "secret", "pem", "token", "jaas", "sasl.oauthbearer.config")
 _CONSUMING = ("session.", "heartbeat.", "max.poll.", "partition.assignment.", "group.", "fetch.", "queued.")
 _CONSUMING_TOO = frozenset({"auto.offset.reset", "isolation.level", "check.crcs", "max.partition.fetch.bytes"})
 _PRODUCING = ("linger.", "batch.", "compression.", "queue.buffering.", "sticky.", "retries", "acks", "request.required")
@@ -49,12 +47,14 @@ class Client:
         self.servers = ",".join(each if ":" in each else f"{each}:{_PORT}" for each in hosts.split(","))
         self._settings = settings
         self.denied = ""  # why the cluster does not let us in
+        self.down = ""  # why it is not to be reached
         self._common: dict[str, Any] = {
             "bootstrap.servers": self.servers,
             "log.connection.close": False,
             "log_level": 4,
         }
         self._common |= _credentials(parts.netloc.rpartition("@")[0])
+        self._reports = Reports(_secrets(self._common | settings.client))
 
     def __repr__(self) -> str:
         return f"Client({self.servers})"
@@ -85,8 +85,11 @@ class Client:
         return self._made(AdminClient, self._picked(()), {"error_cb": self._failed}, {})
 
     def _failed(self, error: KafkaError) -> None:
+        server, cause = told_of(self._reports.scrubbed(error.str()))
         if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
-            self.denied = error.str()
+            self.denied = cause
+        elif error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
+            self.down = cause if server in self.servers else f"{server}: {cause}"
 
     def _picked(self, prefixes: tuple[str, ...], names: frozenset[str] = frozenset()) -> dict[str, Any]:
         """The user's settings but for those of another kind of client, about which librdkafka would complain."""
@@ -100,11 +103,24 @@ class Client:
 
     def _made(self, kind: Any, picked: Mapping[str, Any], conf: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
         try:
-            return kind(self._common | dict(conf) | dict(more) | dict(picked), logger=log)
+            return kind(self._common | dict(conf) | dict(more) | dict(picked), logger=self._reports)
         except KafkaException as error:
-            raise BadSetting(f"Kafka at {self.servers}: {error.args[0].str()}") from error
+            raise BadSetting(
+                f"Kafka at {self.servers}: {_said(self._reports.scrubbed(error.args[0].str()))}"
+            ) from error
         except (TypeError, ValueError) as error:
-            raise BadSetting(f"Kafka at {self.servers}: {error}") from error
+            raise BadSetting(f"Kafka at {self.servers}: {self._reports.scrubbed(str(error))}") from error
+
+
+def _secrets(conf: Mapping[str, Any]) -> list[str]:
+    return [str(value) for name, value in conf.items() if any(word in name for word in _SECRET)]
+
+
+def _said(text: str) -> str:
+    """What librdkafka says of a setting, and how to mend it."""
+    if "No such configuration property" not in text:
+        return text
+    return f"{text}; names with a dot are librdkafka's own settings, all of them in its CONFIGURATION.md"
 
 
 def _credentials(userinfo: str) -> dict[str, str]:
@@ -114,8 +130,8 @@ def _credentials(userinfo: str) -> dict[str, str]:
     return {"sasl.username": unquote(user), "sasl.password": unquote(password)}
 
 
-def explained(error: KafkaError | KafkaException, doing: str) -> BrokerError:
+def explained(error: KafkaError | KafkaException | TimeoutError, doing: str) -> BrokerError:
     """The error with what was being done."""
     cause = error.args[0] if isinstance(error, KafkaException) else error
-    text = cause.str() if isinstance(cause, KafkaError) else str(cause)
+    text = cause.str() if isinstance(cause, KafkaError) else str(cause) or "no answer in time"
     return BrokerError(f"Kafka: {doing}: {text}")

@@ -35,7 +35,7 @@ class Groups:
             return []
         places = [TopicPartition(topic, index) for index in range(described.partitions)]
         try:
-            listing = admin.list_consumer_groups(request_timeout=REQUEST_S).result(REQUEST_S)
+            listing = self._catalogue.answer(admin.list_consumer_groups(request_timeout=REQUEST_S), "listing groups")
         except KafkaException as error:
             raise explained(error, "listing groups") from error
         found = []
@@ -56,9 +56,8 @@ class Groups:
             raise BrokerError(f"group {group} of topic {topic} is in use by {', '.join(members)}; stop them first")
         try:
             if len(here) == len(progress):
-                self._catalogue.admin.delete_consumer_groups([group], request_timeout=REQUEST_S)[group].result(
-                    REQUEST_S
-                )
+                futures = self._catalogue.admin.delete_consumer_groups([group], request_timeout=REQUEST_S)
+                self._catalogue.answer(futures[group], f"forgetting group {group}")
             else:  # the client cannot delete the commits of one topic
                 self._forget(group, here)
         except KafkaException as error:
@@ -96,7 +95,7 @@ class Groups:
     def _members(self, group: str, topic: str | None) -> Sequence[str]:
         futures = self._catalogue.admin.describe_consumer_groups([group], request_timeout=REQUEST_S)
         try:
-            described: Any = futures[group].result(REQUEST_S)
+            described: Any = self._catalogue.answer(futures[group], f"describing group {group}")
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 return []

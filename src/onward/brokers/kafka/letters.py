@@ -15,7 +15,7 @@ from confluent_kafka.admin import OffsetSpec
 from onward import clock
 from onward.brokers.base import AsideRecord
 from onward.brokers.kafka.bodies import Bodies
-from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.client import Client, explained
 from onward.brokers.kafka.origins import offsets
 from onward.brokers.kafka.table import Entry, Room, Row, Table
 from onward.brokers.kafka.topics import Catalogue
@@ -73,8 +73,7 @@ class Letters:
         self._ready: dict[str, int] = {}  # how many partitions each aside has
 
     def topics(self) -> list[str]:
-        found = self._catalogue.admin.list_topics(timeout=_CATCH_UP_S).topics
-        return topics_of(self._group, list(found))
+        return topics_of(self._group, self._catalogue.names())
 
     def prepare(self, topic: str, index: int = 0) -> bool:
         """See that the aside of a topic has this partition, where that is allowed; False where it has not."""
@@ -144,6 +143,9 @@ class Letters:
 
     def records(self, partition: Partition, rows: Sequence[Row]) -> list[AsideRecord]:
         """The records of these rows, but for those that are gone meanwhile."""
+        kept = [row.body for row in rows if row.body is not None]
+        if len(kept) == len(rows):
+            return [row.record(body) for row, body in zip(rows, kept, strict=True)]
         found = self._read(partition, rows)
         return [found[row.id] for row in rows if row.id in found]
 
@@ -246,8 +248,8 @@ class Letters:
                 if clock.now() > end_at:
                     raise BrokerError(f"Kafka: the aside of {behind} could not be read to its end")
                 self._take(0.1)
-        except KafkaException as error:
-            raise BrokerError(f"Kafka: the aside of {self._group}: {error.args[0].str()}") from error
+        except (KafkaException, TimeoutError) as error:
+            raise explained(error, f"reading the aside of group {self._group}") from error
 
     def _behind(self, ends: Mapping[Partition, int]) -> list[Partition]:
         assert self._consumer is not None

@@ -19,7 +19,13 @@ _ASK_S = 2.0  # not much of a session: the member's thread waits for it
 
 _AGAIN_S = 0.05
 _SOON = frozenset(
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.FENCED_LEADER_EPOCH,  # a restarted leader, asked for by one that knows the former one
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
 )
 
 Found = tuple[Origin, str, str]  # with the log's id and the suffix of its marks
@@ -88,5 +94,7 @@ def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Part
             if error.args[0].code() not in _SOON or clock.now() > end:
                 raise
             time.sleep(_AGAIN_S)
+            for topic in {each.topic for each in partitions}:
+                admin.list_topics(topic, timeout=_ASK_S)  # or it would go on asking with what it knows for long
         else:
             return {Partition(place.topic, place.partition): offset for place, offset in found.items()}

@@ -21,7 +21,14 @@ DEFAULT_PARTITIONS = 8
 _FRESH_S = 30.0  # how long a remembered topic is not asked for again
 _OVERHEAD_BYTES = 65_536  # of headers and framing, beside what max_event_bytes counts
 _APPEAR_S = 0.05
+_FIRST_S = 3.0  # for a cluster that has never answered
+_LIST_S = 1.0
 _LEAST_RETENTION_S = 3_600.0  # Kafka forgets by age alone, also what nobody has handled
+
+
+_FORBIDDEN = frozenset(
+    {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION}
+)
 
 
 class Topic(NamedTuple):
@@ -35,6 +42,7 @@ class Catalogue:
         self._client = client
         self._admin = client.admin()
         self._settings = settings
+        self._answered = False
         self._declared: dict[str, int] = {}  # counts that this process declared itself
         self._known: dict[str, tuple[Topic, float]] = {}
 
@@ -76,23 +84,48 @@ class Catalogue:
         """The topic as the cluster has it now, None where there is none."""
         try:
             futures = self._admin.describe_topics(TopicCollection([name]), request_timeout=REQUEST_S)
-            found = self._answer(futures[name], f"asking for topic {name}")
+            found = self.answer(futures[name], f"asking for topic {name}")
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return None
             raise explained(error, f"asking for topic {name}") from error
         return Topic(name, str(found.topic_id), len(found.partitions))
 
-    def _answer(self, future: Any, doing: str) -> Any:
-        """The future's result, or at once the reason why the cluster does not let us in."""
-        end = clock.now() + REQUEST_S
+    def names(self) -> list[str]:
+        """Of all topics of the cluster."""
+        since = clock.now()
+        while True:
+            try:
+                return list(self._admin.list_topics(timeout=_LIST_S).topics)
+            except KafkaException as error:
+                self._be_patient(since, "listing topics")
+                if error.args[0].code() not in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
+                    raise explained(error, "listing topics") from error
+
+    def answer(self, future: Any, doing: str) -> Any:
+        """The future's result. BrokerError: there is none, and why."""
+        since = clock.now()
         while not future.done():
-            self._admin.poll(_APPEAR_S)
-            if self._client.denied:
-                raise BrokerError(f"Kafka at {self._client.servers}: {doing}: {self._client.denied}")
-            if clock.now() > end:
-                raise BrokerError(f"Kafka at {self._client.servers}: {doing}: no answer in {REQUEST_S:g} s")
-        return future.result()
+            self._be_patient(since, doing)
+        result = future.result()
+        self._answered, self._client.down = True, ""
+        return result
+
+    def _be_patient(self, since: float, doing: str) -> None:
+        """Wait a moment for an answer; BrokerError where it is of no use to wait longer.
+
+        A cluster that has never answered is the wrong one, or is not there; one that has may come back."""
+        self._admin.poll(_APPEAR_S)
+        waited_s = clock.now() - since
+        where = f"Kafka at {self._client.servers}"
+        if self._client.denied:
+            raise BrokerError(f"{where}: {doing}: {self._client.denied}; check the user, password and TLS settings")
+        if self._client.down and waited_s > (REQUEST_S if self._answered else _FIRST_S):
+            raise BrokerError(
+                f"{where} cannot be reached: {self._client.down} ({doing}); is it running, and are host and port right?"
+            )
+        if waited_s > REQUEST_S:
+            raise BrokerError(f"{where}: {doing}: no answer in {REQUEST_S:g} s; is it a Kafka server, and well?")
 
     def declare(self, specs: Sequence[TopicSpec], *, apply: bool) -> list[Change]:
         changes = []
@@ -120,18 +153,19 @@ class Catalogue:
             }
         new = NewTopic(name, partitions, settings.replication or -1, config=config)
         try:
-            self._admin.create_topics([new], request_timeout=REQUEST_S)[name].result(REQUEST_S)
+            self.answer(self._admin.create_topics([new], request_timeout=REQUEST_S)[name], f"creating topic {name}")
         except KafkaException as error:
+            if error.args[0].code() in _FORBIDDEN:
+                raise explained(error, _not_allowed(name)) from error
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise explained(error, f"creating topic {name}") from error
-        except TimeoutError as error:
-            raise BrokerError(f"Kafka: creating topic {name}: no answer in {REQUEST_S:g} s") from error
         return self._appeared(name)
 
     def grow(self, name: str, partitions: int) -> Topic:
         try:
             new = NewPartitions(name, partitions)
-            self._admin.create_partitions([new], request_timeout=REQUEST_S)[name].result(REQUEST_S)
+            future = self._admin.create_partitions([new], request_timeout=REQUEST_S)[name]
+            self.answer(future, f"adding partitions to topic {name}")
         except KafkaException as error:
             if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # somebody else has done it
                 raise explained(error, f"adding partitions to topic {name}") from error
@@ -143,7 +177,7 @@ class Catalogue:
     def delete(self, name: str) -> None:
         """Delete the topic; answers when nobody sees it any more."""
         try:
-            self._admin.delete_topics([name], request_timeout=REQUEST_S)[name].result(REQUEST_S)
+            self.answer(self._admin.delete_topics([name], request_timeout=REQUEST_S)[name], f"deleting topic {name}")
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise explained(error, f"deleting topic {name}") from error
@@ -178,6 +212,10 @@ class Catalogue:
         grown = topic.partitions > wanted and self._settings.on_partition_growth == "accept"
         if topic.partitions != wanted and not grown:
             raise PartitionsDiffer(_differ(topic, wanted))
+
+
+def _not_allowed(name: str) -> str:
+    return f"creating topic {name}, which is not there (let somebody who may do it create it, or allow this user to)"
 
 
 def _differ(topic: Topic, wanted: int) -> str:

@@ -1,0 +1,13 @@
+import os
+
+from onward import Onward
+
+app = Onward(
+    f"kafka://ann:{os.environ['KAFKA_PASSWORD']}@broker:9093?security.protocol=SASL_SSL&sasl.mechanism=SCRAM-SHA-256",
+    client={"ssl.ca.location": "/etc/ssl/ca.pem", "fetch.wait.max.ms": 50},
+)
+
+
+@app.handler("orders", group="billing")
+async def bill(order: dict[str, int]) -> None:
+    print("billed", order["id"], flush=True)

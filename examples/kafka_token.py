@@ -1,0 +1,12 @@
+import os
+import time
+
+from onward import Onward
+
+
+def token(config: str) -> tuple[str, float]:
+    """Called by the client when it needs a token, also when the last one is about to end: token and Unix time."""
+    return os.environ["KAFKA_TOKEN"], time.time() + 300
+
+
+app = Onward("kafka://broker:9093", client={"sasl.mechanism": "OAUTHBEARER", "oauth_cb": token})

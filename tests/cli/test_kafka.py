@@ -1,0 +1,176 @@
+"""The commands on Kafka, as a newcomer meets them: what is wrong is named in seconds, once, and without a traceback."""
+
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from tests.brokers.test_kafka_secure import SecureKafka, secured
+from tests.cli.shell import Running, Shell
+from tests.servers.kafka import KafkaServer
+from tests.servers.server import free_port
+
+__all__ = ["secured"]
+
+ALLOW, DENY, LITERAL = AclPermissionType.ALLOW, AclPermissionType.DENY, ResourcePatternType.LITERAL
+SHOP = """
+from onward import Onward
+
+app = Onward("{url}", lease_s=1.0, takeover_grace_s=0.1, {settings})
+
+
+@app.handler("orders", group="billing")
+async def bill(order: dict) -> None:
+    print("billed", order["id"], flush=True)
+"""
+RAW = r"^%\d\||rdkafka#"
+NOBODY = "kafka://127.0.0.1:{port}"
+COMMANDS = [
+    "publish orders 1 --url {url}",
+    "tail orders --url {url}",
+    "dead list --group billing --url {url}",
+    "dead list --topic orders --url {url}",
+    "demo --check --url {url}",
+    "run shop:app",
+]
+
+
+@pytest.fixture
+def shop(kafka_server: KafkaServer, shell: Shell) -> Iterator[Shell]:
+    shell.write("shop.py", SHOP.format(url=kafka_server.url, settings=""))
+    yield shell
+    shell.close()
+    kafka_server.heal()
+    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap, "log_level": 0})
+    names = [name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")]
+    for future in admin.delete_topics(names).values() if names else ():
+        future.result(30)
+
+
+def is_clean(err: str) -> bool:
+    """No traceback, no line that librdkafka wrote by itself."""
+    return "Traceback" not in err and not re.search(RAW, err, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_server_that_is_not_there_is_named_once_and_soon(shell: Shell, command: str) -> None:
+    url = NOBODY.format(port=free_port())
+    shell.write("shop.py", SHOP.format(url=url, settings=""))
+    done = shell.run(*command.format(url=url).split())
+    assert done.returncode == 3, done.stderr
+    pattern = r"error: Kafka at \S+ cannot be reached: Connection refused \(\w+ing .*\); is it running"
+    assert re.search(pattern, done.stderr), done.stderr
+    assert done.stderr.count("Connection refused") == 2, done.stderr
+    assert is_clean(done.stderr), done.stderr
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_the_middle_is_told_once_and_waited_for(kafka_server: KafkaServer, shop: Shell) -> None:
+    running = shop.start("run", "shop:app")
+    assert shop.run("publish", "orders", '{"id": 1}', "--url", kafka_server.url).returncode == 0
+    running.saw("billed 1")
+    kafka_server.kill()
+    running.saw(f"Kafka at {kafka_server.bootstrap}: Connection refused; trying again")
+    kafka_server.start()
+    assert shop.run("publish", "orders", '{"id": 2}', "--url", kafka_server.url).returncode == 0
+    running.saw("billed 2")
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
+    assert running.err.count("Connection refused; trying again") == 1, running.err
+    assert "Leader epoch" not in running.err, "the restarted leader was asked for by one that knew the former one"
+    assert not re.search(RAW, running.err, re.MULTILINE), running.err
+
+
+def test_ctrl_c_while_the_server_is_not_there_ends_it(shell: Shell) -> None:
+    shell.write("shop.py", SHOP.format(url=NOBODY.format(port=free_port()), settings=""))
+    running = shell.start("run", "shop:app")
+    running.saw("Connection refused")
+    running.send(signal.SIGINT)
+    assert running.ended() == 3
+    assert is_clean(running.err), running.err
+
+
+def said_at_start(shop: Shell, url: str, settings: str) -> tuple[int, str]:
+    shop.write("shop.py", SHOP.format(url=url, settings=settings))
+    running: Running = shop.start("run", "shop:app")
+    code = running.ended()
+    assert is_clean(running.err), running.err
+    return code, running.err
+
+
+def test_other_partitions_than_the_topic_has_are_named(kafka_server: KafkaServer, shop: Shell) -> None:
+    assert shop.run("publish", "orders", "1", "--url", kafka_server.url).returncode == 0
+    code, err = said_at_start(shop, kafka_server.url, "partitions=5")
+    assert code == 2
+    assert "topic orders has 8 partitions, this process says 5" in err
+    assert "Set partitions=8" in err
+
+
+def test_a_topic_that_may_not_be_made_is_named(kafka_server: KafkaServer, shop: Shell) -> None:
+    code, err = said_at_start(shop, kafka_server.url, "auto_declare=False")
+    assert code == 3
+    assert "topic orders does not exist and auto_declare is off" in err
+
+
+def test_a_misspelt_setting_of_the_client_is_named(shop: Shell) -> None:
+    code, err = said_at_start(shop, "kafka://127.0.0.1:1?lingre.ms=5", "")
+    assert code == 2
+    assert 'No such configuration property: "lingre.ms"' in err
+
+
+@pytest.mark.slow
+def test_a_wrong_password_is_named_at_once_and_not_printed(secured: SecureKafka, shop: Shell) -> None:
+    how = f"security.protocol=SASL_SSL&sasl.mechanism=PLAIN&ssl.ca.location={secured.authority}"
+    url = secured.secure.replace("//", "//ann:wr0ng-pass@") + "?" + how
+    for command in ("publish orders 1", "tail orders", "dead list --group billing"):
+        done = shop.run(*command.split(), "--url", url)
+        assert done.returncode == 3, done.stderr
+        assert "uthentication" in done.stderr
+        assert "check the user, password" in done.stderr
+        assert "wr0ng" not in done.stdout + done.stderr
+        assert is_clean(done.stderr), done.stderr
+
+
+class Guarded(KafkaServer):
+    """Nobody may create the topic `orders`."""
+
+    def properties(self) -> str:
+        return super().properties() + (
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+            "allow.everyone.if.no.acl.found=true\n"
+        )
+
+    def forbid(self) -> None:
+        anybody = ("User:*", "*")
+        rules = [
+            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *anybody, AclOperation.ALL, ALLOW),
+            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *anybody, AclOperation.CREATE, DENY),
+            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *anybody, AclOperation.ALL, ALLOW),
+            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *anybody, AclOperation.CREATE, DENY),
+        ]
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        for future in admin.create_acls(rules).values():
+            future.result(30)
+
+
+@pytest.mark.slow
+def test_who_may_not_create_a_topic_is_told_so(kafka_server: KafkaServer, shop: Shell) -> None:
+    server = Guarded()
+    try:
+        server.start()
+        server.forbid()
+        code, err = said_at_start(shop, server.url, "")
+    finally:
+        server.close()
+    assert code == 3
+    assert "creating topic orders" in err
+    assert "allow this user" in err
