@@ -211,6 +211,31 @@ def test_a_record_of_an_older_release_is_read(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_damaged_record_is_named_and_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with Scene(tmp_path / "shop.db") as scene:
+            records = [scene.record(n, State.WAITING) for n in range(4)]
+            await scene.subscription.settle([scene.progress(4)], aside=records)
+            ids = [record.id for record in records]
+            with closing(sqlite3.connect(scene.path)) as db, db:
+                db.execute("UPDATE onward_aside SET data = x'c1' WHERE position IN (0, 1)")
+                db.execute("UPDATE onward_aside SET data = x'80' WHERE position = 2")
+            aside, place = scene.broker.aside("billing"), scene.assigned.partition
+            for _ in range(2):
+                assert await aside.load(place, after=None, limit=1, max_bytes=1 << 20) == [records[3]]
+                assert (await aside.scan(Filter(), None, 10)).records == [records[3]]
+            assert await aside.move(ids, expect=State.WAITING, to=State.HELD, due=None) == 1
+            told = [record.getMessage() for record in caplog.records]
+            assert [text.split(" is damaged")[0] for text in told] == [f"record {name}" for name in ids[:3]]
+            assert await aside.remove(ids[:1], expect=State.WAITING) == 1
+            assert not await scene.subscription.settle([], gone=[ids[1]])
+            with closing(sqlite3.connect(scene.path)) as db, db:
+                db.execute(told[2].rpartition(": ")[2])  # the cure that it names
+                assert db.execute("SELECT id FROM onward_aside").fetchall() == [(ids[3],)]
+
+    asyncio.run(scenario())
+
+
 def counted(path: Path) -> tuple[int, int]:
     """What the topic says is set aside and unfinished, and what is."""
     with closing(sqlite3.connect(path)) as db:
