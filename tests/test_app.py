@@ -736,7 +736,7 @@ async def handle(event: Event) -> None:
         tried.add(event.id)
         print("failed", flush=True)
         raise ValueError("first")
-    print("start", event.key, event.value.decode(), flush=True)
+    print("start", event.key, time.monotonic(), flush=True)
     if event.key != "retry":
         time.sleep(0.05)
 asyncio.run(app.run())
@@ -763,7 +763,7 @@ def test_a_retry_that_fell_due_while_ownership_was_unsure_is_not_forgotten(tmp_p
         time.sleep(2.5)
         os.kill(program.pid, signal.SIGCONT)
         assert program.stdout is not None
-        assert program.stdout.readline() == "start retry 1\n"
+        assert program.stdout.readline().startswith("start retry ")
         program.kill()
 
 
@@ -771,6 +771,7 @@ def test_a_retry_that_fell_due_while_ownership_was_unsure_is_not_forgotten(tmp_p
 def test_what_waits_in_an_engine_does_not_start_after_its_partition_was_lost(tmp_path: Path) -> None:
     with _asleep(tmp_path, [(f"k{n}", b"0") for n in range(100)], "start") as program:
         os.kill(program.pid, signal.SIGSTOP)
+        stopped = time.monotonic()
         app = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=1.0, takeover_grace_s=0.1, partitions=4)
         seen: set[str | None] = set()
 
@@ -783,8 +784,9 @@ def test_what_waits_in_an_engine_does_not_start_after_its_partition_was_lost(tmp
         time.sleep(1.0)
         program.kill()
         out, _ = program.communicate(timeout=10)
-        late = [line for line in out.splitlines() if line.startswith("start")]
-        assert len(late) <= 3, f"started after it was lost: {late[:5]} and more"
+        starts = [line.split() for line in out.splitlines() if line.startswith("start")]
+        late = [key for _, key, at in starts if float(at) > stopped]
+        assert len(late) <= 1, f"started after it was lost: {late}"  # one may have been on its way
 
 
 def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:

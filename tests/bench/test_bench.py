@@ -98,5 +98,6 @@ def test_quick_mode_measures_and_writes_what_it_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute and a half on two cores that have nothing else to do
 def test_quick_mode_runs_whole(tmp_path: Path) -> None:
     assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import confluent_kafka
 
-OFFSET_COMMIT = 8  # the number of that request in Kafka's protocol
+OFFSET_COMMIT, OFFSET_FETCH = 8, 9  # the numbers of those requests in Kafka's protocol
 _PRODUCER = 0
 
 

@@ -6,15 +6,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, TopicPartition
 
 from onward import settings
 from onward.brokers import open_broker
 from onward.brokers.base import Fenced, Progress
+from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.groups import Groups
 from onward.brokers.kafka.topics import Catalogue, Topic
 from onward.errors import BrokerError
 from onward.testing.harness import Member, event
-from tests.brokers.kafka_mock import OFFSET_COMMIT, MockCluster, mock_cluster
+from tests.brokers.kafka_mock import OFFSET_COMMIT, OFFSET_FETCH, MockCluster, mock_cluster
 
 pytestmark = pytest.mark.slow  # real processes, seconds each
 
@@ -106,3 +108,18 @@ def test_trap_9_a_coordinator_that_never_answers_ends_at_our_deadline(cluster: M
         assert time.monotonic() - started < 5
 
     play(cluster, scene, publish_timeout_s=1.0)
+
+
+@pytest.mark.parametrize("code", [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS])
+def test_progress_is_read_though_the_coordinator_moves(cluster: MockCluster, code: int) -> None:
+    """The admin client's own request for it ends the process when it meets this answer."""
+
+    async def scene(member: Member) -> None:
+        await member.settle()
+        client = Client(cluster.url, settings.load(cluster.url))
+        groups = Groups(client, Catalogue(client, settings.load(cluster.url)))
+        cluster.fail(OFFSET_FETCH, code)
+        found = await asyncio.to_thread(groups.progress, "billing", [TopicPartition(TOPIC, 0)])
+        assert [place.offset for place in found] == [10]
+
+    play(cluster, scene)

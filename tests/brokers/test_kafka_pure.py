@@ -19,7 +19,7 @@ from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.letters import topic_name, topics_of
 from onward.brokers.kafka.marks import Committed, Limit, Log
 from onward.brokers.kafka.message import received
-from onward.brokers.kafka.table import FENCE, MOVE, Entry, Request, Table
+from onward.brokers.kafka.table import FENCE, MOVE, Entry, Request, Room, Table
 from onward.errors import BadSetting, MissingExtra
 from onward.event import Delivery, Event, Partition
 
@@ -110,24 +110,27 @@ def asked(name: str, ids: list[str], expect: State, to: State | None) -> Entry:
 
 
 def folded(*entries: Entry) -> Table:
-    table = Table()
+    table = Table(Room(1 << 20))
     for entry in entries:
         table.apply(entry)
     return table
 
 
+def records(table: Table) -> dict[str, AsideRecord]:
+    return {name: row.record(row.body or b"") for name, row in table.rows.items()}
+
+
 def test_what_a_former_owner_writes_is_void_and_written_over() -> None:
     one, two = record(1), record(2)
     table = folded(Entry(FENCE, b"", 1), written(one, 1), Entry(FENCE, b"", 2), written(two, 1), Entry(one.id, None, 1))
-    assert table.records == {one.id: one}
+    assert records(table) == {one.id: one}
     assert list(table.spoilt) == [two.id, one.id]
-    repairs = [table.restored(key, 2) for key in table.spoilt]
-    assert [(entry.key, entry.value is None) for entry in repairs] == [(two.id, True), (one.id, False)]
+    repairs = [Entry(two.id, None, 2), written(one, 2)]
     for entry in repairs:
         table.apply(entry)
     assert not table.spoilt
     compacted = folded(Entry(FENCE, b"", 2), *repairs)
-    assert compacted.records == table.records
+    assert compacted.rows == table.rows
 
 
 def test_a_request_takes_effect_once_at_its_place_in_the_log() -> None:
@@ -135,8 +138,8 @@ def test_a_request_takes_effect_once_at_its_place_in_the_log() -> None:
     moves = [asked(name, [one.id, "nobody"], State.DEAD, State.WAITING) for name in ("a", "b")]
     table = folded(Entry(FENCE, b"", 1), written(one, 1), *moves)
     assert table.outcomes == {MOVE + "a": 1, MOVE + "b": 0}
-    assert (table.records[one.id].state, table.records[one.id].due) == (State.WAITING, 9.0)
-    assert table.records[one.id].tries == Tries()
+    moved = msgspec.structs.replace(one, state=State.WAITING, due=9.0, tries=Tries())
+    assert records(table) == {one.id: moved}
     assert [list(news.ids) for news in table.news] == [[one.id]]
     assert table.spent() == [MOVE + "b"]
     table.apply(written(record(1, State.HELD), 1))  # the owner has written it anew
@@ -147,19 +150,48 @@ def test_compaction_changes_nothing_of_the_outcome() -> None:
     one = record(1)
     again = written(record(1), 1)
     log = [written(one, 1), asked("a", [one.id], State.DEAD, State.WAITING), again]
-    assert folded(*log).records == folded(*log[1:]).records == {one.id: record(1)}
+    assert records(folded(*log)) == records(folded(*log[1:])) == {one.id: record(1)}
 
 
 def test_records_come_by_position_whatever_was_written_and_removed() -> None:
-    table, alive = Table(), set[int]()
+    table, alive = Table(Room(100)), set[int]()
     rng = random.Random(3)
     for _ in range(3_000):
         n = rng.randrange(300)
         table.apply(written(record(n), 1) if rng.random() < 0.5 else Entry(record(n).id, None, 1))
-        alive = {each.position for each in table.records.values()}
+        alive = {each.position for each in table.rows.values()}
         least = rng.randrange(-1, 300)
         assert [each.position for each in table.above(least)] == sorted(each for each in alive if each > least)
     assert alive
+
+
+def test_bodies_are_kept_while_there_is_room_and_the_dead_take_half_of_it() -> None:
+    one, room = written(record(1), 1), Room(0)
+    room.most = 10 * len(one.value or b"") + 5
+    table = Table(room)
+    for n in range(8):
+        table.apply(written(record(n), 1))
+    assert [row.position for row in table.above(-1) if row.body is not None] == [0, 1, 2, 3, 4]
+    for n in range(20, 30):
+        table.apply(written(record(n, State.HELD), 1))
+    kept = [row for row in table.above(-1) if row.body is not None]
+    assert room.taken == sum(len(row.body or b"") for row in kept) <= room.most
+    assert {row.state for row in kept} == {State.DEAD, State.HELD}
+    table.apply(written(record(20, State.HELD), 1))  # again: it counts once
+    table.apply(Entry(record(0).id, None, 1))
+    table.apply(asked("a", [record(1).id], State.DEAD, None))
+    assert room.taken == sum(row.size for row in table.rows.values() if row.body is not None)
+    table.clear()
+    assert room.taken == 0
+
+
+def test_what_is_no_record_changes_nothing_and_is_written_over_where_it_hides_one() -> None:
+    table = folded(Entry(FENCE, b"", 1), written(record(1), 1))
+    for key in (record(1).id, "foreign", MOVE + "foreign"):
+        with pytest.raises(msgspec.MsgspecError):
+            table.apply(Entry(key, b"\xff\x00 foreign", 1))
+    assert records(table) == {record(1).id: record(1)}
+    assert list(table.spoilt) == [record(1).id]
 
 
 def test_the_asides_of_a_group_are_told_apart_by_name() -> None:

@@ -1,18 +1,22 @@
-"""Apache Kafka: one KRaft node, broker and controller in one small JVM."""
+"""Apache Kafka: KRaft nodes, broker and controller in one small JVM each; one alone, or three as a cluster."""
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.servers.needs import JARS, JAVA
 from tests.servers.proxy import Proxy
-from tests.servers.server import PROBE_S, Server, free_port
+from tests.servers.server import PROBE_S, READY_S, Server, free_port
 
 CLUSTER_ID = "b253YXJkLXRlc3RzLTAwMQ"  # any 16 bytes, in url-safe base64
-SMALL_JVM = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+SMALL_JVM = ("-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 PROPERTIES = """\
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@{host}:{controller_port}
+node.id={number}
+controller.quorum.voters={voters}
 listeners=PLAINTEXT://{host}:{port},PROXIED://{host}:{proxied_port},CONTROLLER://{host}:{controller_port}
 advertised.listeners=PLAINTEXT://{host}:{port},PROXIED://{host}:{proxy_port}
 controller.listener.names=CONTROLLER
@@ -23,26 +27,33 @@ log.dirs={folder}/data
 broker.session.timeout.ms=2000
 broker.heartbeat.interval.ms=250
 group.initial.rebalance.delay.ms=0
+# Compaction is seen at once.
+log.cleaner.backoff.ms=200
 # Leases of a second, as the suites have them.
 group.min.session.timeout.ms=500
 group.consumer.min.heartbeat.interval.ms=500
 group.consumer.heartbeat.interval.ms=500
-offsets.topic.replication.factor=1
+offsets.topic.replication.factor={copies}
 offsets.topic.num.partitions=5
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+transaction.state.log.replication.factor={copies}
+transaction.state.log.min.isr={least_copies}
 transaction.state.log.num.partitions=5
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.replication.factor={copies}
+share.coordinator.state.topic.min.isr={least_copies}
+default.replication.factor={copies}
+min.insync.replicas={least_copies}
 """
 
 
 class KafkaServer(Server):
     name = "Kafka"
     address = "kafka://127.0.0.1:{port}"
+    heap = "-Xmx384m"
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 1) -> None:
         super().__init__()
+        self.number = number
+        self.peers: list[KafkaServer] = [self]  # the nodes of its cluster, with itself
         self._controller_port, self._proxied_port, self._proxy_port = free_port(), free_port(), free_port()
 
     @property
@@ -51,7 +62,12 @@ class KafkaServer(Server):
         return f"{self.host}:{self.port}"
 
     def properties(self) -> str:
+        copies = len(self.peers)
         return PROPERTIES.format(
+            number=self.number,
+            voters=",".join(f"{peer.number}@{peer.host}:{peer._controller_port}" for peer in self.peers),
+            copies=copies,
+            least_copies=copies // 2 + 1,
             host=self.host,
             port=self.port,
             proxied_port=self._proxied_port,
@@ -84,4 +100,76 @@ class KafkaServer(Server):
 
     def _java(self, *arguments: str) -> list[str]:
         where = [f"-Djava.io.tmpdir={self.folder}", "-Dlog4j2.level=WARN", "-cp", f"{JARS.path}/*"]
-        return [str(JAVA.path), *SMALL_JVM, *where, *arguments]
+        return [str(JAVA.path), self.heap, *SMALL_JVM, *where, *arguments]
+
+
+class KafkaNode(KafkaServer):
+    """One of three: they fit side by side into a small machine."""
+
+    heap = "-Xmx256m"
+
+
+class KafkaCluster:
+    """Three nodes that hold a copy each of everything, and take what two of them have written."""
+
+    def __init__(self) -> None:
+        self.nodes: list[KafkaServer] = [KafkaNode(number) for number in (1, 2, 3)]
+        for node in self.nodes:
+            node.peers = self.nodes
+        self.bootstrap = ",".join(node.bootstrap for node in self.nodes)
+        self.url = f"kafka://{self.bootstrap}"
+
+    def start(self) -> None:
+        """Together, for one alone has no majority to answer with."""
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(KafkaServer.start, self.nodes))
+
+    def node(self, number: int) -> KafkaServer:
+        return self.nodes[number - 1]
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+
+class KafkaView:
+    """What a cluster says of a topic and a group."""
+
+    def __init__(self, bootstrap: str, topic: str, group: str) -> None:
+        self._conf = {"bootstrap.servers": bootstrap, "log_level": 0}
+        self._admin = AdminClient(self._conf)
+        self._consumer = Consumer(self._conf | {"group.id": group, "enable.auto.commit": False})
+        self._topic = topic
+        self._group = group
+
+    def coordinator(self) -> int:
+        """The node that keeps the group's members and progress. Ask while all live: librdkafka ends the process when
+        an admin's request to a coordinator is cut off (confluentinc/librdkafka#4605)."""
+        admin = AdminClient(self._conf)  # one that has no connection to a former coordinator
+        futures = admin.describe_consumer_groups([self._group], request_timeout=READY_S)
+        return int(futures[self._group].result(READY_S).coordinator.id)
+
+    def committed(self) -> int:
+        """The sum of the group's offsets; 0 while nobody can say."""
+        try:
+            places = [TopicPartition(self._topic, index) for index in range(len(self._partitions()))]
+            return sum(max(0, place.offset) for place in self._consumer.committed(places, PROBE_S))
+        except (KafkaException, TimeoutError):
+            return 0
+
+    def leaders(self) -> set[int]:
+        return {int(each.leader.id) for each in self._partitions()}
+
+    def is_whole(self, copies: int) -> bool:
+        """Every partition has so many copies that are up to date; False while nobody can say."""
+        try:
+            return all(len(each.isr) == copies for each in self._partitions())
+        except (KafkaException, TimeoutError):
+            return False
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _partitions(self) -> list[Any]:
+        futures = self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=PROBE_S)
+        return list(futures[self._topic].result(2 * PROBE_S).partitions)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onward.cli import policy
+from onward.errors import BrokerError, OnwardError
 
 if TYPE_CHECKING:
     from onward.demo.check import Reader
@@ -46,6 +47,9 @@ def demo(
     except (KeyboardInterrupt, asyncio.CancelledError):
         typer.echo("interrupted", err=True)
         raise typer.Exit(policy.INTERRUPTED) from None
+    except BrokerError:
+        ok = url is None  # it would not remove anything now, either
+        raise
     finally:
         _tidy(folder, keep or not ok)
     if not ok:
@@ -86,10 +90,18 @@ def _live(folder: Path, burst: int | None, workers: int, port: int) -> bool:
 
 
 def _tidy(folder: Path, keep: bool) -> None:
+    from onward.demo import sweep
+
     if keep:
-        typer.echo(f"the data is in {folder}", err=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+        where = sweep.place(folder)
+        typer.echo(f"the data is in {folder}{f' and in {where}' if where else ''}", err=True)
+        return
+    try:
+        asyncio.run(sweep.sweep(folder))
+    except (OnwardError, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted"
+        typer.echo(f"{sweep.place(folder)} may still be there, and can be deleted: {why}", err=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -6,5 +6,6 @@ fleet.py      starts the workers, replaces those that die, ends them all
 effects.py    what the workers did, in a table of its own
 judge.py      the balance, from the orders and the effects alone
 check.py      `onward demo --check`: so many orders, one worker killed, a verdict
+sweep.py      removes what a run made on a broker that is not its own file
 live.py       `onward demo`: the same, without end, on a page (view.py, page.py, static/)
 """

@@ -16,7 +16,7 @@ from onward import Onward
 from onward.demo import effects
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Effect, Judge
-from onward.demo.shop import Shop, Work, dead_letters, open_app, topic_of
+from onward.demo.shop import Shop, Work, dead_letters, open_app
 
 KEYS = 1_000
 STALL_S = 30.0  # nothing accepted and nothing handled for so long: the run has failed
@@ -79,7 +79,7 @@ class Check:
             )
             with contextlib.closing(Shop(self._folder, app)) as shop:
                 why = await self._flow(app, shop)
-            dead = await dead_letters(app, topic_of(self._folder))
+            dead = await dead_letters(app, self._folder)
         balance, reasons = judged(self._folder, dead)
         if why:
             reasons.insert(0, why)
@@ -108,7 +108,7 @@ class Check:
                 news = judge.read()
                 self._kill_half_way(judge.balance(), news.effects, fleet)
                 fleet.tend()
-                if news.published or news.effects or judge.bury(await dead_letters(app, topic_of(self._folder))):
+                if news.published or news.effects or judge.bury(await dead_letters(app, self._folder)):
                     moved = time.monotonic()
                 if time.monotonic() - moved > STALL_S:
                     return f"nothing moved for {STALL_S:.0f} s"

@@ -18,7 +18,7 @@ from onward.demo.check import KEYS
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Judge, News
 from onward.demo.page import Page, Server
-from onward.demo.shop import ATTEMPTS, GROUP, LEASE_S, PARTITIONS, Shop, Work, dead_letters, lane_of, open_app, topic_of
+from onward.demo.shop import ATTEMPTS, LEASE_S, PARTITIONS, Shop, Work, dead_letters, group_of, lane_of, open_app
 from onward.demo.view import TICK_S, Lanes, View
 from onward.errors import BrokerError
 
@@ -73,7 +73,7 @@ class Live:
         # `run` tells an open page that another demo has taken this one's place.
         facts = {"run": f"{os.getpid()}-{time.time():.0f}", "burst": burst, "attempts": ATTEMPTS, "lease_s": LEASE_S}
         self._view = View(Lanes(PARTITIONS, lane_of), facts)
-        self._topic = topic_of(folder)
+        self._folder = folder
         self._fleet = Fleet(folder, workers, LIVE, self._view.log.add)
         self._judge = Judge(folder)
         self._app = app
@@ -103,7 +103,7 @@ class Live:
         finally:
             self._fleet.end_now()
         self._judge.read()
-        self._judge.bury(await dead_letters(self._app, self._topic))
+        self._judge.bury(await dead_letters(self._app, self._folder))
         self.balance = self._judge.balance()
         self._judge.close()
 
@@ -117,7 +117,7 @@ class Live:
         if self._poison or self._judge.overtaken or time.monotonic() >= self._look_for_dead_at:
             self._look_for_dead_at = time.monotonic() + _LOOK_FOR_DEAD_S
             try:
-                self._bury(await dead_letters(self._app, self._topic))
+                self._bury(await dead_letters(self._app, self._folder))
             except BrokerError as error:
                 self._view.log.add("bad", f"the dead letters cannot be read just now: {error}")
         self.balance = self._judge.balance()
@@ -204,7 +204,9 @@ class Live:
 
     async def _replaying(self, numbers: Sequence[int]) -> None:
         letters = {number: self._letters[number] for number in numbers if number in self._letters}
-        answer = await self._app.dead.replay(group=GROUP, ids=[letter.id for letter in letters.values()])
+        answer = await self._app.dead.replay(
+            group=group_of(self._folder), ids=[letter.id for letter in letters.values()]
+        )
         self._letters = {number: letter for number, letter in self._letters.items() if number not in letters}
         self._replayed |= letters.keys()
         for letter in letters.values():

@@ -76,6 +76,11 @@ def topic_of(folder: Path) -> str:
     return f"{TOPIC}-{folder.name}" if (folder / URL_FILE).exists() else TOPIC
 
 
+def group_of(folder: Path) -> str:
+    """The same of the group: another one of that name may be somebody's own."""
+    return f"{GROUP}-{folder.name}" if (folder / URL_FILE).exists() else GROUP
+
+
 def open_app(folder: Path) -> Onward:
     other = folder / URL_FILE
     return Onward(
@@ -88,11 +93,12 @@ def open_app(folder: Path) -> Onward:
     )
 
 
-def billing(app: Onward, topic: str, effects: Effects, work: Work) -> None:
+def billing(app: Onward, folder: Path, effects: Effects, work: Work) -> None:
     """Declare the handler that bills orders and writes down that it did."""
     retry = Retry(attempts=ATTEMPTS, first_delay_s=0.3)
+    topic, group = topic_of(folder), group_of(folder)
 
-    @app.handler(topic, group=GROUP, ordering=work.ordering, concurrency=work.concurrency, timeout_s=30, retry=retry)
+    @app.handler(topic, group=group, ordering=work.ordering, concurrency=work.concurrency, timeout_s=30, retry=retry)
     async def bill(order: OrderPlaced) -> None:
         await asyncio.sleep(random.random() * work.longest_s)
         subject = Subject(order.number, order.customer, order.n, order.placed)
@@ -159,12 +165,12 @@ class Shop:
             self._db.executemany("INSERT INTO orders VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
-async def dead_letters(app: Onward, topic: str) -> Mapping[int, AsideRecord]:
+async def dead_letters(app: Onward, folder: Path) -> Mapping[int, AsideRecord]:
     """The orders that billing gave up, by number."""
     found: dict[int, AsideRecord] = {}
     after: str | None = None
     while True:
-        page = await app.dead.list(group=GROUP, topic=topic, after=after, limit=1000)
+        page = await app.dead.list(group=group_of(folder), topic=topic_of(folder), after=after, limit=1000)
         found.update((number_of(letter.event), letter) for letter in page.letters)
         if page.after is None:
             return found

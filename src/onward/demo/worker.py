@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from onward.demo.effects import Effects
-from onward.demo.shop import Work, billing, open_app, topic_of
+from onward.demo.shop import Work, billing, open_app
 
 _PR_SET_PDEATHSIG = 1
 
@@ -21,7 +21,7 @@ def main(folder: str, slot: str, work: str) -> None:
     die_with_parent()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     app = open_app(Path(folder))
-    billing(app, topic_of(Path(folder)), Effects(Path(folder), int(slot)), msgspec.json.decode(work, type=Work))
+    billing(app, Path(folder), Effects(Path(folder), int(slot)), msgspec.json.decode(work, type=Work))
     asyncio.run(app.run())
 
 

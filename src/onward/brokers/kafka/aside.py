@@ -2,17 +2,23 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from uuid import uuid4
 
 import msgspec
 
 from onward.brokers.base import AsideRecord, Filter, Page, State
 from onward.brokers.kafka.letters import Letters
-from onward.brokers.kafka.table import MOVE, Entry, Request, Table
+from onward.brokers.kafka.table import MOVE, Entry, Request, Row, Table
 from onward.brokers.kafka.topics import Catalogue
 from onward.errors import BrokerError
 from onward.event import Partition
+
+_STEP = 500  # rows whose bodies are read together when a text is looked for in them
+_PAGE_BYTES = 16 << 20  # a page of a scan ends there, whatever its limit
+
+Place = tuple[str, int, int, str]
+Placed = tuple[Partition, Row]
 
 
 class KafkaAside:
@@ -23,26 +29,19 @@ class KafkaAside:
     async def load(
         self, partition: Partition, *, after: int | None, limit: int, max_bytes: int, dead: bool = False
     ) -> Sequence[AsideRecord]:
-        tables = await asyncio.to_thread(self._letters.tables, [partition])
-        found: list[AsideRecord] = []
-        for record in tables[partition].above(-1 if after is None else after):
-            if record.state is State.DEAD and not dead:
-                continue
-            max_bytes -= record.event.size
-            if len(found) == limit or (found and max_bytes < 0):
-                break
-            found.append(record)
-        return found
+        states = frozenset(State) if dead else frozenset(State) - {State.DEAD}
+        while True:
+            rows = await asyncio.to_thread(self._rows, partition, after, states, limit)
+            page = _fitting(rows, limit, max_bytes)
+            records = await asyncio.to_thread(self._letters.records, partition, page)
+            if records or not page:
+                return records
+            after = page[-1].position  # these are gone meanwhile, which does not make it the last page
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         """Pages follow the place of a record (topic, partition, position), which never changes."""
         least = None if after is None else _parsed(after)
-        tables = await asyncio.to_thread(self._all, where.topic)
-        placed = sorted((_place(partition, each), each) for partition, each in _records(tables) if _fits(each, where))
-        rest = [(place, each) for place, each in placed if least is None or place > least]
-        found = list(itertools.islice(rest, limit + 1))
-        more = _written(found[limit - 1][0]) if len(found) > limit else None
-        return Page([each for _, each in found[:limit]], more)
+        return await asyncio.to_thread(self._scan, where, least, limit)
 
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
         return await asyncio.to_thread(self._request, Request(list(ids), expect, to, due))
@@ -50,41 +49,76 @@ class KafkaAside:
     async def remove(self, ids: Sequence[str], *, expect: State) -> int:
         return await asyncio.to_thread(self._request, Request(list(ids), expect, None, None))
 
-    def _all(self, topic: str | None) -> dict[Partition, Table]:
+    def _rows(self, partition: Partition, after: int | None, states: frozenset[State], limit: int) -> list[Row]:
+        with self._letters.reading([partition]) as tables:
+            rows = tables[partition].above(-1 if after is None else after)
+            return list(itertools.islice((row for row in rows if row.state in states), limit))
+
+    def _scan(self, where: Filter, least: Place | None, limit: int) -> Page:
+        with self._letters.reading(self._partitions(where.topic)) as tables:
+            rows = (each for each in _behind(tables, least) if _fits(each[1], where))
+            # A text may stand in the bodies alone: nobody knows how many rows make a page of it.
+            rest = list(rows if where.text is not None else itertools.islice(rows, limit + 1))
+        found: list[tuple[Place, AsideRecord]] = []
+        size, last = 0, least
+        while rest and len(found) < limit and size < _PAGE_BYTES // 2:
+            step = _fitting([row for _, row in rest], max(limit + 1, _STEP), _PAGE_BYTES // 2)
+            placed, rest = rest[: len(step)], rest[len(step) :]
+            last = _place(*placed[-1])
+            matching = [each for each in self._records(placed) if where.text is None or _mentions(each[1], where.text)]
+            size += sum(record.event.size for _, record in matching)
+            found += matching
+        if len(found) > limit:
+            last = found[limit - 1][0]
+        more = last is not None and (bool(rest) or len(found) > limit)
+        return Page([record for _, record in found[:limit]], _written(last) if last and more else None)
+
+    def _records(self, placed: Iterable[Placed]) -> Iterator[tuple[Place, AsideRecord]]:
+        for partition, rows in itertools.groupby(placed, lambda each: each[0]):
+            for record in self._letters.records(partition, [row for _, row in rows]):
+                yield (partition.topic, partition.index, record.position, record.id), record
+
+    def _partitions(self, topic: str | None) -> list[Partition]:
         partitions = []
         for name in self._letters.topics():
             described = self._catalogue.described(name) if topic in (None, name) else None
             partitions += [Partition(name, index) for index in range(described.partitions if described else 0)]
-        return self._letters.tables(partitions)
+        return partitions
 
     def _request(self, request: Request) -> int:
-        tables = self._all(None)
         asked: dict[Partition, Request] = {}
-        for partition, table in tables.items():
-            ids = [name for name in request.ids if name in table.records]
-            if ids:
-                asked[partition] = msgspec.structs.replace(request, ids=ids)
+        with self._letters.reading(self._partitions(None)) as tables:
+            for partition, table in tables.items():
+                if ids := [name for name in request.ids if name in table.rows]:
+                    asked[partition] = msgspec.structs.replace(request, ids=ids)
         keys = {partition: f"{MOVE}{uuid4().hex}" for partition in asked}
         for partition, each in asked.items():
             entry = Entry(keys[partition], msgspec.msgpack.encode(each))
             (answer,) = self._letters.write(partition.topic, [(partition.index, entry)])
             if isinstance(answer, str):
                 raise BrokerError(f"Kafka: the request to move records of {partition} was not stored: {answer}")
-        outcomes = self._letters.tables(list(asked))
-        return sum(outcomes[partition].outcomes.get(keys[partition], 0) for partition in asked)
+        with self._letters.reading(list(asked)) as tables:
+            return sum(tables[partition].outcomes.get(keys[partition], 0) for partition in asked)
 
 
-Place = tuple[str, int, int, str]
+def _fitting(rows: Sequence[Row], limit: int, max_bytes: int) -> list[Row]:
+    """The first of them, but always one."""
+    sizes = itertools.accumulate(row.size for row in rows[:limit])
+    return [row for at, (row, size) in enumerate(zip(rows[:limit], sizes, strict=True)) if not at or size <= max_bytes]
 
 
-def _records(tables: dict[Partition, Table]) -> Iterator[tuple[Partition, AsideRecord]]:
-    for partition, table in tables.items():
-        for record in table.records.values():
-            yield partition, record
+def _behind(tables: Mapping[Partition, Table], least: Place | None) -> Iterator[Placed]:
+    """Every row behind a place, by place."""
+    for partition in sorted(tables):
+        if least is None or partition > least[:2]:
+            yield from ((partition, row) for row in tables[partition].above(-1))
+        elif partition == least[:2]:
+            rows = tables[partition].above(least[2] - 1)
+            yield from ((partition, row) for row in rows if (row.position, row.id) > least[2:])
 
 
-def _place(partition: Partition, record: AsideRecord) -> Place:
-    return partition.topic, partition.index, record.position, record.id
+def _place(partition: Partition, row: Row) -> Place:
+    return partition.topic, partition.index, row.position, row.id
 
 
 def _written(place: Place) -> str:
@@ -99,16 +133,14 @@ def _parsed(after: str) -> Place:
         raise BrokerError(f"{after!r} is no cursor of this store; begin without one") from None
 
 
-def _fits(record: AsideRecord, where: Filter) -> bool:
-    failure = record.failure
-    last = failure.last if failure else None
+def _fits(row: Row, where: Filter) -> bool:
+    last = row.failed_at
     return (
-        record.state in where.states
-        and where.key in (None, record.event.key)
-        and where.error in (None, failure.error if failure else "")
+        row.state in where.states
+        and where.key in (None, row.key)
+        and where.error in (None, row.error or "")
         and (where.since is None or (last is not None and last >= where.since))
         and (where.until is None or (last is not None and last < where.until))
-        and (where.text is None or _mentions(record, where.text))
     )
 
 

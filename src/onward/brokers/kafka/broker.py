@@ -38,7 +38,7 @@ class KafkaBroker:
         self._client = client
         self._settings = settings
         self._catalogue = Catalogue(client, settings)
-        self._groups = Groups(self._catalogue)
+        self._groups = Groups(client, self._catalogue)
         self._publisher = Publisher(client, settings)
         self._letters: dict[str, Letters] = {}
         self._in_turn = asyncio.Lock()
@@ -112,6 +112,11 @@ class KafkaBroker:
         self._check_open()
         await asyncio.to_thread(self._groups.drop, topic, group)
         await asyncio.to_thread(self._of_group(group).delete, topic)
+
+    async def drop_topic(self, topic: str) -> None:
+        """Delete the topic and what is in it."""
+        self._check_open()
+        await asyncio.to_thread(self._catalogue.delete, topic)
 
     async def close(self) -> None:
         self._closed = True

@@ -3,17 +3,21 @@
 import hashlib
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
+import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 from confluent_kafka.admin import OffsetSpec
 
 from onward import clock
+from onward.brokers.base import AsideRecord
+from onward.brokers.kafka.bodies import Bodies
 from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.origins import offsets
-from onward.brokers.kafka.table import Entry, Table
+from onward.brokers.kafka.table import Entry, Room, Row, Table
 from onward.brokers.kafka.topics import Catalogue
 from onward.errors import BrokerError
 from onward.event import Partition
@@ -51,7 +55,9 @@ def topics_of(group: str, names: Sequence[str]) -> list[str]:
 
 
 class Letters:
-    """One group's asides. Safe to call from any thread; one call at a time."""
+    """One group's asides. Safe to call from any thread; one call at a time.
+
+    In memory are the rows of the records, and at most `max_in_flight_bytes` of their bodies."""
 
     def __init__(self, client: Client, catalogue: Catalogue, settings: Settings, group: str) -> None:
         self._client = client
@@ -60,6 +66,8 @@ class Letters:
         self._group = group
         self._lock = threading.RLock()
         self._tables: dict[Partition, Table] = {}
+        self._room = Room(settings.max_in_flight_bytes)
+        self._bodies = Bodies(client, group)
         self._consumer: Consumer | None = None
         self._producer: Producer | None = None
         self._ready: dict[str, int] = {}  # how many partitions each aside has
@@ -123,13 +131,59 @@ class Letters:
             self._producer = None
         return [answers.get(at, "no answer in time") for at in range(len(entries))]
 
-    def tables(self, partitions: Sequence[Partition]) -> dict[Partition, Table]:
-        """The tables as the log has them now. BrokerError: they could not be read to their ends."""
+    @contextmanager
+    def reading(self, partitions: Sequence[Partition]) -> Iterator[dict[Partition, Table]]:
+        """The tables as the log has them now; within it nobody else changes them.
+
+        BrokerError: they could not be read to their ends."""
         with self._lock:
             existing = [each for each in partitions if self.prepare(each.topic, each.index)]
             self._follow(existing)
             self._catch_up(existing)
-            return {each: self._tables.get(each) or Table() for each in partitions}
+            yield {each: self._tables.get(each) or Table(self._room) for each in partitions}
+
+    def records(self, partition: Partition, rows: Sequence[Row]) -> list[AsideRecord]:
+        """The records of these rows, but for those that are gone meanwhile."""
+        found = self._read(partition, rows)
+        return [found[row.id] for row in rows if row.id in found]
+
+    def standing(self, topic: str, entries: Sequence[Placed]) -> list[Row | None]:
+        """What stands under the keys of these entries."""
+        with self.reading(list(dict.fromkeys(Partition(topic, index) for index, _ in entries))) as tables:
+            return [tables[Partition(topic, index)].rows.get(entry.key) for index, entry in entries]
+
+    def restored(self, topic: str, entries: Sequence[Placed], rows: Sequence[Row | None]) -> list[Placed]:
+        """What is written over these entries to have again what stood there."""
+        again = []
+        for (index, entry), row in zip(entries, rows, strict=True):
+            records = [] if row is None else self.records(Partition(topic, index), [row])
+            again.append(
+                (index, Entry(entry.key, msgspec.msgpack.encode(records[0]) if records else None, entry.fence))
+            )
+        return again
+
+    def _read(self, partition: Partition, rows: Sequence[Row]) -> dict[str, AsideRecord]:
+        absent = [row.offset for row in rows if row.body is None]
+        read = self._bodies.read(topic_name(self._group, partition.topic), partition.index, absent) if absent else {}
+        bodies = {row.id: read.get(row.offset) if row.body is None else row.body for row in rows}
+        found = {row.id: row.record(body) for row in rows if (body := bodies[row.id]) is not None}
+        missing = [row for row in rows if row.id not in found]
+        return found | self._read(partition, self._anew(partition, missing)) if missing else found
+
+    def _anew(self, partition: Partition, rows: Sequence[Row]) -> list[Row]:
+        """Compaction has taken the bodies of these: there are newer ones, or the records are gone."""
+        with self.reading([partition]) as tables:
+            table = tables[partition]
+            newer = [table.rows[row.id] for row in rows if row.id in table.rows]
+            for row in rows:
+                if row in newer:
+                    table.remove(row.id)
+                    name = topic_name(self._group, partition.topic)
+                    log.error(
+                        "Kafka: record %s is lost: somebody removed offset %d of %s/%d, where it stood",
+                        *(row.id, row.offset, name, partition.index),
+                    )
+            return [row for row in newer if row not in rows]
 
     def pump(self, partitions: Sequence[Partition]) -> dict[Partition, Table]:
         """What has come of these since, without a question to the cluster."""
@@ -142,7 +196,9 @@ class Letters:
 
     def forget(self, partition: Partition) -> None:
         with self._lock:
-            if self._tables.pop(partition, None) is not None and self._consumer is not None:
+            table = self._tables.pop(partition, None)
+            if table is not None and self._consumer is not None:
+                table.clear()
                 self._consumer.incremental_unassign([self._place(partition)])
 
     def delete(self, topic: str) -> None:
@@ -155,6 +211,7 @@ class Letters:
             self._catalogue.delete(name)
 
     def close(self) -> None:
+        self._bodies.close()
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()
@@ -175,7 +232,7 @@ class Letters:
             more["fetch.wait.max.ms"] = 100
             self._consumer = self._client.consumer(**more)
         self._consumer.incremental_assign([self._place(each) for each in new])
-        self._tables |= {each: Table() for each in new}
+        self._tables |= {each: Table(self._room) for each in new}
 
     def _catch_up(self, partitions: Sequence[Partition]) -> None:
         if not partitions:
@@ -207,10 +264,22 @@ class Letters:
         for message in messages:
             place = names.get((message.topic() or "", message.partition()))
             if message.error() is None and place is not None:
-                self._tables[place].apply(_entry(message))
+                _apply(self._tables[place], message)
+
+
+def _apply(table: Table, message: KafkaMessage) -> None:
+    """What is none of ours is passed over: it must not keep the records behind it from their group."""
+    try:
+        table.apply(_entry(message))
+    except (msgspec.MsgspecError, ValueError) as error:
+        log.warning(
+            "Kafka: %s/%d holds something at offset %d that is no record of ours, it is passed over: %s",
+            *(message.topic(), message.partition(), message.offset(), error),
+        )
 
 
 def _entry(message: KafkaMessage) -> Entry:
+    """ValueError: it is none of ours."""
     headers = dict(message.headers() or ())
     key, fence = message.key() or b"", headers.get("onward-fence") or b"0"
     return Entry(bytes(key).decode(), message.value(), int(fence), message.offset() or 0)

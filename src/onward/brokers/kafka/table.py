@@ -4,15 +4,19 @@ The log is a compacted topic. Under a record's id stands the record, or nothing 
 number of the owner; under "!move:<uuid>" a request of somebody who is not the owner. A request takes effect at its
 place in the log, if the record is in the expected state there: so its outcome is known without an answer. What comes
 behind a fence from an owner before it is void.
+
+A record is a row here. Its body, which may be large, is kept with the row while there is room; else it is read again
+where it stands in the log.
 """
 
+import sys
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, State
+from onward.brokers.base import AsideRecord, State, Tries
 
 FENCE = "!fence"
 MOVE = "!move:"
@@ -45,18 +49,57 @@ class Moves(msgspec.Struct, frozen=True):
     due: float | None
 
 
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a record without its body. `body` None: it is to be read at `offset`."""
+
+    id: str
+    position: int
+    state: State
+    due: float | None
+    tries: Tries
+    key: str | None
+    error: str | None
+    failed_at: float | None
+    offset: int
+    size: int  # of the body
+    body: bytes | None
+
+    def record(self, body: bytes) -> AsideRecord:
+        """The record: its body as it was written, and what was moved since."""
+        written = _decode(body)
+        if (written.state, written.due, written.tries) == (self.state, self.due, self.tries):
+            return written
+        return msgspec.structs.replace(written, state=self.state, due=self.due, tries=self.tries, wait_s=None)
+
+
+class Room:
+    """How many bytes of bodies are kept, over all tables that share it."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+
+    def take(self, size: int, state: State) -> bool:
+        """Dead ones are seldom read: they may fill half of it."""
+        fits = self.taken + size <= (self.most // 2 if state is State.DEAD else self.most)
+        self.taken += size if fits else 0
+        return fits
+
+
 class Table:
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
         self.fence = 0
-        self.records: dict[str, AsideRecord] = {}
+        self.rows: dict[str, Row] = {}
         self.news: deque[Moves] = deque(maxlen=_MOST_NEWS)  # not yet told to the owner
         self.outcomes: dict[str, int] = {}  # of requests, by their keys
         self.spoilt: dict[str, None] = {}  # keys with a void entry, which compaction may keep in place of the true one
+        self._room = room
         self._order: list[tuple[int, str]] = []  # by position; what is gone stands there until there is much of it
         self._sorted = True
         self._effects: dict[str, set[str]] = {}  # requests that still change what is written of records
 
     def apply(self, entry: Entry) -> None:
+        """MsgspecError: it is no entry of ours, and changes nothing."""
         if entry.key == FENCE:
             self.fence = max(self.fence, entry.fence)
         elif entry.key.startswith(MOVE):
@@ -66,44 +109,74 @@ class Table:
         else:
             self._written(entry)
 
-    def above(self, position: int) -> Iterator[AsideRecord]:
-        """The records above a position, by position."""
-        if len(self._order) > 2 * len(self.records) + 100:
-            self._order = [(record.position, name) for name, record in self.records.items()]
+    def above(self, position: int) -> Iterator[Row]:
+        """The rows above a position, by position."""
+        if len(self._order) > 2 * len(self.rows) + 100:
+            self._order = [(row.position, name) for name, row in self.rows.items()]
             self._sorted = False
         if not self._sorted:
             self._order.sort()
             self._sorted = True
         for at in range(bisect_right(self._order, (position + 1,)), len(self._order)):
-            record = self.records.get(self._order[at][1])
+            row = self.rows.get(self._order[at][1])
             again = at > 0 and self._order[at] == self._order[at - 1]  # gone once, and there anew
-            if record is not None and not again:
-                yield record
-
-    def restored(self, key: str, fence: int) -> Entry:
-        """What the owner writes over a void entry."""
-        record = self.records.get(key)
-        return Entry(key, None if record is None else msgspec.msgpack.encode(record), fence)
+            if row is not None and not again:
+                yield row
 
     def spent(self) -> list[str]:
         """Requests that have no effect any more; the owner removes them from the log."""
-        return [key for key, ids in self._effects.items() if not ids]
+        return [key for key, ids in list(self._effects.items()) if not ids]
+
+    def remove(self, name: str) -> None:
+        row = self.rows.pop(name, None)
+        if row is not None and row.body is not None:
+            self._room.taken -= row.size
+
+    def clear(self) -> None:
+        """Give back the room."""
+        for name in list(self.rows):
+            self.remove(name)
 
     def _written(self, entry: Entry) -> None:
+        record = None if entry.value is None else self._decoded(entry)
         self.spoilt.pop(entry.key, None)
         for ids in self._effects.values():
             ids.discard(entry.key)
-        if entry.value is None:
-            self.records.pop(entry.key, None)
-        else:
-            self._put(entry.key, _decode(entry.value))
+        known = entry.key in self.rows
+        self.remove(entry.key)
+        if record is not None:
+            self.rows[entry.key] = self._row(entry, record)
+            if not known:
+                self._place(record.position, entry.key)
 
-    def _put(self, name: str, record: AsideRecord) -> None:
-        if name not in self.records:
-            place = (record.position, name)
-            self._sorted = self._sorted and (not self._order or self._order[-1] < place)
-            self._order.append(place)
-        self.records[name] = record
+    def _decoded(self, entry: Entry) -> AsideRecord:
+        try:
+            return _decode(entry.value or b"")
+        except msgspec.MsgspecError:
+            if entry.key in self.rows:
+                self.spoilt[entry.key] = None  # it stands over a record of ours
+            raise
+
+    def _row(self, entry: Entry, record: AsideRecord) -> Row:
+        failure, key, size = record.failure, record.event.key, len(entry.value or b"")
+        return Row(
+            id=entry.key,
+            position=record.position,
+            state=record.state,
+            due=record.due,
+            tries=record.tries,
+            key=None if key is None else sys.intern(key),  # records of one key are many
+            error=sys.intern(failure.error) if failure else None,
+            failed_at=failure.last if failure else None,
+            offset=entry.offset,
+            size=size,
+            body=entry.value if self._room.take(size, record.state) else None,
+        )
+
+    def _place(self, position: int, name: str) -> None:
+        place = (position, name)
+        self._sorted = self._sorted and (not self._order or self._order[-1] < place)
+        self._order.append(place)
 
     def _requested(self, entry: Entry) -> None:
         if entry.value is None:
@@ -118,11 +191,12 @@ class Table:
             self.news.append(Moves(entry.offset, moved, request.to, request.due))
 
     def _move(self, name: str, request: Request) -> bool:
-        record = self.records.get(name)
-        if record is None or record.state is not request.expect:
+        row = self.rows.get(name)
+        if row is None or row.state is not request.expect:
             return False
         if request.to is None:
-            del self.records[name]
+            self.remove(name)
             return True
-        self.records[name] = record.moved(request.to, request.due)
+        tries = Tries() if request.expect is State.DEAD else row.tries
+        self.rows[name] = msgspec.structs.replace(row, state=request.to, due=request.due, tries=tries)
         return True

@@ -50,18 +50,15 @@ class Warden:
         for topic, mine in _by_topic(records):
             try:
                 entries = [_entry(record, fences[record.partition]) for record in mine]
-                before = self._letters.tables(list(dict.fromkeys(record.partition for record in mine)))
+                before = self._letters.standing(topic, entries)
                 answers = self._letters.write(topic, entries)
             except (OnwardError, msgspec.MsgspecError, TypeError, ValueError) as error:
                 raise AsideError(f"records of {topic} could not be set aside: {error}") from error
             failures = [answer for answer in answers if isinstance(answer, str)]
             if failures:
-                undo = [
-                    (index, before[Partition(topic, index)].restored(entry.key, entry.fence))
-                    for (index, entry), answer in zip(entries, answers, strict=True)
-                    if not isinstance(answer, str)
-                ]
-                self._letters.write(topic, undo)
+                stored = [at for at, answer in enumerate(answers) if not isinstance(answer, str)]
+                undo = [entries[at] for at in stored]
+                self._letters.write(topic, self._letters.restored(topic, undo, [before[at] for at in stored]))
                 raise AsideError(f"records of {topic} could not be set aside: {failures[0]}")
 
     def remove(self, ids: Sequence[str], holds: Sequence[Hold]) -> None:
@@ -109,9 +106,10 @@ class Warden:
         fence = hold.source.fence
         if fence < table.fence or not (table.spoilt or table.spent()):
             return
-        entries = [table.restored(key, fence) for key in table.spoilt]
-        entries += [Entry(key, None, fence) for key in table.spent()]
-        self._letters.write(hold.partition.topic, [(hold.partition.index, entry) for entry in entries])
+        topic, index = hold.partition
+        void = [(index, Entry(key, None, fence)) for key in list(table.spoilt)]
+        entries = self._letters.restored(topic, void, [table.rows.get(entry.key) for _, entry in void])
+        self._letters.write(topic, entries + [(index, Entry(key, None, fence)) for key in table.spent()])
 
 
 def _by_topic(records: Sequence[AsideRecord]) -> Iterable[tuple[str, list[AsideRecord]]]:

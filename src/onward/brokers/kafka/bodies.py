@@ -1,0 +1,84 @@
+"""Entries of a log that are read again, where they stand."""
+
+import threading
+from collections.abc import Collection, Iterator, Sequence
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from onward import clock
+from onward.brokers.kafka.client import Client
+from onward.errors import BrokerError
+
+_GAP = 50  # entries that nobody asked for are read over; more of them are jumped
+_WAIT_S = 0.1
+_READ_S = 30.0  # for the entries of one call
+
+
+class Bodies:
+    """Safe to call from any thread. Calls block."""
+
+    def __init__(self, client: Client, group: str) -> None:
+        self._client = client
+        self._group = group
+        self._lock = threading.Lock()
+        self._consumer: Consumer | None = None
+
+    def read(self, topic: str, index: int, wanted: Collection[int]) -> dict[int, bytes]:
+        """The values by offset; those that the log has not are not among them. BrokerError: nobody answers."""
+        end = clock.now() + _READ_S
+        with self._lock:
+            consumer = self._opened()
+            try:
+                found: dict[int, bytes] = {}
+                for run in _runs(sorted(set(wanted))):
+                    consumer.assign([TopicPartition(topic, index, run[0])])
+                    found |= {at: value for at, value in _values(consumer, run[-1], end) if at in wanted}
+                return found
+            except KafkaException as error:
+                raise BrokerError(f"Kafka: records of {topic}/{index} cannot be read: {error.args[0].str()}") from error
+            finally:
+                consumer.unassign()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+
+    def _opened(self) -> Consumer:
+        if self._consumer is None:
+            more = {"auto.offset.reset": "earliest", "enable.partition.eof": True, "queued.max.messages.kbytes": 2_048}
+            self._consumer = self._client.consumer(**{"group.id": self._group, "fetch.wait.max.ms": 100}, **more)
+        return self._consumer
+
+
+def _runs(offsets: Sequence[int]) -> Iterator[list[int]]:
+    """Offsets that stand so near to each other that they are read in one go."""
+    run: list[int] = []
+    for offset in offsets:
+        if run and offset - run[-1] > _GAP:
+            yield run
+            run = []
+        run.append(offset)
+    if run:
+        yield run
+
+
+def _values(consumer: Consumer, last: int, end: float) -> Iterator[tuple[int, bytes]]:
+    """From where the consumer stands up to an offset, or to the end of the log."""
+    while True:
+        for message in consumer.consume(_GAP, _WAIT_S):
+            error = message.error()
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    return
+                if not error.retriable() and error.fatal():
+                    raise KafkaException(error)
+                continue
+            offset = message.offset() or 0
+            if offset <= last:
+                yield offset, message.value() or b""
+            if offset >= last:
+                return
+        if clock.now() > end:
+            raise BrokerError(f"Kafka: records that were set aside cannot be read: no answer in {_READ_S:g} s")

@@ -1,0 +1,146 @@
+"""Side by side with other clients of Kafka, and the ways to share that its own settings give."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from onward import Event
+from onward.errors import PublishError
+from onward.event import new_id
+from onward.testing.harness import event
+from tests.brokers.kafka import KafkaHarness, harness
+from tests.brokers.kafka_stage import play, staged
+
+__all__ = ["harness"]
+
+
+def test_the_partitioner_agrees_with_other_clients(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness, partitions=8) as stage:
+            await stage.publish(200, keys=200)
+            producer = Producer({"bootstrap.servers": harness.bootstrap, "partitioner": "murmur2_random"})
+            for n in range(200):
+                producer.produce(stage.topic, b"%d" % n, key=f"key-{n}".encode())
+            await asyncio.to_thread(producer.flush, 10)
+            member = await stage.member()
+            await member.take(400)
+            places: dict[str | None, set[int]] = {}
+            for delivery in member.deliveries:
+                places.setdefault(delivery.event.key, set()).add(delivery.partition.index)
+            assert all(len(each) == 1 for each in places.values())
+
+    play(scene())
+
+
+def test_other_clients_read_our_events_as_cloud_events(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            broker = await stage.broker()
+            sent = Event(new_id(), stage.topic, "k", b"v", {"trace": "t"}, "OrderPlaced", 1_700_000_000.5)
+            await broker.publish([sent])
+            consumer = Consumer({"bootstrap.servers": harness.bootstrap, "group.id": "x", "enable.auto.commit": False})
+            consumer.assign([TopicPartition(stage.topic, 0, 0)])
+            message = await asyncio.to_thread(consumer.poll, 10)
+            assert dict(message.headers()) == {
+                "ce_id": sent.id.encode(),
+                "ce_specversion": b"1.0",
+                "ce_source": b"onward",
+                "ce_type": b"OrderPlaced",
+                "ce_time": b"2023-11-14T22:13:20.500000000Z",
+                "trace": b"t",
+            }
+            assert (message.key(), message.value()) == (b"k", b"v")
+            consumer.close()
+
+    play(scene())
+
+
+def test_contract_13_after_a_refusal_nothing_later_of_the_key_is_accepted(harness: KafkaHarness) -> None:
+    """One event in the midst is too large for the topic, whatever batches they travel in."""
+
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            await stage.publish(1)
+            await asyncio.to_thread(harness.limit, stage.topic, "20000")
+            broker = await stage.broker(**{"batch.size": 2000})
+            call = [event(stage.topic, f"key-{n % 2}", n) for n in range(200)]
+            call[51] = Event(new_id(), stage.topic, "key-1", b"x" * 50_000)
+            with pytest.raises(PublishError) as raised:
+                await broker.publish(call)
+            refused = {each.id for each in raised.value.refused}
+            assert not raised.value.unknown
+            assert {each.id for each in call[51:] if each.key == "key-1"} <= refused
+            retry = [each for each in call if each.id in refused and each is not call[51]]
+            await broker.publish(retry)
+            member = await stage.member()
+            await member.take(200)
+            for key in ("key-0", "key-1"):
+                of_key = [each.id for each in call if each.key == key and each is not call[51]]
+                got = [each.event.id for each in member.deliveries[1:] if each.event.key == key]
+                assert got == of_key
+
+    play(scene())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partition.assignment.strategy": "range"},
+        {"partition.assignment.strategy": "roundrobin"},
+        {"group.protocol": "consumer"},
+    ],
+    ids=["range", "roundrobin", "kip-848"],
+)
+def test_other_ways_to_share_by_setting(harness: KafkaHarness, options: dict[str, str]) -> None:
+    async def scene() -> None:
+        async with staged(harness, partitions=4, **options) as stage:
+            broker = await stage.broker()
+            first = await (await stage.member(broker)).hold(4)
+            await broker.publish([event(stage.topic, f"key-{n}", n) for n in range(40)])
+            await first.take(40)
+            second = await stage.member(await stage.broker())
+            while len(second.assigned) < 2 or len(first.assigned) != 2:
+                await asyncio.gather(first.receive(wait_s=0.1), second.receive(wait_s=0.1))
+            assert not set(first.assigned) & set(second.assigned)
+            assert not any(each.unclean for each in second.assigned.values())
+            assert len(first.deliveries) + len(second.deliveries) == 40, "a clean rebalance repeats nothing"
+            await second.subscription.close()
+            await first.hold(4)
+
+    play(scene())
+
+
+def test_a_static_member_that_comes_back_keeps_its_partitions(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness, partitions=2, lease_s=6.0) as stage:
+            other = await (await stage.member(await stage.broker(**{"group.instance.id": "one"}))).hold(2)
+            static = await stage.member(await stage.broker(**{"group.instance.id": "two"}))
+            while len(static.assigned) < 1:
+                await asyncio.gather(other.receive(wait_s=0.1), static.receive(wait_s=0.1))
+            mine, theirs = set(static.assigned), dict(other.assigned)
+            await static.release(list(static.assigned))
+            await static.subscription.close()
+            back = await stage.member(await stage.broker(**{"group.instance.id": "two"}))
+            while not back.assigned:
+                await asyncio.gather(other.receive(wait_s=0.1), back.receive(wait_s=0.1))
+            assert set(back.assigned) == mine
+            assert other.assigned == theirs, "no rebalance"
+
+    play(scene())
+
+
+def test_threads_end_with_their_broker(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            await stage.publish(1)
+            member = await stage.member()
+            await member.take(1)
+
+    play(scene())
+    deadline = time.monotonic() + 10
+    while [each for each in threading.enumerate() if each.name.startswith("onward-kafka")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
