@@ -31,6 +31,9 @@ $(VENV)/.bench: pyproject.toml $(VENV)/.core | $(PY)
 demo: $(VENV)/.core ## the whole path on one SQLite file, with a live page
 	@$(VENV)/bin/onward demo
 
+# Without it each of the test processes would compile every file again.
+test test-fast: export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: test
 test: $(VENV)/.dev ## install and start what the tests need, then run all of them
 	@$(PY) -m tests.servers.install

@@ -173,8 +173,10 @@ def child_command(module: str, arguments: dict[str, Any], python: str = sys.exec
 
 
 def child_environment() -> dict[str, str]:
-    """Without the user's own settings of Onward, and able to import this package from any folder."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ONWARD_")}
+    """Without the user's own settings of Onward, and able to import this package from any folder. What it imports is
+    compiled once, as an installed package is."""
+    dropped = ("ONWARD_", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     paths = [str(HERE.parent), *filter(None, [kept.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(paths)}
 

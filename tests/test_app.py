@@ -810,3 +810,54 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
                 await app.publish_many("orders", [odd])
 
     asyncio.run(main())
+
+
+def test_two_applications_of_one_program_are_two_members_of_the_group(tmp_path: Path) -> None:
+    """One of them ends in the middle and comes again: nothing is lost, nothing inverted."""
+    url, took = f"sqlite:///{tmp_path}/shop.db", dict[str, list[int]]()
+    shares: list[list[int]] = [[], []]
+
+    def application(number: int) -> Onward:
+        app = Onward(url, partitions=8, lease_s=5.0)
+
+        @app.handler("orders", group="billing", concurrency=20)
+        async def bill(order: dict[str, int], event: Event) -> None:
+            await asyncio.sleep(0.002)
+            shares[number].append(order["n"])
+            took.setdefault(event.key or "", []).append(order["n"])
+
+        return app
+
+    async def scenario() -> int:
+        first, second, count = application(0), application(1), 0
+        async with first, second:
+            running = [asyncio.create_task(app.run()) for app in (first, second)]
+
+            async def publish_until(condition: Callable[[], bool]) -> None:
+                nonlocal count
+                async with asyncio.timeout(60):
+                    while not condition():
+                        events = [(f"k-{n % 40}", {"n": n}) for n in range(count, count + 40)]
+                        await first.publish_many("orders", events)
+                        count += 40
+                        await asyncio.wait(running, timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
+                        assert not running[0].done()
+
+            await publish_until(lambda: all(shares))  # both have partitions
+            second.stop()
+            await running[1]
+            before = len(shares[0])
+            await publish_until(lambda: len(shares[0]) > before + 100)
+            shares[1].clear()
+            running[1] = asyncio.create_task(second.run())
+            await publish_until(lambda: len(shares[1]) > 100)
+            async with asyncio.timeout(60):
+                while sum(map(len, took.values())) < count:
+                    await asyncio.wait(running, timeout=0.01)
+            first.stop()
+            second.stop()
+            await asyncio.gather(*running)
+        return count
+
+    count = asyncio.run(scenario())
+    assert took == {f"k-{k}": list(range(k, count, 40)) for k in range(40)}

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -23,18 +23,11 @@ from onward.brokers.base import Broker, Ordering, Start
 from onward.door import SyncDoor, refuse_loop_thread, wait_for
 from onward.engines.base import Engine
 from onward.engines.target import check, target_of
-from onward.engines.tasks import TaskEngine
-from onward.engines.threads import ThreadEngine
-from onward.engines.watchdog import Watchdog
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
 from onward.event import Event, Partition, new_id, new_ids
-from onward.failure.dead import DeadLetters
 from onward.failure.expiry import EXPIRES, stamp
-from onward.failure.monitor import Hook, Monitor
 from onward.failure.retry import Retry
 from onward.failure.watch import Tally, Thresholds
-from onward.flow.consumer import Consumer
-from onward.flow.solitude import Solitude
 from onward.handler import EngineName, Function, Handler, bind, bind_once, check_choices, choose
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
@@ -43,9 +36,15 @@ from onward.observe.metrics import Reading, exposition
 from onward.payload import encode, type_name
 from onward.signals import stopping
 
+if TYPE_CHECKING:
+    # What runs handlers is imported when they run: a program that only publishes starts sooner without it.
+    from onward.failure.dead import DeadLetters
+    from onward.failure.monitor import Hook, Monitor
+    from onward.flow.consumer import Consumer
+
 log = logging.getLogger("onward")
 AnyFunction = TypeVar("AnyFunction", bound=Function)
-AnyHook = TypeVar("AnyHook", bound=Hook)
+AnyHook = TypeVar("AnyHook", bound="Hook")
 
 
 class Onward:
@@ -266,8 +265,10 @@ class Onward:
     # -- failing ------------------------------------------------------------------------------------------------
 
     @property
-    def dead(self) -> DeadLetters:
+    def dead(self) -> "DeadLetters":
         """The dead letters: list, show, replay, drop, export, send. Only within `async with app` or `run`."""
+        from onward.failure.dead import DeadLetters
+
         return DeadLetters(self.broker, [(handler.topic, handler.group) for handler in self.handlers])
 
     def alert(self, hook: AnyHook) -> AnyHook:
@@ -288,7 +289,9 @@ class Onward:
         self._counted = {(tally.topic, tally.group): tally for tally in found}
         return found
 
-    def _monitor(self) -> Monitor:
+    def _monitor(self) -> "Monitor":
+        from onward.failure.monitor import Monitor
+
         thresholds = Thresholds(depth=self.settings.dead_threshold)
         return Monitor(self._tallies, self._hooks, thresholds=thresholds, every_s=self.settings.dead_check_s)
 
@@ -342,6 +345,10 @@ class Onward:
             consumer.stop()
 
     async def _consume(self) -> None:
+        from onward.engines.watchdog import Watchdog
+        from onward.flow.consumer import Consumer
+        from onward.flow.solitude import Solitude
+
         member = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         solitude = Solitude()
         self._consumers = [
@@ -434,10 +441,14 @@ class Onward:
 def _engine(handler: Handler) -> Engine:
     concurrency, timeout_s = handler.concurrency, handler.timeout_s
     if handler.engine == "tasks":
+        from onward.engines.tasks import TaskEngine
+
         return TaskEngine(handler.call, concurrency=concurrency, timeout_s=timeout_s)
     if handler.engine == "threads":
+        from onward.engines.threads import ThreadEngine
+
         return ThreadEngine(handler.call, concurrency=concurrency, timeout_s=timeout_s)
-    from onward.engines.processes import ProcessEngine  # what it needs, the others do without
+    from onward.engines.processes import ProcessEngine
 
     target = target_of(handler.function)
     check(target, handler.function)

@@ -1,10 +1,9 @@
-"""Records out of the flow, on SQLite: set aside with the progress, browsed, moved, heard of by the owner."""
+"""Records out of the flow, on SQLite: what the suite does not know of, the table they stand in."""
 
 import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +15,6 @@ from onward.brokers.base import (
     Failure,
     Filter,
     Message,
-    Moved,
     Progress,
     State,
     Subscription,
@@ -24,7 +22,7 @@ from onward.brokers.base import (
     record_id,
 )
 from onward.brokers.sqlite import open_broker
-from onward.errors import AsideError, Backlogged
+from onward.errors import Backlogged
 from onward.event import Delivery, Event, new_id
 from onward.settings import Settings
 
@@ -65,136 +63,6 @@ class Scene:
     def progress(self, watermark: int) -> Progress:
         return Progress(self.assigned.partition, self.assigned.epoch, watermark)
 
-    async def moved(self) -> list[Moved]:
-        async with asyncio.timeout(5):
-            while True:
-                heard = await self.subscription.receive(100, 1 << 20, 1.0)
-                if found := [each for each in heard if isinstance(each, Moved)]:
-                    return found
-
-
-def test_records_are_set_aside_with_the_progress_and_gone_when_done(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Scene(tmp_path / "shop.db") as scene:
-            states = [State.WAITING, State.HELD, State.DEAD, State.HELD]
-            records = [scene.record(n, state) for n, state in enumerate(states)]
-            assert not await scene.subscription.settle([scene.progress(4)], aside=records)
-            aside, place = scene.broker.aside("billing"), scene.assigned.partition
-            assert await aside.load(place, after=None, limit=10, max_bytes=1 << 20) == [
-                records[0],
-                records[1],
-                records[3],
-            ]
-            assert await aside.load(place, after=0, limit=1, max_bytes=1 << 20) == [records[1]]
-            assert await aside.load(place, after=None, limit=10, max_bytes=1) == [records[0]]
-            assert not await scene.broker.aside("other").load(place, after=None, limit=10, max_bytes=1 << 20)
-            assert not await scene.subscription.settle([], gone=[records[0].id, "never heard of"])
-            assert await aside.load(place, after=None, limit=10, max_bytes=1 << 20) == [records[1], records[3]]
-            assert not await scene.subscription.settle([scene.progress(4)], aside=[scene.record(1, State.DEAD)])
-            assert await aside.load(place, after=None, limit=10, max_bytes=1 << 20) == [records[3]]
-
-    asyncio.run(scenario())
-
-
-def test_a_former_owner_sets_nothing_aside_and_removes_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Scene(tmp_path / "shop.db") as scene:
-            await scene.subscription.settle([scene.progress(1)], aside=[scene.record(0)])
-            with closing(sqlite3.connect(scene.path)) as db, db:
-                db.execute("UPDATE onward_group SET owner = 'rival', fence = fence + 1")
-            lost = await scene.subscription.settle(
-                [scene.progress(5)], aside=[scene.record(1)], gone=[scene.record(0).id]
-            )
-            assert lost == [scene.assigned.partition]
-            assert await scene.subscription.settle([], gone=[scene.record(0).id]) == [scene.assigned.partition]
-            page = await scene.broker.aside("billing").scan(Filter(), None, 10)
-            assert page.records == [scene.record(0)]
-            (group,) = await scene.broker.groups("orders")
-            assert group.watermarks == {0: 1}
-
-    asyncio.run(scenario())
-
-
-def test_when_a_record_cannot_be_stored_nothing_of_the_call_is_done(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Scene(tmp_path / "shop.db") as scene:
-            with closing(sqlite3.connect(scene.path)) as db, db:
-                db.execute("CREATE TRIGGER no BEFORE INSERT ON onward_aside BEGIN SELECT RAISE(ABORT, 'no'); END")
-            with pytest.raises(AsideError):
-                await scene.subscription.settle([scene.progress(3)], aside=[scene.record(2)])
-            (group,) = await scene.broker.groups("orders")
-            assert group.watermarks == {0: 0}
-            assert not await scene.subscription.settle([scene.progress(2)])
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("where", "expected"),
-    [
-        ({}, [0, 1, 2, 3, 4, 5]),
-        ({"states": frozenset({State.HELD})}, [1]),
-        ({"topic": "orders", "key": "k0"}, [0, 2, 4]),
-        ({"topic": "payments"}, []),
-        ({"error": "KeyError"}, [4]),
-        ({"text": "stock for 3"}, [3]),
-        ({"text": "v2"}, [2]),
-        ({"since": 2.0, "until": 4.0}, [2, 3]),
-    ],
-)
-def test_scan_filters_and_pages(tmp_path: Path, where: dict[str, Any], expected: list[int]) -> None:
-    async def scenario() -> None:
-        async with Scene(tmp_path / "shop.db") as scene:
-            records = [scene.record(n, error="KeyError" if n == 4 else "ValueError") for n in range(6)]
-            records[1] = scene.record(1, State.HELD)
-            await scene.subscription.settle([scene.progress(6)], aside=records)
-            aside, after, found = scene.broker.aside("billing"), None, []
-            while True:
-                page = await aside.scan(Filter(**where), after, 2)
-                found += [record.position for record in page.records]
-                after = page.after
-                if after is None:
-                    break
-                # What goes meanwhile hides nothing of the rest.
-                await scene.subscription.settle([], gone=[page.records[-1].id])
-            assert found == expected
-
-    asyncio.run(scenario())
-
-
-def test_a_move_compares_and_the_owner_hears_of_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Scene(tmp_path / "shop.db") as scene:
-            await scene.subscription.settle([scene.progress(4)], aside=[scene.record(n) for n in range(4)])
-            ids = [scene.record(n).id for n in range(4)]
-            other = open_broker(f"sqlite:///{scene.path}", Settings(partitions=1))
-            aside = other.aside("billing")
-            assert await aside.move(ids[:2], expect=State.WAITING, to=State.DEAD, due=None) == 0
-            assert await aside.move([*ids[:2], "nobody"], expect=State.DEAD, to=State.WAITING, due=7.0) == 2
-            assert await aside.move(ids[:2], expect=State.DEAD, to=State.WAITING, due=8.0) == 0
-            (moved,) = await scene.moved()
-            assert moved == Moved(scene.assigned.partition, scene.assigned.epoch, ids[:2], State.WAITING, 7.0)
-            assert await aside.remove(ids, expect=State.DEAD) == 2
-            (removed,) = await scene.moved()
-            assert removed == Moved(scene.assigned.partition, scene.assigned.epoch, ids[2:], None, None)
-            loaded = await aside.load(scene.assigned.partition, after=None, limit=10, max_bytes=1 << 20)
-            assert [(each.state, each.due) for each in loaded] == [(State.WAITING, 7.0)] * 2
-            await other.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_dropped_group_takes_its_records_with_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with Scene(tmp_path / "shop.db") as scene:
-            await scene.subscription.settle([scene.progress(1)], aside=[scene.record(0)])
-            await scene.subscription.close()
-            await scene.broker.drop_group("orders", "billing")
-            assert not (await scene.broker.aside("billing").scan(Filter(), None, 10)).records
-            assert not await scene.broker.groups("orders")
-
-    asyncio.run(scenario())
-
 
 def test_a_record_of_an_older_release_is_read(tmp_path: Path) -> None:
     async def scenario() -> None:
@@ -207,6 +75,31 @@ def test_a_record_of_an_older_release_is_read(tmp_path: Path) -> None:
                 db.execute("UPDATE onward_aside SET data = ?", (msgspec.msgpack.encode(older),))
             aside = scene.broker.aside("billing")
             assert await aside.load(scene.assigned.partition, after=None, limit=10, max_bytes=1 << 20) == [record]
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_record_is_named_and_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with Scene(tmp_path / "shop.db") as scene:
+            records = [scene.record(n, State.WAITING) for n in range(4)]
+            await scene.subscription.settle([scene.progress(4)], aside=records)
+            ids = [record.id for record in records]
+            with closing(sqlite3.connect(scene.path)) as db, db:
+                db.execute("UPDATE onward_aside SET data = x'c1' WHERE position IN (0, 1)")
+                db.execute("UPDATE onward_aside SET data = x'80' WHERE position = 2")
+            aside, place = scene.broker.aside("billing"), scene.assigned.partition
+            for _ in range(2):
+                assert await aside.load(place, after=None, limit=1, max_bytes=1 << 20) == [records[3]]
+                assert (await aside.scan(Filter(), None, 10)).records == [records[3]]
+            assert await aside.move(ids, expect=State.WAITING, to=State.HELD, due=None) == 1
+            told = [record.getMessage() for record in caplog.records]
+            assert [text.split(" is damaged")[0] for text in told] == [f"record {name}" for name in ids[:3]]
+            assert await aside.remove(ids[:1], expect=State.WAITING) == 1
+            assert not await scene.subscription.settle([], gone=[ids[1]])
+            with closing(sqlite3.connect(scene.path)) as db, db:
+                db.execute(told[2].rpartition(": ")[2])  # the cure that it names
+                assert db.execute("SELECT id FROM onward_aside").fetchall() == [(ids[3],)]
 
     asyncio.run(scenario())
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 import pytest
 
 from onward import clock
-from onward.brokers.base import Assigned, Broker, Progress, Reached, Subscription, TopicSpec, Topology
+from onward.brokers.base import PASSING, Assigned, Broker, Progress, Reached, Subscription, TopicSpec, Topology
 from onward.brokers.sqlite import lock_holder, open_broker
 from onward.brokers.sqlite.backlog import Backlog
 from onward.brokers.sqlite.membership import Lease, Seat, quotas, wish
@@ -859,5 +859,37 @@ def test_a_fence_never_goes_back_though_its_group_was_dropped(tmp_path: Path) ->
                 after = await fences(broker, start)
                 assert all((after[each] or 0) > (before[each] or 0) for each in before)
                 before = after
+
+    asyncio.run(scenario())
+
+
+def test_what_a_passing_group_left_behind_goes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.brokers.sqlite.retention._INTERVAL_S", 0.1)
+    tables = ("onward_group", "onward_member", "onward_roster", "onward_fence", "onward_aside", "onward_moved")
+
+    def left(db: sqlite3.Connection) -> list[str]:
+        """Where something stands of a passing group."""
+        named = f"grp LIKE '{PASSING}%'"
+        return [table for table in tables if db.execute(f"SELECT 1 FROM {table} WHERE {named}").fetchone()]
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path, lease_s=0.5, max_poll_gap_s=60.0) as broker:
+            await broker.publish([event(n) for n in range(5)])
+            gone = await join(broker, f"{PASSING}gone")
+            stays = await join(broker, f"{PASSING}stays")
+            kept = await join(broker)
+            await gone.close()  # as after a kill: nobody has dropped the group
+            with closing(sqlite3.connect(path)) as db:
+                async with asyncio.timeout(20):
+                    while len(await broker.groups("orders")) > 2:
+                        await stays.receive(0, 0, 0.05)
+                await kept.close()
+                assert [info.group for info in await broker.groups("orders")] == ["billing", f"{PASSING}stays"]
+                await stays.close()
+                async with asyncio.timeout(20):
+                    while left(db):
+                        await asyncio.to_thread(time.sleep, 0.02)
+            assert [info.group for info in await broker.groups("orders")] == ["billing"]
 
     asyncio.run(scenario())

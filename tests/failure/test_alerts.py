@@ -3,13 +3,16 @@
 import http.server
 import json
 import socket
+import ssl
 import threading
 import warnings
 from collections.abc import Iterator
 from email.message import Message
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from aiosmtpd.controller import Controller
 from aiosmtpd.handlers import Message as MessageHandler
 from aiosmtpd.smtp import AuthResult, LoginPassword
@@ -132,3 +135,49 @@ def test_a_mail_that_cannot_be_sent_is_an_error(post_office: tuple[Box, int, tup
 def test_a_wrong_kind_of_tls_is_refused_at_once() -> None:
     with pytest.raises(BadSetting, match="starttls"):
         Mail("localhost", sender="a@shop.test", to="b@shop.test", tls="yes")
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(params=["starttls", "implicit"])
+def safe_office(request: pytest.FixtureRequest, authority: trustme.CA) -> Iterator[tuple[Box, int, str]]:
+    """A post office that takes nothing, and no password, in the open."""
+    context, box = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), Box()
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    options: dict[str, Any] = {"authenticator": authenticate, "auth_required": True}
+    if request.param == "implicit":
+        options |= {"ssl_context": context, "auth_require_tls": False}  # it is not told that there is TLS around it
+    else:
+        options |= {"tls_context": context, "require_starttls": True}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Requiring AUTH while not requiring TLS")
+        controller = Controller(box, hostname="127.0.0.1", port=free_port(), **options)
+        controller.start()
+        yield box, controller.port, request.param
+        controller.stop()
+
+
+def safe_mail(port: int, tls: str) -> Mail:
+    login = ("onward", "hush")
+    return Mail("127.0.0.1", port=port, sender="onward@shop.test", to="a@shop.test", login=login, tls=tls)
+
+
+def test_a_mail_arrives_by_tls(
+    safe_office: tuple[Box, int, str], authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, port, tls = safe_office
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    safe_mail(port, tls)(ALERT)
+    (message,) = box.got
+    assert message["Subject"] == "[onward] high: orders/billing/depth"
+
+
+def test_a_server_that_nobody_vouches_for_is_told_nothing(safe_office: tuple[Box, int, str]) -> None:
+    box, port, tls = safe_office
+    with pytest.raises(AlertError, match="CERTIFICATE_VERIFY_FAILED"):
+        safe_mail(port, tls)(ALERT)
+    assert box.got == []

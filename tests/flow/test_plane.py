@@ -1,10 +1,13 @@
 """What flows: how far everything is done, what runs beside what, when it is settled, how much is taken in."""
 
+import msgspec
 import pytest
-from tests.flow.driver import FAR_S, Driver, P, Q, claims, record, stored, working
+from tests.flow.driver import FAR_S, WALL, Driver, P, Q, claims, record, stored, working
 
+from onward.brokers.base import BrokerLag
 from onward.event import Delivery, Event
 from onward.flow.entry import DONE, Released
+from onward.flow.lag import Blocking, Lag, total
 
 
 class TestTracker:
@@ -423,6 +426,17 @@ class TestLag:
         d.done(0)
         lag = d.lag()
         assert (lag.queued, lag.running, lag.gap, lag.blocking) == (0, 0, 0, None)
+
+    def test_over_all_partitions_and_what_the_broker_says_unknown_is_not_nothing(self) -> None:
+        quiet = Lag(queued=0, running=0, delayed=0, parked=2, parked_keys=1, gap=0, blocking=None)
+        busy = Lag(3, 2, 1, 5, 4, 7, Blocking(9, "a", "running", 1.5, published=WALL - 60))
+        odd = msgspec.structs.replace(busy, blocking=Blocking(1, "b", "queued", 0.5, published=0.0))
+        behind = total([quiet, busy, odd], [BrokerLag(None, None), BrokerLag(4, 2.5), BrokerLag(0, None)], WALL)
+        assert (behind.undelivered, behind.undelivered_oldest_s, behind.open, behind.delayed) == (4, 2.5, 12, 2)
+        assert (behind.parked, behind.parked_keys, behind.gap) == (12, 9, 14)
+        assert (behind.oldest_open_s, behind.blocked_s) == (60.0, 1.5)
+        nothing = total([quiet], [BrokerLag(None, None)], WALL)
+        assert (nothing.undelivered, nothing.oldest_open_s, nothing.blocked_s) == (None, None, 0.0)
 
     def test_only_what_is_ours_has_a_lag(self) -> None:
         d = working()

@@ -17,6 +17,7 @@ Durability = Literal["fsync", "replicated", "window", "memory"]
 Ordering = Literal["key", "partition", "none"]
 Start = Literal["earliest", "latest"] | float  # or a Unix time
 
+PASSING = "onward-passing."  # a group whose name begins so is of no use without a member: nothing of it need be kept
 _BRIEF = 200  # characters of an error's message
 
 

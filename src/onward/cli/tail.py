@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import typer
 
-from onward.brokers.base import Broker, Start, Subscription, TopicSpec, Topology
+from onward.brokers.base import PASSING, Broker, Start, Subscription, TopicSpec, Topology
 from onward.cli import find
 from onward.cli.say import Misuse, say
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from onward.cli.show import Screen
 
 # No handler's group is called like these, so no handler ever shares its events with us.
-_ONCE = "onward-tail.once."
+_ONCE = f"{PASSING}tail."
 _KEPT = "onward-tail.kept."
 _LOOK_S = 0.5  # between two looks for a topic that does not exist yet
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

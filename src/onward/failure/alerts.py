@@ -6,6 +6,7 @@ Both block, so the monitor calls them in a thread. Neither shows its secret: a w
 import http.client
 import json
 import smtplib
+import ssl
 from collections.abc import Sequence
 from email.message import EmailMessage
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from onward.errors import AlertError, BadSetting
 from onward.failure.watch import Alert
 
+_TIMEOUT_S = 10.0
 _MARKS = {"high": "\N{POLICE CARS REVOLVING LIGHT}", "broken": "\N{WARNING SIGN}"}
 
 
@@ -47,7 +49,9 @@ class Webhook:
 
 
 class Mail:
-    """Sends a mail by SMTP: plain, with STARTTLS, or (`tls="implicit"`, usually port 465) with TLS from the start."""
+    """Sends a mail by SMTP: plain, with STARTTLS, or (`tls="implicit"`, usually port 465) with TLS from the start.
+
+    The server's certificate must be one that this system trusts; `SSL_CERT_FILE` names other authorities."""
 
     def __init__(
         self,
@@ -82,13 +86,17 @@ class Mail:
             ) from error
 
     def _send(self, message: EmailMessage) -> None:
-        kind = smtplib.SMTP_SSL if self._tls == "implicit" else smtplib.SMTP
-        with kind(*self._address, timeout=10.0) as server:
+        with self._connected() as server:
             if self._tls == "starttls":
-                server.starttls()
+                server.starttls(context=ssl.create_default_context())
             if self._login is not None:
                 server.login(*self._login)
             server.send_message(message)
+
+    def _connected(self) -> smtplib.SMTP:
+        if self._tls != "implicit":
+            return smtplib.SMTP(*self._address, timeout=_TIMEOUT_S)
+        return smtplib.SMTP_SSL(*self._address, timeout=_TIMEOUT_S, context=ssl.create_default_context())
 
 
 def _escaped(text: str) -> str:

@@ -17,7 +17,7 @@ class Blocking(msgspec.Struct, frozen=True):
     key: str | None
     state: str
     for_s: float
-    published: float  # Unix time of its event
+    published: float  # Unix time of its event; 0: unknown
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ def total(lags: Sequence[Lag], outside: Sequence[BrokerLag], wall: float) -> Beh
             (each.oldest_age_s for each in outside if each.oldest_age_s is not None), default=None
         ),
         open=sum(lag.queued + lag.running + lag.delayed for lag in lags),
-        oldest_open_s=max((max(0.0, wall - each.published) for each in blocking), default=None),
+        oldest_open_s=max((max(0.0, wall - each.published) for each in blocking if each.published), default=None),
         blocked_s=max((each.for_s for each in blocking), default=0.0),
         gap=sum(lag.gap for lag in lags),
         delayed=sum(lag.delayed for lag in lags),

@@ -311,6 +311,7 @@ class ScanScenarios:
         assert records[4].failure is not None
         records[4] = owner.record(4, failure=msgspec.structs.replace(records[4].failure, error="KeyError"))
         records[1] = owner.record(1, State.HELD)
+        records[5] = owner.record(5, event=msgspec.structs.replace(records[5].event, value=b"in the value"))
         await owner.set_aside(records, 6)
         dead = [0, 2, 3, 4, 5]
 
@@ -323,6 +324,7 @@ class ScanScenarios:
         assert await found(topic="another") == []
         assert await found(error="KeyError") == [4]
         assert await found(text="stock for 2") == [4, 5]
+        assert await found(text="the value") == [5]
         assert await found(since=1.0, until=2.0) == [2, 3]
 
     @scenario()

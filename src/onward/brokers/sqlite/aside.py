@@ -1,6 +1,8 @@
 """The aside: records out of the flow, in a table of the same file."""
 
+import functools
 import itertools
+import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +17,8 @@ from onward.brokers.sqlite.writer import Writer
 from onward.errors import BrokerError
 from onward.event import Partition
 
+log = logging.getLogger("onward")
+
 _SCAN_ROWS = 500  # looked at per query of a scan, whose filter may match few
 _decode = msgspec.msgpack.Decoder(AsideRecord).decode
 
@@ -24,8 +28,12 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
 SET state = excluded.state, due = excluded.due, error = excluded.error, last = excluded.last, data = excluded.data
 """
 _LOAD = """
-SELECT state, due, data FROM onward_aside
-WHERE grp = ? AND part = ? AND position > ? AND (state != 'dead' OR ?) ORDER BY position, id LIMIT ?
+SELECT id, state, due, data FROM onward_aside
+WHERE grp = ? AND part = ? AND position > ? AND (state != 'dead' OR ?) ORDER BY position, id
+"""
+_FIND = """
+SELECT t.name, p.idx FROM onward_aside a JOIN onward_partition p ON p.id = a.part JOIN onward_topic t ON t.id = p.topic
+WHERE a.id = ? AND a.grp = ?
 """
 _PART = "SELECT p.id FROM onward_topic t JOIN onward_partition p ON p.topic = t.id WHERE t.name = ? AND p.idx = ?"
 _OWNED = "SELECT owner IS NOT NULL FROM onward_group WHERE part = ? AND grp = ?"
@@ -58,13 +66,13 @@ def store(db: sqlite3.Connection, rows: Sequence[tuple[AsideRecord, int]]) -> No
     db.executemany(_INSERT, [_row(record, part) for record, part in rows])
 
 
-def find(db: sqlite3.Connection, group: str, ids: Sequence[str]) -> list[AsideRecord]:
-    """Those of the group's records that are there."""
+def find(db: sqlite3.Connection, group: str, ids: Sequence[str]) -> list[tuple[str, Partition]]:
+    """Those of the group's records that are there, and of which partition they are."""
     found = []
     for name in ids:
-        row = db.execute("SELECT state, due, data FROM onward_aside WHERE id = ? AND grp = ?", (name, group)).fetchone()
+        row = db.execute(_FIND, (name, group)).fetchone()
         if row is not None:
-            found.append(_record(*row))
+            found.append((name, Partition(*row)))
     return found
 
 
@@ -88,8 +96,23 @@ def _row(record: AsideRecord, part: int) -> tuple[Any, ...]:
     )
 
 
-def _record(state: str, due: float | None, data: bytes) -> AsideRecord:
-    return msgspec.structs.replace(_decode(data), state=State(state), due=due)
+def _record(name: str, state: str, due: float | None, data: bytes) -> AsideRecord | None:
+    """None: it is damaged, which must not stop the others."""
+    try:
+        return msgspec.structs.replace(_decode(data), state=State(state), due=due)
+    except (msgspec.MsgspecError, ValueError) as error:
+        _complain(name, str(error))
+        return None
+
+
+@functools.lru_cache(maxsize=1_000)
+def _complain(name: str, why: str) -> None:
+    """Once of each record: they are read again and again."""
+    log.warning(
+        "record %s is damaged and left out (%s); restore it from a backup, or remove it: "
+        "DELETE FROM onward_aside WHERE id = '%s'",
+        *(name, why, name.replace("'", "''")),
+    )
 
 
 def _load(
@@ -100,11 +123,12 @@ def _load(
     records: list[AsideRecord] = []
     if row is None:
         return records
-    for state, due, data in db.execute(_LOAD, (group, row[0], -1 if after is None else after, dead, limit)):
+    for name, state, due, data in db.execute(_LOAD, (group, row[0], -1 if after is None else after, dead)):
         max_bytes -= len(data)
-        if records and max_bytes < 0:
+        if len(records) == limit or (records and max_bytes < 0):
             break
-        records.append(_record(state, due, data))
+        if (record := _record(name, state, due, data)) is not None:
+            records.append(record)
     return records
 
 
@@ -129,8 +153,8 @@ def _matching(
         ).fetchall()
         for part, position, name, state, due, data in rows:
             place = (part, position, name)
-            record = _record(state, due, data)
-            if where.text is None or _mentions(record, where.text):
+            record = _record(name, state, due, data)
+            if record is not None and (where.text is None or _mentions(record, where.text)):
                 yield f"{part}:{position}:{name}", record
         if len(rows) < _SCAN_ROWS:
             return
@@ -175,19 +199,27 @@ def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tu
             "SELECT part, state, due, data FROM onward_aside WHERE id = ? AND grp = ? AND state = ?",
             (name, group, expect.value),
         ).fetchone()
-        if row is None:
+        if row is None or not _change(tx.db, name, row[1:], to):
             continue
         moved += 1
-        if to is None:
-            delete(tx.db, name)
-        else:
-            data = msgspec.msgpack.encode(_record(*row[1:]).moved(*to))
-            tx.db.execute(
-                "UPDATE onward_aside SET state = ?, due = ?, data = ? WHERE id = ?", (to[0].value, to[1], data, name)
-            )
         if tx.db.execute(_OWNED, (row[0], group)).fetchone() == (1,):
             state, due = (None, None) if to is None else (to[0].value, to[1])
             tx.db.execute(_NOTICE, (group, row[0], name, state, due))
     if moved:
         bump(tx, group)
     return moved
+
+
+def _change(
+    db: sqlite3.Connection, name: str, stored: tuple[str, float | None, bytes], to: tuple[State, float | None] | None
+) -> bool:
+    """Move or remove a record; False: it is damaged and stays."""
+    if to is None:
+        delete(db, name)
+        return True
+    record = _record(name, *stored)
+    if record is None:
+        return False
+    data = msgspec.msgpack.encode(record.moved(*to))
+    db.execute("UPDATE onward_aside SET state = ?, due = ?, data = ? WHERE id = ?", (to[0].value, to[1], data, name))
+    return True

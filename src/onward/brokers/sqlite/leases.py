@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from onward.brokers.base import Start
+from onward.brokers.base import PASSING, Start
 from onward.brokers.sqlite import log
 from onward.brokers.sqlite.membership import Lease, Seat
 
@@ -114,7 +114,10 @@ def strike(db: sqlite3.Connection, group: str, topic: int, gone: Sequence[str]) 
 
 def forget(db: sqlite3.Connection, group: str, topic: int) -> None:
     """Remove the group's progress, records and members in a topic. Its fences never go back, should it come again."""
-    db.execute(_KEEP_FENCES, (group, topic))
+    if group.startswith(PASSING):
+        db.execute("DELETE FROM onward_roster WHERE grp = ?", (group,))
+    else:
+        db.execute(_KEEP_FENCES, (group, topic))
     parts = "part IN (SELECT id FROM onward_partition WHERE topic = ?)"
     for table in ("onward_group", "onward_aside", "onward_moved"):
         db.execute(f"DELETE FROM {table} WHERE grp = ? AND {parts}", (group, topic))

@@ -56,9 +56,9 @@ def settle(db: sqlite3.Connection, settlement: Settlement) -> list[Partition]:
         part = standing.part(progress.partition)
         if part is not None:
             _write(db, settlement.group, part, progress)
-    for record in aside.find(db, settlement.group, settlement.gone):
-        if standing.part(record.partition) is not None:
-            aside.delete(db, record.id)
+    for name, partition in aside.find(db, settlement.group, settlement.gone):
+        if standing.part(partition) is not None:
+            aside.delete(db, name)
     return list(standing.lost)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from onward import clock
-from onward.brokers.sqlite import log
+from onward.brokers.base import PASSING
+from onward.brokers.sqlite import lag, leases, log
 from onward.brokers.sqlite.backlog import Backlog, extents
 from onward.brokers.sqlite.transaction import Transaction
 from onward.settings import Settings
@@ -16,6 +17,10 @@ _PAGE_ROWS = 500  # removed per turn, so that nobody waits long for the lock
 _NEXT_PAGE_S = 0.02
 
 _ROWS = "SELECT at, count, time, length(data) FROM onward_log WHERE at >= ? AND at < ? ORDER BY at LIMIT ?"
+
+_PASSING = """
+SELECT DISTINCT g.grp, p.topic FROM onward_group g JOIN onward_partition p ON p.id = g.part WHERE g.grp LIKE ?
+"""
 
 
 class Finished(NamedTuple):
@@ -38,6 +43,7 @@ class Retention:
 
     def work(self, tx: Transaction) -> Callable[[], None]:
         self._backlog.forget()
+        _drop_left(tx)
         left = _PAGE_ROWS
         for (topic,) in tx.db.execute("SELECT id FROM onward_topic ORDER BY id").fetchall():
             left -= self._trim(tx.db, topic, tx.wall - self._retention_s, left)
@@ -63,6 +69,14 @@ class Retention:
             excess -= batch.size
         db.executemany("DELETE FROM onward_log WHERE at = ?", gone)
         return len(gone)
+
+
+def _drop_left(tx: Transaction) -> None:
+    """Groups that nobody comes back to, and that hold up what they have not read."""
+    boot = clock.boot_id()
+    for group, topic in tx.db.execute(_PASSING, (f"{PASSING}%",)).fetchall():
+        if not lag.alive(tx.db, group, topic, tx.now, boot):
+            leases.forget(tx.db, group, topic)
 
 
 def _finished(db: sqlite3.Connection, part: int, floor: int, limit: int) -> Iterator[Finished]:
