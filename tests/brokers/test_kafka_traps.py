@@ -43,6 +43,7 @@ from confluent_kafka.admin import NewTopic
 
 from onward import Event
 from onward.brokers.base import Fenced, Progress, Revoked
+from onward.brokers.kafka.commits import Commits
 from onward.brokers.partition import partition_of
 from onward.context import current
 from onward.event import Partition, new_id
@@ -286,6 +287,40 @@ def test_trap_7_a_clean_rebalance_repeats_nothing_and_the_others_flow_meanwhile(
             assert not any(each.unclean for each in second.assigned.values())
             await second.until(lambda: len(first.deliveries) + len(second.deliveries) >= 40)
             assert len(first.deliveries) + len(second.deliveries) == 40
+
+    play(scene())
+
+
+def test_trap_7_what_is_asked_back_before_it_was_told_of_goes_back_as_it_came(
+    harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member's first commits wait in its queue while the partition is given to another: they must not go out then,
+    for the coordinator would take them and set the other's progress back."""
+    slow: list[Commits] = []
+    work = Commits.work
+
+    def waits(commits: Commits) -> None:
+        if not slow:
+            slow.append(commits)
+        if commits is not slow[0]:
+            work(commits)
+
+    monkeypatch.setattr(Commits, "work", waits)
+
+    async def scene() -> None:
+        async with staged(harness, partitions=2) as stage:
+            await stage.publish(40, keys=40)
+            first = await stage.member()
+            await first.until(lambda: bool(slow) and len(slow[0]._orders) == 2)
+            second = await (await stage.member()).hold(1)
+            await second.until(lambda: len(second.deliveries) > 5)
+            assert not await second.settle()
+            (partition,) = second.assigned
+            assert not second.assigned[partition].unclean, "nothing can have run"
+            before = stage.committed()[partition.index]
+            monkeypatch.setattr(Commits, "work", work)
+            await first.hold(1)
+            assert stage.committed()[partition.index] == before, "set back by a member that does not own it"
 
     play(scene())
 

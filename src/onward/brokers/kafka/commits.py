@@ -106,6 +106,16 @@ class Commits:
         """Store that the partition has a new owner, which has not ended cleanly yet."""
         self._orders[hold.partition] = Order(hold, hold.latest, lambda error: then(hold, error))
 
+    def withdraw(self, holds: Iterable[Hold]) -> None:
+        """These are not ours any more. What waits to be said of them must not be: it would be taken from any member,
+        and set their next owner's progress back."""
+        for hold in holds:
+            order = self._orders.get(hold.partition)
+            if order is not None and order.hold is hold:
+                del self._orders[hold.partition]
+                if order.then is not None:
+                    order.then(KafkaError(KafkaError._STATE))
+
     def release(self, holds: Sequence[Hold], *, drained: bool, then: Callable[[], None]) -> None:
         """Store how these were left, then call `then`, also when that could not be stored: unclean is the default."""
         left = {hold.partition for hold in holds if drained}
