@@ -325,6 +325,31 @@ def test_trap_7_what_is_asked_back_before_it_was_told_of_goes_back_as_it_came(
     play(scene())
 
 
+def test_trap_7_a_member_that_leaves_while_the_group_forms_anew_holds_nobody_up(harness: KafkaHarness) -> None:
+    """Until all have joined again the coordinator reads nothing that the second one sends. If that went without being
+    heard, the others would wait for it as long as a session."""
+
+    async def scene() -> None:
+        options = {"lease_s": 30.0, "heartbeat.interval.ms": 300}
+        async with staged(harness, partitions=2, revoke_grace_s=20.0, **options) as stage:
+            first = await (await stage.member(yields=False)).hold(2)
+            second = await stage.member()
+            while not any(isinstance(each, Revoked) for each in first.history):
+                await asyncio.gather(first.receive(wait_s=0.1), second.receive(wait_s=0.1))
+            third = await stage.member()
+            await asyncio.sleep(1.5)  # some heartbeats: all but the first have joined again
+            leaving = asyncio.create_task(second.subscription.close())
+            await asyncio.sleep(1.0)
+            released = time.monotonic()
+            await first.release(next(each.partitions for each in first.history if isinstance(each, Revoked)))
+            while not third.assigned:
+                await asyncio.gather(first.receive(wait_s=0.1), third.receive(wait_s=0.1))
+                assert time.monotonic() - released < 15.0
+            await leaving
+
+    play(scene())
+
+
 def test_trap_10_what_a_commit_cannot_hold_throttles_that_partition_only(harness: KafkaHarness) -> None:
     """Half of 130,000 positions done, at random: more than 4,096 characters can say."""
 

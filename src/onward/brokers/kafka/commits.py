@@ -19,7 +19,7 @@ from onward.event import Partition
 log = logging.getLogger("onward")
 
 _AGAIN_S = 0.1
-_FORGET_S = 60.0  # an answer that has not come by then will not
+_FORGET_S = 5.0  # a request that went to a coordinator that died is never answered
 _CONFIRM_S = 5.0
 _IDLE_S = 3_600.0  # commit again what stands still, long before the coordinator forgets it (a week by default)
 

@@ -31,6 +31,8 @@ _POLL_S = 0.02
 _MEMBER_LOOK_S = 0.1
 _RETRY_S = 0.5
 _BEATS = 5  # heartbeats in a session
+_HEARD_S = 0.5
+_TURN_S = 10.0
 
 _FORBIDDEN = frozenset(
     {
@@ -207,12 +209,25 @@ class Membership:
         try:
             self._put_back([*untold, *self._unfenced(list(self._fencing))])
             self._serve()
+            self._await_turn()
             self._consumer.close()
         except (KafkaException, RuntimeError) as error:
             log.warning("Kafka: leaving the group: %s", error)
         finally:
             self._commits.fail_all()
             self._holdings.drop(self._holdings.all(), fenced=False)
+
+    def _await_turn(self) -> None:
+        """While the group forms anew the coordinator reads nothing that we send, not even that we leave: it would miss
+        us for a session, and the others would wait with it. So ask it something, until it answers."""
+        end = clock.now() + min(self._settings.lease_s, _TURN_S)
+        while self._subscribed and clock.now() < end:
+            try:
+                self._consumer.committed([TopicPartition(self._topics[0], 0)], _HEARD_S)
+            except KafkaException:
+                self._consumer.poll(_POLL_S)
+            else:
+                return
 
     # Ownership
 

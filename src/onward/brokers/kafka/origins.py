@@ -19,7 +19,12 @@ _ASK_S = 2.0  # not much of a session: the member's thread waits for it
 
 _AGAIN_S = 0.05
 _SOON = frozenset(
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART}
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._NOENT,  # the client knows no leader
+    }
 )
 
 Found = tuple[Origin, str, str]  # with the log's id and the suffix of its marks
@@ -87,6 +92,8 @@ def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Part
         except KafkaException as error:
             if error.args[0].code() not in _SOON or clock.now() > end:
                 raise
+            for topic in {each.topic for each in partitions}:
+                admin.list_topics(topic, _ASK_S)  # it keeps to what it knew of leaders until it is made to ask
             time.sleep(_AGAIN_S)
         else:
             return {Partition(place.topic, place.partition): offset for place, offset in found.items()}
