@@ -14,6 +14,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from onward.brokers.kafka import publisher
+from onward.brokers.kafka.message import Header, headers_of
 from onward.event import Event
 from tests.servers.kafka import KafkaServer
 
@@ -29,10 +31,20 @@ class KafkaHarness:
 
     @contextmanager
     def refuse(self, event: Event) -> Iterator[None]:
-        """The topic takes nothing as long as this event, which is all that the call brings."""
-        self.limit(event.topic, "10")
+        """The broker refuses this one event, for a header that makes it longer than the topic takes.
+
+        It is longer than a batch may be, too, so that it travels alone: what goes with it is not refused with it.
+        """
+        self.limit(event.topic, "1000000")
+        padding = ("padding", b"x" * 1_040_000)
+
+        def padded(each: Event) -> list[Header]:
+            return [*headers_of(each), *([padding] if each.id == event.id else [])]
+
         try:
-            yield
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(publisher, "headers_of", padded)
+                yield
         finally:
             self.limit(event.topic, "1048588")
 

@@ -29,7 +29,8 @@ class Stage:
             {"bootstrap.servers": harness.bootstrap, "group.id": self.group, "enable.auto.commit": False}
         )
 
-    def _count(self) -> int:
+    def partitions(self) -> int:
+        """How many the topic has."""
         return len(self.harness.admin.list_topics(self.topic, timeout=10).topics[self.topic].partitions)
 
     async def broker(self, **options: Any) -> Broker:
@@ -56,7 +57,7 @@ class Stage:
 
     def committed(self) -> dict[int, tuple[int, str]]:
         """The group's offsets and their metadata, by partition; empty before its first commit."""
-        places = [TopicPartition(self.topic, index) for index in range(self._count())]
+        places = [TopicPartition(self.topic, index) for index in range(self.partitions())]
         try:
             found = self._watcher.committed(places, 30)
         except KafkaException:

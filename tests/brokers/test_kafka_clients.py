@@ -8,9 +8,10 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from onward import Event
+from onward.brokers.partition import partition_of
 from onward.errors import PublishError
 from onward.event import new_id
-from onward.testing.harness import event
+from onward.testing.harness import event, first_times
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, staged
 
@@ -81,6 +82,32 @@ def test_contract_13_after_a_refusal_nothing_later_of_the_key_is_accepted(harnes
                 of_key = [each.id for each in call if each.key == key and each is not call[51]]
                 got = [each.event.id for each in member.deliveries[1:] if each.event.key == key]
                 assert got == of_key
+
+    play(scene())
+
+
+def test_contract_13_a_refused_event_takes_down_what_follows_it_and_nothing_else(harness: KafkaHarness) -> None:
+    """The broker refuses one event alone: what came before it is accepted, and what follows it in its key is not."""
+
+    async def scene() -> None:
+        async with staged(harness, partitions=2) as stage:
+            here, there = (next(f"k{n}" for n in range(99) if partition_of(f"k{n}", 2) == index) for index in (0, 1))
+            broker = await stage.broker()
+            call = [event(stage.topic, key, n) for n in range(5) for key in (here, there)]
+            bad = call[4]  # the third of its key
+            await broker.publish([event(stage.topic, here, 99)])
+            with harness.refuse(bad), pytest.raises(PublishError) as raised:
+                await broker.publish(call)
+            assert [each.id for each in raised.value.refused] == [each.id for each in call[4:] if each.key == here]
+            elsewhere = [each.id for each in call if each.key == there]  # their answers may be lost with the producer
+            unknown = [each.id for each in raised.value.unknown]
+            assert unknown == elsewhere[len(elsewhere) - len(unknown) :]
+            await broker.publish([*raised.value.refused, *raised.value.unknown])
+            member = await stage.member()
+            await member.until(lambda: len({each.event.id for each in member.deliveries}) == 11)
+            got = [(each.event.key or "", int(each.event.value or b"")) for each in member.deliveries]
+            assert first_times(got) == {here: [99, 0, 1, 2, 3, 4], there: [0, 1, 2, 3, 4]}
+            assert [n for key, n in got if key == here] == [99, 0, 1, 2, 3, 4], "what is refused was not accepted"
 
     play(scene())
 

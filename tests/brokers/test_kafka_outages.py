@@ -1,22 +1,28 @@
 """A broker killed or paused, partitions added, a topic deleted, a pause too long: what is promised of each."""
 
 import asyncio
+import logging
 import time
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import NewPartitions, NewTopic
 
-from onward.brokers.base import Fenced
+from onward import Event
+from onward.brokers.base import Broker, Fenced
 from onward.brokers.kafka.commits import Commits
-from onward.errors import PublishError
+from onward.clock import now
+from onward.errors import BrokerError, PartitionsDiffer, PublishError
 from onward.testing.harness import event
 from tests.brokers.kafka import KafkaHarness, harness
-from tests.brokers.kafka_stage import play, staged
+from tests.brokers.kafka_stage import play, running, staged, until
 from tests.servers.kafka import KafkaServer
 
 __all__ = ["harness"]
+
+ANSWER_S = 5.0  # beyond its deadline, for a publish to hear its last reports on a busy machine
+RECOVERED_S = 30.0
 
 
 def test_partitions_added_are_read_from_their_beginning(harness: KafkaHarness) -> None:
@@ -126,22 +132,95 @@ def test_a_broker_that_is_killed_and_comes_back_loses_nothing(harness: KafkaHarn
 def test_a_broker_that_stands_still_is_waited_for_no_longer_than_told(
     harness: KafkaHarness, kafka_server: KafkaServer
 ) -> None:
+    """While it stands, publish and settle answer by `publish_timeout_s`, and ownership is not sure any more. Once it
+    goes on, all that was accepted arrives, each key in its order, and progress is stored again."""
+
     async def scene() -> None:
         async with staged(harness, publish_timeout_s=2.0) as stage:
             broker = await stage.broker()
-            await broker.publish([event(stage.topic, "a", 0)])
-            member = await (await stage.member(broker)).hold(1)
+            await broker.publish([event(stage.topic, "a", n) for n in range(3)])
+            member = await stage.member(broker)
+            await member.take(3)
             kafka_server.pause()
             started = time.monotonic()
-            with pytest.raises(PublishError) as raised:
-                await broker.publish([event(stage.topic, "a", 1)])
-            assert time.monotonic() - started < 10
-            assert len(raised.value.unknown) + len(raised.value.refused) == 1
-            await asyncio.sleep(0.1)
-            assert member.subscription.sure_until() < time.clock_gettime(time.CLOCK_BOOTTIME) + 1.0
+            more = [event(stage.topic, "a", n) for n in range(3, 6)]
+            published, settled = await asyncio.gather(broker.publish(more), member.settle(), return_exceptions=True)
+            assert time.monotonic() - started < 2.0 + ANSWER_S
+            assert isinstance(published, PublishError)
+            assert {each.id for each in (*published.refused, *published.unknown)} == {each.id for each in more}
+            assert isinstance(settled, BrokerError)
+            assert member.subscription.sure_until() < now() + 1.0, "surer than a session of a second allows"
             kafka_server.resume()
-            await broker.publish([event(stage.topic, "a", 2)])
-            await member.until(lambda: 2 in member.values, within_s=40.0)
-            assert list(dict.fromkeys(member.values)) in ([0, 1, 2], [0, 2], [0, 2, 1])
+            resumed = time.monotonic()
+            await _until_published(broker, more)
+            await member.until(lambda: set(member.values) == set(range(6)), within_s=RECOVERED_S)
+            assert time.monotonic() - resumed < RECOVERED_S
+            assert list(dict.fromkeys(member.values)) == [*range(6)]
+            await member.settle()
+            await member.release(list(member.assigned))
+            await member.subscription.close()
+            after = await (await stage.member()).hold(1)
+            await after.quiet()
 
     play(scene())
+
+
+async def _until_published(broker: Broker, events: list[Event]) -> None:
+    """As a caller does that wants them in order: what was not accepted comes first, again."""
+    left, deadline = events, time.monotonic() + RECOVERED_S
+    while left:
+        try:
+            return await broker.publish(left)
+        except PublishError as error:
+            assert time.monotonic() < deadline
+            failed = {each.id for each in (*error.refused, *error.unknown)}
+            left = [each for each in left if each.id in failed]
+
+
+def test_partitions_added_stop_the_publishing_or_are_accepted_by_setting(
+    harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.brokers.kafka.topics._FRESH_S", 0.0)
+
+    async def scene() -> None:
+        async with staged(harness, partitions=None) as stage:
+            stops, accepts = await stage.broker(), await stage.broker(on_partition_growth="accept")
+            harness.admin.create_topics([NewTopic(stage.topic, 2, 1)])[stage.topic].result(10)
+            await stops.publish([event(stage.topic, "a", 0)])
+            await accepts.publish([event(stage.topic, "a", 1)])
+            harness.admin.create_partitions([NewPartitions(stage.topic, 4)])[stage.topic].result(10)
+            await until(lambda: stage.partitions() == 4)
+            with pytest.raises(PartitionsDiffer, match=f"{stage.topic} has 4 partitions, this process says 2"):
+                await stops.publish([event(stage.topic, "a", 2)])
+            await accepts.publish([event(stage.topic, f"k{n}", n) for n in range(40)])
+            member = await stage.member(accepts)
+            await member.until(lambda: len({each.partition for each in member.deliveries}) == 4)
+
+    play(scene())
+
+
+def test_a_topic_deleted_under_a_running_application_is_told_and_its_successor_is_handled(
+    harness: KafkaHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What stood in the log is gone with it. The application says that it lost the partitions, and goes on with the new
+    log from its beginning, without a restart."""
+
+    async def scene() -> None:
+        async with staged(harness, **{"topic.metadata.refresh.interval.ms": 300}) as stage:
+            app, handled = stage.app(), list[bytes]()
+
+            @app.handler(stage.topic, group=stage.group)
+            async def handle(event: Event) -> None:
+                handled.append(event.value or b"")
+
+            await stage.publish(5)
+            async with running(app):
+                await until(lambda: stage.watermark() == 5)
+                harness.admin.delete_topics([stage.topic])[stage.topic].result(10)
+                await until(lambda: f"lost {stage.topic}/0" in caplog.text)
+                await (await stage.broker()).publish([event(stage.topic, "a", n) for n in range(10, 20)])
+                await until(lambda: len(handled) == 15)
+            assert handled[5:] == [b"%d" % n for n in range(10, 20)]
+
+    with caplog.at_level(logging.WARNING):
+        play(scene())

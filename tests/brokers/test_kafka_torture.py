@@ -1,16 +1,21 @@
-"""Members of a group killed with kill -9, one after another, under load. ONWARD_TORTURE_S=120 makes it two minutes."""
+"""Members of a group that are killed with kill -9, or come and go, under load. ONWARD_TORTURE_S=60: for a minute."""
 
 import asyncio
+import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from onward.testing.harness import Kit, effects, event, first_times
+from onward.testing.failure_shop import eventually, until
+from onward.testing.harness import Kit, Process, effects, event, first_times
 from tests.brokers.kafka import KafkaHarness, harness
 
 __all__ = ["harness"]
@@ -52,6 +57,97 @@ def test_members_killed_every_few_seconds_lose_and_invert_nothing(harness: Kafka
             await kit.close()
 
     asyncio.run(run())
+
+
+class Coming(Process):
+    """One of the members that come and go."""
+
+    def __init__(self, kit: Kit, effects: Path) -> None:
+        task = {"url": kit.harness.url, "settings": kit.options, "topic": kit.topic, "group": "group"}
+        program = Path(__file__).with_name("kafka_member.py")
+        super().__init__([str(program), json.dumps(task | {"effects": str(effects)})])
+        kit.adopt(self)
+        self._up = asyncio.ensure_future(self.line(60.0))
+
+    @property
+    def is_up(self) -> bool:
+        return self._up.done()
+
+    def leave(self) -> None:
+        """As a deploy would have it."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def left(self, within_s: float) -> int:
+        return self._process.wait(within_s)
+
+
+class Done(NamedTuple):
+    key: str
+    n: int
+    partition: int
+    fence: int
+
+
+def read(effects: Path) -> list[Done]:
+    lines = effects.read_text().splitlines() if effects.exists() else []
+    return [Done(key, int(n), int(partition), int(fence)) for key, n, partition, fence in map(str.split, lines)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 200)
+def test_ten_members_that_come_and_go_lose_invert_and_repeat_nothing(harness: KafkaHarness) -> None:
+    """Clean joins and stops only: what a member has begun it ends, and says so, before it gives a partition up."""
+    kit = Kit(harness, {"partitions": 20, "publish_timeout_s": 60.0, "lease_s": 10.0})
+    path, rng = harness.folder / "effects", random.Random()
+
+    async def scene() -> None:
+        broker, sent, changes = await kit.broker(), 0, 0
+        members = [Coming(kit, path) for _ in range(5)]
+        gone: list[Coming] = []
+        end, change_at = time.monotonic() + SECONDS, time.monotonic() + 3
+        while time.monotonic() < end:
+            await broker.publish([event(kit.topic, f"key-{n % KEYS}", n // KEYS) for n in range(sent, sent + BATCH)])
+            sent += BATCH
+            await asyncio.sleep(0.1)
+            if time.monotonic() > change_at:
+                up = [member for member in members if member.is_up]
+                if up and (len(members) == 10 or (len(members) > 3 and rng.random() < 0.5)):
+                    gone.append(rng.choice(up))
+                    members.remove(gone[-1])
+                    gone[-1].leave()
+                elif len(members) < 10:
+                    members.append(Coming(kit, path))
+                changes += 1
+                change_at = time.monotonic() + rng.uniform(0.3, 1.5)
+        await eventually(lambda: _handled(path, sent), f"all {sent} are handled", 60.0)
+        await until(lambda: all(member.is_up for member in members), "all are up")
+        for member in members:
+            member.leave()
+        codes = [await asyncio.to_thread(member.left, 60.0) for member in (*gone, *members)]
+        assert not any(codes), f"a stop was not clean: {codes}"
+        done = read(path)
+        assert first_times((each.key, each.n) for each in done) == {
+            f"key-{k}": list(range(sent // KEYS)) for k in range(KEYS)
+        }
+        owners = len({(each.partition, each.fence) for each in done})
+        repeated = len(done) - sent
+        print(  # noqa: T201
+            f"\n{sent} events, {changes} members came or went, partitions had {owners} owners that worked, "
+            f"{repeated} repeated: {repeated / max(1, changes):.2f} for each rebalance"
+        )
+        assert repeated == 0, [each for each, count in Counter((d.key, d.n) for d in done).items() if count > 1][:20]
+
+    async def run() -> None:
+        try:
+            await scene()
+        finally:
+            await kit.close()
+
+    asyncio.run(run())
+
+
+async def _handled(effects: Path, count: int) -> bool:
+    return len({(each.key, each.n) for each in read(effects)}) == count
 
 
 @pytest.mark.slow

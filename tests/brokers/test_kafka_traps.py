@@ -43,6 +43,7 @@ from confluent_kafka.admin import NewTopic
 
 from onward import Event
 from onward.brokers.base import Fenced, Progress, Revoked
+from onward.brokers.kafka.commits import Commits
 from onward.brokers.partition import partition_of
 from onward.context import current
 from onward.event import Partition, new_id
@@ -61,10 +62,12 @@ def test_trap_1_a_compacted_log_is_committed_to_its_end(harness: KafkaHarness) -
             harness.admin.create_topics([new])[stage.topic].result(10)
             left: list[int] = []
             broker, deadline = await stage.broker(), time.monotonic() + 30
-            while left == [*range(len(left))]:  # until the cleaner has made holes
+            while left == [*range(len(left))]:  # until the cleaner has made holes, behind the first, which stays
                 assert time.monotonic() < deadline, "nothing was compacted"
-                await broker.publish([event(stage.topic, f"key-{n % 3}", n) for n in range(10)])
+                keys = [f"once-{time.monotonic()}", *["often"] * 9]
+                await broker.publish([event(stage.topic, key, n) for n, key in enumerate(keys)])
                 left = await asyncio.to_thread(_offsets, harness, stage.topic)
+            assert left[0] == 0
             app, handled = stage.app(), list[int]()
 
             @app.handler(stage.topic, group=stage.group)
@@ -286,6 +289,65 @@ def test_trap_7_a_clean_rebalance_repeats_nothing_and_the_others_flow_meanwhile(
             assert not any(each.unclean for each in second.assigned.values())
             await second.until(lambda: len(first.deliveries) + len(second.deliveries) >= 40)
             assert len(first.deliveries) + len(second.deliveries) == 40
+
+    play(scene())
+
+
+def test_trap_7_what_is_asked_back_before_it_was_told_of_goes_back_as_it_came(
+    harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member's first commits wait in its queue while the partition is given to another: they must not go out then,
+    for the coordinator would take them and set the other's progress back."""
+    slow: list[Commits] = []
+    work = Commits.work
+
+    def waits(commits: Commits) -> None:
+        if not slow:
+            slow.append(commits)
+        if commits is not slow[0]:
+            work(commits)
+
+    monkeypatch.setattr(Commits, "work", waits)
+
+    async def scene() -> None:
+        async with staged(harness, partitions=2) as stage:
+            await stage.publish(40, keys=40)
+            first = await stage.member()
+            await first.until(lambda: bool(slow) and len(slow[0]._orders) == 2)
+            second = await (await stage.member()).hold(1)
+            await second.until(lambda: len(second.deliveries) > 5)
+            assert not await second.settle()
+            (partition,) = second.assigned
+            assert not second.assigned[partition].unclean, "nothing can have run"
+            before = stage.committed()[partition.index]
+            monkeypatch.setattr(Commits, "work", work)
+            await first.hold(1)
+            assert stage.committed()[partition.index] == before, "set back by a member that does not own it"
+
+    play(scene())
+
+
+def test_trap_7_a_member_that_leaves_while_the_group_forms_anew_holds_nobody_up(harness: KafkaHarness) -> None:
+    """Until all have joined again the coordinator reads nothing that the second one sends. If that went without being
+    heard, the others would wait for it as long as a session."""
+
+    async def scene() -> None:
+        options = {"lease_s": 30.0, "heartbeat.interval.ms": 300}
+        async with staged(harness, partitions=2, revoke_grace_s=20.0, **options) as stage:
+            first = await (await stage.member(yields=False)).hold(2)
+            second = await stage.member()
+            while not any(isinstance(each, Revoked) for each in first.history):
+                await asyncio.gather(first.receive(wait_s=0.1), second.receive(wait_s=0.1))
+            third = await stage.member()
+            await asyncio.sleep(1.5)  # some heartbeats: all but the first have joined again
+            leaving = asyncio.create_task(second.subscription.close())
+            await asyncio.sleep(1.0)
+            released = time.monotonic()
+            await first.release(next(each.partitions for each in first.history if isinstance(each, Revoked)))
+            while not third.assigned:
+                await asyncio.gather(first.receive(wait_s=0.1), third.receive(wait_s=0.1))
+                assert time.monotonic() - released < 15.0
+            await leaving
 
     play(scene())
 

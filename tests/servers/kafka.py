@@ -3,13 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.servers.needs import JARS, JAVA
 from tests.servers.proxy import Proxy
 from tests.servers.server import PROBE_S, READY_S, Server, free_port
 
+ANSWER_S = 10.0  # for a question to a cluster whose nodes come and go
 CLUSTER_ID = "b253YXJkLXRlc3RzLTAwMQ"  # any 16 bytes, in url-safe base64
 SMALL_JVM = ("-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
@@ -133,43 +134,41 @@ class KafkaCluster:
 
 
 class KafkaView:
-    """What a cluster says of a topic and a group."""
+    """What a cluster says of a topic and a group, asked in a way that outlives any of its nodes."""
 
     def __init__(self, bootstrap: str, topic: str, group: str) -> None:
         self._conf = {"bootstrap.servers": bootstrap, "log_level": 0}
-        self._admin = AdminClient(self._conf)
-        self._consumer = Consumer(self._conf | {"group.id": group, "enable.auto.commit": False})
         self._topic = topic
         self._group = group
 
     def coordinator(self) -> int:
         """The node that keeps the group's members and progress. Ask while all live: librdkafka ends the process when
         an admin's request to a coordinator is cut off (confluentinc/librdkafka#4605)."""
-        admin = AdminClient(self._conf)  # one that has no connection to a former coordinator
+        admin = AdminClient(self._conf)
         futures = admin.describe_consumer_groups([self._group], request_timeout=READY_S)
         return int(futures[self._group].result(READY_S).coordinator.id)
 
     def committed(self) -> int:
         """The sum of the group's offsets; 0 while nobody can say."""
+        consumer = Consumer(self._conf | {"group.id": self._group, "enable.auto.commit": False})
         try:
-            places = [TopicPartition(self._topic, index) for index in range(len(self._partitions()))]
-            return sum(max(0, place.offset) for place in self._consumer.committed(places, PROBE_S))
-        except (KafkaException, TimeoutError):
+            places = [TopicPartition(self._topic, index) for index in self._partitions(consumer)]
+            return sum(max(0, place.offset) for place in consumer.committed(places, ANSWER_S))
+        except KafkaException:
             return 0
+        finally:
+            consumer.close()
 
     def leaders(self) -> set[int]:
-        return {int(each.leader.id) for each in self._partitions()}
+        return {int(each.leader) for each in self._partitions(AdminClient(self._conf)).values()}
 
     def is_whole(self, copies: int) -> bool:
         """Every partition has so many copies that are up to date; False while nobody can say."""
         try:
-            return all(len(each.isr) == copies for each in self._partitions())
-        except (KafkaException, TimeoutError):
+            partitions = self._partitions(AdminClient(self._conf))
+        except KafkaException:
             return False
+        return all(len(each.isrs) == copies for each in partitions.values())
 
-    def close(self) -> None:
-        self._consumer.close()
-
-    def _partitions(self) -> list[Any]:
-        futures = self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=PROBE_S)
-        return list(futures[self._topic].result(2 * PROBE_S).partitions)
+    def _partitions(self, client: Any) -> dict[int, Any]:
+        return dict(client.list_topics(self._topic, ANSWER_S).topics[self._topic].partitions)

@@ -19,7 +19,7 @@ from onward.event import Partition
 log = logging.getLogger("onward")
 
 _AGAIN_S = 0.1
-_FORGET_S = 60.0  # an answer that has not come by then will not
+_FORGET_S = 5.0  # a request that went to a coordinator that died is never answered
 _CONFIRM_S = 5.0
 _IDLE_S = 3_600.0  # commit again what stands still, long before the coordinator forgets it (a week by default)
 
@@ -105,6 +105,16 @@ class Commits:
     def fence(self, hold: Hold, then: Callable[[Hold, KafkaError | None], None]) -> None:
         """Store that the partition has a new owner, which has not ended cleanly yet."""
         self._orders[hold.partition] = Order(hold, hold.latest, lambda error: then(hold, error))
+
+    def withdraw(self, holds: Iterable[Hold]) -> None:
+        """These are not ours any more. What waits to be said of them must not be: it would be taken from any member,
+        and set their next owner's progress back."""
+        for hold in holds:
+            order = self._orders.get(hold.partition)
+            if order is not None and order.hold is hold:
+                del self._orders[hold.partition]
+                if order.then is not None:
+                    order.then(KafkaError(KafkaError._STATE))
 
     def release(self, holds: Sequence[Hold], *, drained: bool, then: Callable[[], None]) -> None:
         """Store how these were left, then call `then`, also when that could not be stored: unclean is the default."""

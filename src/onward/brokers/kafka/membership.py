@@ -8,7 +8,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ _POLL_S = 0.02
 _MEMBER_LOOK_S = 0.1
 _RETRY_S = 0.5
 _BEATS = 5  # heartbeats in a session
+_HEARD_S = 0.5
+_TURN_S = 10.0
 
 _FORBIDDEN = frozenset(
     {
@@ -77,7 +79,8 @@ class Membership:
         self._commits = Commits(self._consumer, holdings, settings.publish_timeout_s)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.failure: OnwardError | None = None  # why we cannot be in the group
-        self._arrivals: dict[Partition, None] = {}  # given to us by the group, not yet fenced
+        self._arrivals: dict[Partition, None] = {}  # given to us by the group, to be fenced
+        self._fencing: dict[Partition, Hold] = {}  # whose fence is being stored, or was when we began to leave
         self._retry_at = 0.0
         self._subscribed = False
         self._retiring = False  # it released unasked: it keeps what it has and takes no more
@@ -194,26 +197,37 @@ class Membership:
             self._drop_out()
 
     def _drop_out(self) -> None:
-        self._holdings.drop(self._holdings.all(), fenced=True)
+        self._lose(self._holdings.all())
         self._arrivals.clear()
         self._subscribed = False
         self._consumer.unsubscribe()
 
     def _leave(self) -> None:
         """Go, without a word on what was not released: its next owner is told that it was left so."""
-        holds = self._holdings.all()
         self._calling = True
-        untold = [hold for hold in holds if not hold.announced]
+        untold = [hold for hold in self._holdings.all() if not hold.announced]
         try:
-            if untold:
-                self._commits.put_back(untold)
+            self._put_back([*untold, *self._unfenced(list(self._fencing))])
             self._serve()
+            self._await_turn()
             self._consumer.close()
         except (KafkaException, RuntimeError) as error:
             log.warning("Kafka: leaving the group: %s", error)
         finally:
             self._commits.fail_all()
             self._holdings.drop(self._holdings.all(), fenced=False)
+
+    def _await_turn(self) -> None:
+        """While the group forms anew the coordinator reads nothing that we send, not even that we leave: it would miss
+        us for a session, and the others would wait with it. So ask it something, until it answers."""
+        end = clock.now() + min(self._settings.lease_s, _TURN_S)
+        while self._subscribed and clock.now() < end:
+            try:
+                self._consumer.committed([TopicPartition(self._topics[0], 0)], _HEARD_S)
+            except KafkaException:
+                self._consumer.poll(_POLL_S)
+            else:
+                return
 
     # Ownership
 
@@ -230,7 +244,8 @@ class Membership:
             self._retry_at = 0.0
 
     def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        self._holdings.drop(self._named(places), fenced=True)
+        self._unfenced(_partitions(places))
+        self._lose(self._named(places))
 
     def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         """Ask for these back and wait for their release: the group goes on when this returns."""
@@ -239,20 +254,34 @@ class Membership:
         told = [hold for hold in holds if hold.announced]
         self._calling = True
         try:
-            if untold:
-                self._holdings.drop(untold, fenced=False)
-                self._commits.put_back(untold)
+            self._holdings.drop(untold, fenced=False)
+            self._put_back([*untold, *self._unfenced(_partitions(places))])
             if told and not self._closing:
                 self._hand_over(told)
         finally:
             self._calling = False
-            self._holdings.drop(self._named(places), fenced=True)
+            self._lose(self._named(places))
+
+    def _lose(self, holds: Sequence[Hold]) -> None:
+        self._commits.withdraw(holds)
+        self._holdings.drop(holds, fenced=True)
 
     def _named(self, places: list[TopicPartition]) -> list[Hold]:
-        partitions = {Partition(place.topic, place.partition) for place in places}
+        partitions = _partitions(places)
         for partition in partitions:
             self._arrivals.pop(partition, None)
         return [hold for hold in self._holdings.all() if hold.partition in partitions]
+
+    def _unfenced(self, partitions: Iterable[Partition]) -> list[Hold]:
+        """Those that were on their way to be ours; from here on nothing of them is stored."""
+        holds = [self._fencing.pop(partition) for partition in partitions if partition in self._fencing]
+        self._commits.withdraw(holds)
+        return holds
+
+    def _put_back(self, holds: Sequence[Hold]) -> None:
+        """Nobody was told of these, so nothing of them can have run: they go back as they came."""
+        if holds:
+            self._commits.put_back(holds)
 
     def _hand_over(self, holds: Sequence[Hold]) -> None:
         deadline = clock.now() + self._settings.revoke_grace_s
@@ -292,13 +321,14 @@ class Membership:
             self._arrivals.pop(partition, None)
             hold = Hold(partition, source, log_id=log_id, suffix=suffix, epoch=next(self._epochs))
             hold.marked_at = marked.get(partition, 0)
+            self._fencing[partition] = hold
             self._commits.fence(hold, self._fenced)
 
     def _fenced(self, hold: Hold, error: KafkaError | None) -> None:
         """The fence of an arrival is stored, or could not be."""
-        mine = any((place.topic, place.partition) == tuple(hold.partition) for place in self._consumer.assignment())
-        if not mine or self._retiring or not self._subscribed:
-            return
+        if self._fencing.get(hold.partition) is not hold or self._retiring or not self._subscribed:
+            return  # it was asked back, or will be
+        del self._fencing[hold.partition]
         if error is not None:
             self._arrivals[hold.partition] = None
             self._retry_at = clock.now() + _RETRY_S
@@ -309,7 +339,7 @@ class Membership:
 
     def _begin_anew(self, hold: Hold) -> None:
         if self._holdings.held.get(hold.partition) is hold:
-            self._holdings.drop([hold], fenced=True)
+            self._lose([hold])
             self._arrivals[hold.partition] = None
 
     def _release(self, holds: Sequence[Hold], drained: bool, future: "Future[None]") -> None:
@@ -321,3 +351,7 @@ class Membership:
         self._holdings.drop(holds, fenced=False)
         if not future.done():
             future.set_result(None)
+
+
+def _partitions(places: Iterable[TopicPartition]) -> set[Partition]:
+    return {Partition(place.topic, place.partition) for place in places}

@@ -10,14 +10,14 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from onward import clock
-from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.client import REQUEST_S, Client
 from onward.brokers.kafka.message import Header, headers_of
 from onward.brokers.partition import partition_of
 from onward.errors import Backlogged, Closed, OnwardError, PublishError, TooLarge, Unserialisable
@@ -293,16 +293,8 @@ class Courier:
             window.reports[at] = error
 
         for at, item in enumerate(window.items):
-            event = item.event
             try:
-                producer.produce(
-                    event.topic,
-                    event.value,
-                    item.key,
-                    item.partition,
-                    partial(report, at),
-                    headers=item.headers,
-                )
+                _produce(producer, item, partial(report, at))
             except (KafkaException, BufferError) as error:
                 cause = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._QUEUE_FULL)
                 for rest in range(at, len(window.items)):
@@ -328,6 +320,18 @@ class Courier:
             # Events that fit alone may not fit together: the topic's limit is below the size of our batches.
             self._batch_bytes = max(_SMALLEST_BATCH_BYTES, (self._batch_bytes or 1_000_000) // 8)
         self._producer = None
+
+
+def _produce(producer: Producer, item: Outgoing, report: Callable[[KafkaError | None, object], None]) -> None:
+    event = item.event
+    arguments = (event.topic, event.value, item.key, item.partition, report)
+    try:
+        producer.produce(*arguments, headers=item.headers)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+            raise
+        producer.list_topics(event.topic, REQUEST_S)  # it was added since the producer has last looked
+        producer.produce(*arguments, headers=item.headers)
 
 
 def _is_fatal(producer: Producer, wait_s: float) -> bool:

@@ -1,0 +1,38 @@
+"""A member in a process of its own, to be stopped with SIGTERM: `python kafka_member.py TASK`.
+
+It says when it is up, writes each event that it handled to the effects file with its partition and fence, and ends when
+it is told to or when its stdin closes.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+
+from onward import Event, Onward
+from onward.context import current
+
+
+async def main() -> None:
+    task = json.loads(sys.argv[1])
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+    effects = os.open(task["effects"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    app = Onward(task["url"], **task["settings"])
+
+    @app.handler(task["topic"], group=task["group"])
+    async def handle(event: Event) -> None:
+        await asyncio.sleep(0.005)
+        run = current()
+        line = f"{event.key} {int(event.value or b'')} {run.partition.index} {run.fence}\n"
+        os.write(effects, line.encode())
+
+    running = asyncio.create_task(app.run())
+    while not app.readings():  # noqa: ASYNC110 - from then on it knows what SIGTERM means
+        await asyncio.sleep(0.01)
+    print(json.dumps("up"), flush=True)  # noqa: T201
+    await running
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
