@@ -94,10 +94,8 @@ def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Part
         except KafkaException as error:
             if error.args[0].code() not in _SOON or clock.now() > end:
                 raise
-            for topic in {each.topic for each in partitions}:
-                admin.list_topics(topic, _ASK_S)  # it keeps to what it knew of leaders until it is made to ask
             time.sleep(_AGAIN_S)
             for topic in {each.topic for each in partitions}:
-                admin.list_topics(topic, timeout=_ASK_S)  # or it would go on asking with what it knows for long
+                admin.list_topics(topic, _ASK_S)  # it keeps to what it knew of leaders until it is made to ask
         else:
             return {Partition(place.topic, place.partition): offset for place, offset in found.items()}
