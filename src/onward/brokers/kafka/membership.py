@@ -209,7 +209,7 @@ class Membership:
         try:
             self._put_back([*untold, *self._unfenced(list(self._fencing))])
             self._serve()
-            self._await_turn()
+            self._depart()
             self._consumer.close()
         except (KafkaException, RuntimeError) as error:
             log.warning("Kafka: leaving the group: %s", error)
@@ -217,17 +217,22 @@ class Membership:
             self._commits.fail_all()
             self._holdings.drop(self._holdings.all(), fenced=False)
 
-    def _await_turn(self) -> None:
-        """While the group forms anew the coordinator reads nothing that we send, not even that we leave: it would miss
-        us for a session, and the others would wait with it. So ask it something, until it answers."""
+    def _depart(self) -> None:
+        """Say that we leave, and see that it is heard: while the group forms anew the coordinator reads nothing that we
+        send, and a member that goes unheard is waited for, a session long, by all the others. It answers in turn, so
+        what it says to a later question tells that it has read what we sent before."""
         end = clock.now() + min(self._settings.lease_s, _TURN_S)
-        while self._subscribed and clock.now() < end:
-            try:
+        if self._subscribed and self._heard(end):
+            self._consumer.unsubscribe()
+            self._heard(end)
+
+    def _heard(self, end: float) -> bool:
+        while clock.now() < end:
+            self._consumer.poll(_POLL_S)
+            with contextlib.suppress(KafkaException):
                 self._consumer.committed([TopicPartition(self._topics[0], 0)], _HEARD_S)
-            except KafkaException:
-                self._consumer.poll(_POLL_S)
-            else:
-                return
+                return True
+        return False
 
     # Ownership
 
