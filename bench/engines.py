@@ -142,6 +142,9 @@ class Feed:
 
     async def release(self, *_: object, **__: object) -> None: ...
 
+    async def lag(self) -> dict[Partition, Any]:
+        return {}
+
     def sure_until(self) -> float:
         return math.inf
 
