@@ -137,9 +137,6 @@ class Feed:
     async def settle(self, *_: object, **__: object) -> list[Partition]:
         return []
 
-    async def lag(self) -> dict[Partition, Any]:
-        return {}
-
     async def release(self, *_: object, **__: object) -> None: ...
 
     async def lag(self) -> dict[Partition, Any]:
