@@ -1,46 +1,37 @@
-"""Onward: declares handlers, publishes, composes the stages and runs them. The only file that knows every stage."""
+"""Onward: an application declares its handlers, publishes, and runs them."""
 
 import asyncio
 import contextlib
 import logging
 import math
 import os
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
-from uuid import uuid4
-
-import msgspec
 
 from onward import context
 from onward import settings as settings_
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Ordering, Start
 from onward.door import SyncDoor, refuse_loop_thread, wait_for
-from onward.engines.base import Engine
-from onward.engines.target import check, target_of
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
-from onward.event import Event, Partition, new_id, new_ids
+from onward.event import Event, new_id, new_ids
 from onward.failure.expiry import EXPIRES, stamp
 from onward.failure.retry import Retry
-from onward.failure.watch import Tally, Thresholds
 from onward.handler import EngineName, Function, Handler, bind, bind_once, check_choices, choose
-from onward.inbox.base import Ground, Inbox
-from onward.inbox.horizon import longest_redelivery_s
-from onward.observe.health import Health, tell
+from onward.inbox.base import Inbox
+from onward.observe.health import Health
 from onward.observe.metrics import Reading, exposition
 from onward.payload import encode, type_name
 from onward.signals import stopping
 
 if TYPE_CHECKING:
-    # What runs handlers is imported when they run: a program that only publishes starts sooner without it.
+    from onward.crew import Crew
     from onward.failure.dead import DeadLetters
-    from onward.failure.monitor import Hook, Monitor
-    from onward.flow.consumer import Consumer
+    from onward.failure.monitor import Hook
 
 log = logging.getLogger("onward")
 AnyFunction = TypeVar("AnyFunction", bound=Function)
@@ -60,12 +51,11 @@ class Onward:
         self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
         self.handlers: list[Handler] = []
         self._hooks: list[Hook] = []
-        self._counted: dict[tuple[str, str], Tally] = {}  # the dead letters, by topic and group
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._door: SyncDoor | None = None
         self._opening = threading.Lock()
-        self._consumers: list[Consumer] = []
+        self._crew: Crew | None = None  # while it runs
         self._stopping = False
         _apps.add(self)
 
@@ -214,7 +204,7 @@ class Onward:
         _inherited.append((self._broker, self._door))
         self._broker = self._loop = self._door = None
         self._opening = threading.Lock()
-        self._consumers = []
+        self._crew = None
 
     def event(
         self,
@@ -279,28 +269,9 @@ class Onward:
         self._hooks.append(hook)
         return hook
 
-    async def _tallies(self) -> list[Tally]:
-        """Of the groups whose partition 0 is ours: over the fleet each is watched by one process."""
-        if not self.broker.features.aside:
-            return []
-        pairs = zip(self.handlers, self._consumers, strict=True)
-        ours = [handler for handler, consumer in pairs if Partition(handler.topic, 0) in consumer.plane.held]
-        found = [await self.dead.tally(handler.topic, handler.group) for handler in ours]
-        self._counted = {(tally.topic, tally.group): tally for tally in found}
-        return found
-
-    def _monitor(self) -> "Monitor":
-        from onward.failure.monitor import Monitor
-
-        thresholds = Thresholds(depth=self.settings.dead_threshold)
-        return Monitor(self._tallies, self._hooks, thresholds=thresholds, every_s=self.settings.dead_check_s)
-
     def health(self) -> Health:
         """Ready means: handlers run, and dead letters can be stored."""
-        if not self._consumers:
-            return Health(False, ("no handler runs",))
-        troubles = tuple(trouble for consumer in self._consumers for trouble in consumer.troubles)
-        return Health(not troubles, troubles)
+        return self._crew.health() if self._crew is not None else Health(False, ("no handler runs",))
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -334,132 +305,34 @@ class Onward:
             if self._broker is None:
                 await stack.enter_async_context(self)
             stack.enter_context(stopping(self.stop))
-            stack.push_async_callback(self._close_inboxes)
-            await self._start_inboxes()
-            await self._consume()
+            await self._run()
 
     def stop(self) -> None:
         """Ask `run` to end gracefully, also one that has only begun."""
         self._stopping = True
-        for consumer in self._consumers:
-            consumer.stop()
+        if self._crew is not None:
+            self._crew.stop()
 
-    async def _consume(self) -> None:
-        from onward.engines.watchdog import Watchdog
-        from onward.flow.consumer import Consumer
-        from onward.flow.solitude import Solitude
+    async def _run(self) -> None:
+        from onward.crew import Crew  # a program that only publishes starts sooner without it
 
-        member = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
-        solitude = Solitude()
-        self._consumers = [
-            Consumer(self.broker, _engine(handler), handler, self.settings, member=member, solitude=solitude)
-            for handler in self.handlers
-        ]
-        durability = self.broker.features.durability
-        for handler in self.handlers:
-            if handler.timeout_s is None or handler.timeout_s > self.settings.revoke_grace_s:
-                log.warning(
-                    "%s may run longer than revoke_grace_s=%g: when members come or go, its run may overlap with the "
-                    "next owner's",
-                    *(handler.name, self.settings.revoke_grace_s),
-                )
-            log.info(
-                "%s takes %s for group %s (engine %s, ordering %s, concurrency %d, durability %s)",
-                *(handler.name, handler.topic, handler.group, handler.engine, handler.ordering),
-                *(handler.concurrency, durability),
-            )
-        tasks = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
-        beside = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
-        beside += [asyncio.create_task(self._monitor().run()), asyncio.create_task(tell(self.readings))]
+        self._crew = Crew(self.broker, self.handlers, self.settings, self._hooks)
         if self._stopping:
-            self.stop()
+            self._crew.stop()
         try:
-            with Watchdog():
-                # One consumer that cannot go on ends them all: half an application that looks healthy helps nobody.
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-                self.stop()
-                errors = [end for end in await asyncio.gather(*tasks, return_exceptions=True) if end is not None]
-            for other in errors[1:]:
-                log.error("and another: %r", other, exc_info=other)
-            if errors:
-                raise errors[0]
+            await self._crew.run()
         finally:
-            for task in (*tasks, *beside):
-                task.cancel()
-            await asyncio.wait([*tasks, *beside])
-            self._consumers = []
-            self._stopping = False
-
-    def _inboxes(self) -> Iterable[Inbox]:
-        return {id(handler.inbox): handler.inbox for handler in self.handlers if handler.inbox is not None}.values()
-
-    async def _start_inboxes(self) -> None:
-        """Refuse what could not keep effects once, before the first event."""
-        for handler in self.handlers:
-            if handler.inbox is not None:
-                ground = Ground(
-                    name=handler.name,
-                    batch=handler.is_batch,
-                    features=self.broker.features,
-                    longest_redelivery_s=longest_redelivery_s(self.settings, handler.retry, handler.timeout_s),
-                )
-                await handler.inbox.start(ground)
-
-    async def _close_inboxes(self) -> None:
-        for inbox in self._inboxes():
-            await inbox.close()
+            self._crew, self._stopping = None, False
 
     # -- seeing it ----------------------------------------------------------------------------------------------
 
     def readings(self) -> list[Reading]:
         """How each running handler fares now."""
-        return [
-            Reading(
-                topic=handler.topic,
-                group=handler.group,
-                engine=handler.engine,
-                declined=consumer.declined,
-                **msgspec.structs.asdict(consumer.behind()),
-                **self._dead_depth(handler),
-                **msgspec.structs.asdict(consumer.health()),
-                **msgspec.structs.asdict(consumer.plane.counts),
-            )
-            for handler, consumer in zip(self.handlers, self._consumers, strict=False)
-        ]
-
-    def _dead_depth(self, handler: Handler) -> dict[str, Any]:
-        """As the monitor last counted."""
-        tally = self._counted.get((handler.topic, handler.group))
-        depth, age_s = (tally.depth, tally.oldest_age_s) if tally is not None else (None, None)
-        return {"dead_letters": depth, "dead_oldest_s": age_s}
+        return self._crew.readings() if self._crew is not None else []
 
     def metrics(self) -> str:
         """The same as the text that Prometheus scrapes."""
         return exposition(self.readings(), prefix=self.settings.metrics_prefix)
-
-
-def _engine(handler: Handler) -> Engine:
-    concurrency, timeout_s = handler.concurrency, handler.timeout_s
-    if handler.engine == "tasks":
-        from onward.engines.tasks import TaskEngine
-
-        return TaskEngine(handler.call, concurrency=concurrency, timeout_s=timeout_s)
-    if handler.engine == "threads":
-        from onward.engines.threads import ThreadEngine
-
-        return ThreadEngine(handler.call, concurrency=concurrency, timeout_s=timeout_s)
-    from onward.engines.processes import ProcessEngine
-
-    target = target_of(handler.function)
-    check(target, handler.function)
-    return ProcessEngine(
-        target,
-        batch=handler.is_batch,
-        workers=handler.workers or os.cpu_count() or 1,
-        concurrency=concurrency,
-        timeout_s=timeout_s,
-        max_events_per_worker=handler.max_events_per_worker,
-    )
 
 
 def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:

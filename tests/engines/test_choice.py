@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onward import Onward
-from onward.app import _engine
+from onward.crew import _engine
 from onward.engines.processes import ProcessEngine
 from onward.engines.tasks import TaskEngine
 from onward.engines.threads import ThreadEngine

@@ -160,8 +160,8 @@ def test_an_application_whose_handler_cannot_be_imported_ends_with_that_error(
     app = Onward(f"sqlite:///{log.parent}/shop.db", lease_s=2.0)
     app.handler("orders", group="g", engine="processes", workers=2)(programs.never_there)
     publish(app, [Order(n) for n in range(3)])
-    monkeypatch.setattr("onward.app.target_of", lambda function: "tests.engines.broken:handle")
-    monkeypatch.setattr("onward.app.check", lambda target, function: None)
+    monkeypatch.setattr("onward.crew.target_of", lambda function: "tests.engines.broken:handle")
+    monkeypatch.setattr("onward.crew.check", lambda target, function: None)
     with pytest.raises(BadHandler, match="no database, no module"):
         asyncio.run(app.run())
 

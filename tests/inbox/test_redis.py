@@ -302,7 +302,7 @@ def test_a_busy_event_stays_open_through_the_application(
                 await asyncio.wait_for(runs.standing.wait(), PATIENCE_S)
                 running = asyncio.create_task(app.run())
                 deadline = time.monotonic() + PATIENCE_S
-                while app._consumers == [] or app._consumers[0].health().busy == 0:
+                while not any(reading.busy for reading in app.readings()):
                     assert time.monotonic() < deadline
                     await asyncio.wait([running], timeout=0.02)
                 await asyncio.wait([running], timeout=0.5)  # ten waits, each in vain
