@@ -67,6 +67,20 @@ class TrackerMachine(RuleBasedStateMachine):
         if position not in self.inherited:
             self.open[position] = delivered
 
+    @rule(gaps=st.lists(st.integers(-3, 3), max_size=20), back=st.integers(0, 2))
+    def deliver_many(self, gaps: list[int], back: int) -> None:
+        """In lists, long ones and short ones; what is behind what was seen is there for the second time."""
+        entries, fits, at = [], [], self.end - back
+        for gap in gaps:
+            at = max(0, at + gap)
+            entries.append(entry(at))
+            if at >= self.end:
+                self.end = at + 1
+                fits += [entries[-1]] if at not in self.inherited else []
+            at += 1
+        assert list(self.tracker.add_all(entries)) == fits
+        self.open |= {each.delivery.position: each for each in fits}
+
     @rule(back=st.integers(1, 10))
     def deliver_again(self, back: int) -> None:
         """What was seen never fits again, open or done."""

@@ -75,8 +75,8 @@ class Tracker:
 
     def add_all(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """`add` for many. Answers those that are to run."""
-        positions = [entry.delivery.position for entry in entries]
-        if len(entries) < _MANY or self._ahead or positions[0] < self.end or sorted(set(positions)) != positions:
+        positions = [entry.delivery.position for entry in entries] if len(entries) >= _MANY and not self._ahead else []
+        if not positions or positions[0] < self.end or sorted(set(positions)) != positions:
             return [entry for entry in entries if self.add(entry.delivery.position, entry)]
         slot = self._base + len(self.flags)
         for entry in entries:
