@@ -101,8 +101,8 @@ def read(effects: Path) -> list[Done]:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 200)
 def test_ten_members_that_come_and_go_lose_and_invert_nothing(harness: KafkaHarness) -> None:
-    """Clean joins and stops only: what a member has begun it ends, and says so, before it gives a partition up. On a busy
-    machine that may take longer than the group waits; then it is repeated."""
+    """Clean joins and stops only: what a member has begun it ends, and says so, before it gives a partition up. On a
+    busy machine that may take longer than the group waits; then it is repeated."""
     kit = Kit(harness, {"partitions": 20, "publish_timeout_s": 60.0, "lease_s": 10.0})
     path, rng = harness.folder / "effects", random.Random()
 
