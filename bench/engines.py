@@ -142,6 +142,9 @@ class Feed:
     async def lag(self) -> dict[Partition, Any]:
         return {}
 
+    def troubles(self) -> Sequence[str]:
+        return ()
+
     def sure_until(self) -> float:
         return math.inf
 

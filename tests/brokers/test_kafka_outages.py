@@ -14,6 +14,7 @@ from onward.brokers.base import Broker, Fenced
 from onward.brokers.kafka.commits import Commits
 from onward.clock import now
 from onward.errors import BrokerError, PartitionsDiffer, PublishError
+from onward.event import Partition
 from onward.testing.harness import event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, running, staged, until
@@ -39,6 +40,55 @@ def test_partitions_added_are_read_from_their_beginning(harness: KafkaHarness) -
             await member.hold(4)
             await member.take(1)
             assert member.values == [7], "the group begins with the latest, but not in a partition that is new"
+
+    play(scene())
+
+
+def test_partitions_added_are_not_read_unless_that_is_accepted(
+    harness: KafkaHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A key may have moved to one of them while its earlier events wait in another: it would pass them."""
+
+    async def scene() -> None:
+        async with staged(harness, partitions=None, **{"topic.metadata.refresh.interval.ms": 300}) as stage:
+            await (await stage.broker(partitions=2)).publish([event(stage.topic, "a", 0)])
+            member = await (await stage.member()).hold(2)
+            await member.take(1)
+            harness.admin.create_partitions([NewPartitions(stage.topic, 4)])[stage.topic].result(10)
+            producer = Producer({"bootstrap.servers": harness.bootstrap})
+            for index in (0, 3):
+                producer.produce(stage.topic, b"%d" % index, partition=index)
+            await asyncio.to_thread(producer.flush, 10)
+            await member.until(lambda: bool(member.subscription.troubles()))
+            assert "4 partitions, and had 2" in caplog.text
+            assert "on_partition_growth='accept'" in member.subscription.troubles()[0]
+            await member.take(2)
+            assert sorted(member.assigned) == [Partition(stage.topic, 0), Partition(stage.topic, 1)]
+            await member.settle()
+            await member.subscription.close()
+            accepts = await (await stage.member(await stage.broker(on_partition_growth="accept"))).hold(4)
+            await accepts.take(1)
+            assert accepts.values == [3]
+            assert not accepts.subscription.troubles()
+
+    play(scene())
+
+
+def test_nobody_who_reads_brings_a_deleted_topic_back(harness: KafkaHarness) -> None:
+    """A cluster that makes topics on being asked for them by name would have it with other partitions than it had."""
+
+    async def scene() -> None:
+        async with staged(harness, partitions=3, **{"topic.metadata.refresh.interval.ms": 300}) as stage:
+            publisher = await stage.broker()
+            await publisher.publish([event(stage.topic, "a", 0)])
+            await publisher.close()  # a producer would go on asking for it
+            member = await (await stage.member()).hold(3)
+            harness.admin.delete_topics([stage.topic])[stage.topic].result(10)
+            await member.until(lambda: not member.assigned)
+            end = now() + 3.0
+            while now() < end:
+                await member.receive(wait_s=0.1)
+            assert stage.topic not in harness.admin.list_topics(timeout=10).topics
 
     play(scene())
 
@@ -147,6 +197,7 @@ def test_a_broker_that_stands_still_is_waited_for_no_longer_than_told(
             published, settled = await asyncio.gather(broker.publish(more), member.settle(), return_exceptions=True)
             assert time.monotonic() - started < 2.0 + ANSWER_S
             assert isinstance(published, PublishError)
+            assert "no answer from Kafka in publish_timeout_s=2; is it running?" in str(published)
             assert {each.id for each in (*published.refused, *published.unknown)} == {each.id for each in more}
             assert isinstance(settled, BrokerError)
             assert member.subscription.sure_until() < now() + 1.0, "surer than a session of a second allows"

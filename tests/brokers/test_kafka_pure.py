@@ -310,3 +310,8 @@ def test_large_events_are_not_read_ahead_beyond_the_bytes_that_are_asked_for() -
     assert holdings.hungry.is_set()
     assert len(holdings.collect(1_000, 10, now=1.0)) == 1  # the first always fits
     assert (hold.buffered, hold.buffered_bytes) == (0, 0)
+
+
+def test_a_setting_of_the_producer_that_cannot_be_is_refused_before_anything_is_published() -> None:
+    with pytest.raises(BadSetting, match="Invalid value"):
+        asyncio.run(open_broker(settings.load("kafka://127.0.0.1:9?linger.ms=abc")))

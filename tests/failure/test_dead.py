@@ -114,6 +114,19 @@ def test_dropped_is_gone_for_that_group_alone(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
+def test_letters_of_a_topic_that_is_not_ours_are_left_alone(tmp_path: Path) -> None:
+    """Another application may have a group of the same name."""
+
+    async def scenario(app: Onward, _: list[Event]) -> None:
+        other = DeadLetters(app.broker, [("payments", "billing")])
+        assert [letter.partition.topic for letter in (await other.list()).letters] == ["payments"]
+        assert (await other.drop()).dropped == 1
+        assert await app.dead.count() == 10
+        assert await other.count(group="billing") == 5, "who names a group means all of it"
+
+    run(scenario, tmp_path)
+
+
 def test_a_limit_bounds_a_replay_over_groups(tmp_path: Path) -> None:
     async def scenario(app: Onward, _: list[Event]) -> None:
         rehearsed = await app.dead.replay(limit=8, dry_run=True)

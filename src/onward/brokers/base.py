@@ -253,6 +253,9 @@ class Subscription(Protocol):
 
         Asked by Revoked, or unasked by a member that is about to leave: then they are not given back to it."""
 
+    def troubles(self) -> Sequence[str]:
+        """Why some of the group's events are not delivered, for those who watch; empty: nothing keeps them."""
+
     def sure_until(self) -> float:
         """The time up to which ownership of everything held is certain. Nobody else is given a partition before."""
 

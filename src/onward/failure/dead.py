@@ -214,9 +214,14 @@ class DeadLetters:
         while True:
             page = await self.aside(group).scan(chosen.where, after, max(1, limit))
             after = page.after
-            yield [record for record in page.records if chosen.names(record)], after
+            yield [each for each in page.records if chosen.names(each) and self._is_ours(each, chosen)], after
             if after is None:
                 return
+
+    def _is_ours(self, record: AsideRecord, chosen: Choice) -> bool:
+        """Where neither topic nor group is named, the application's topics are meant: others may share its group."""
+        named = chosen.topic is not None or chosen.group is not None
+        return named or record.partition.topic in {topic for topic, _ in self._places}
 
     async def _groups(self, chosen: Choice) -> Sequence[str]:
         """Where to look. A broker does not tell all its topics, so somebody must name a group or a topic."""

@@ -67,6 +67,7 @@ class Consumer:
         self._judging = Judge(handler.name, handler.retry, random.random)
         self.declined = 0  # events that the handler skipped
         self._outage = Outage()  # of the inbox
+        self._subscription: Subscription | None = None
         self._unsettled = ""  # why progress cannot be stored just now
         self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
         self._undelivered: Mapping[Partition, BrokerLag] = {}  # as the broker last said
@@ -105,6 +106,7 @@ class Consumer:
         subscription = await self._broker.subscribe(
             [handler.topic], group=handler.group, member=self._member, ordering=handler.ordering, start=handler.start
         )
+        self._subscription = subscription
         context.group.set(handler.group)  # for what the engine runs
         self._engine.start(self._ended, self._may_start_until)
         receiving = asyncio.create_task(self._receive(subscription))
@@ -150,7 +152,8 @@ class Consumer:
         """What keeps events of ours from an end, for readiness."""
         held = self.plane.held
         told = [why for partition, why in self._refused.items() if partition in held]
-        return list(dict.fromkeys(filter(None, (*told, self._unsettled, self._outage.why))))
+        outside = self._subscription.troubles() if self._subscription is not None else ()
+        return list(dict.fromkeys(filter(None, (*told, *outside, self._unsettled, self._outage.why))))
 
     async def _act(self, subscription: Subscription, actions: Actions) -> None:
         if actions.work:
@@ -240,7 +243,8 @@ class Consumer:
                 self._give_up(message.partitions, min(message.deadline_s, self._settings.revoke_grace_s))
             case Fenced():
                 log.warning(
-                    "%s: lost %s to another member", self._handler.name, ", ".join(map(str, message.partitions))
+                    "%s: lost %s: another member has taken over, or the broker did not hear from this one",
+                    *(self._handler.name, ", ".join(map(str, message.partitions))),
                 )
                 plane.fenced(message.partitions)
             case Moved():
@@ -279,7 +283,8 @@ class Consumer:
             try:
                 lost = await subscription.settle(settlement.progress, aside=settlement.aside, gone=settlement.gone)
             except AsideError as error:
-                log.exception("%s: dead letters cannot be stored; their keys wait", self._handler.name)
+                if str(error) not in self._refused.values():  # once for each cause
+                    log.exception("%s: dead letters cannot be stored; their keys wait", self._handler.name)
                 self._refused |= {record.partition: str(error) for record in settlement.aside}
                 self.plane.aside_refused(instant())
                 break
@@ -386,6 +391,11 @@ class Consumer:
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+        if self._settling is not None:
+            log.warning(
+                "%s: the broker did not answer: the last progress is not stored, what was done since will be repeated",
+                self._handler.name,
+            )
         if self.plane.running:
             log.warning(
                 "%s: %d calls are cut off, no attempt charged; the next owner runs their events again",

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Sequence
 
 from onward.brokers.base import Broker, Change, Features, GroupInfo, Ordering, Start, Topology
@@ -9,7 +10,7 @@ from onward.brokers.kafka.aside import KafkaAside
 from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.groups import Groups
 from onward.brokers.kafka.holdings import Holdings
-from onward.brokers.kafka.letters import Letters
+from onward.brokers.kafka.letters import Letters, missing
 from onward.brokers.kafka.membership import Enrolment, Membership
 from onward.brokers.kafka.publisher import Publisher
 from onward.brokers.kafka.reader import Reader
@@ -20,10 +21,14 @@ from onward.errors import BadSetting, Closed
 from onward.event import Event
 from onward.settings import Settings, check_name
 
+log = logging.getLogger("onward")
+
 
 def open_broker(url: str, settings: Settings) -> Broker:
     """The cluster that the URL names. Nothing is asked of it yet."""
-    return KafkaBroker(Client(url, settings), settings)
+    client = Client(url, settings)
+    client.producer()  # a setting that cannot be is refused now, not when the first event is published
+    return KafkaBroker(client, settings)
 
 
 class KafkaBroker:
@@ -79,7 +84,8 @@ class KafkaBroker:
             raise BadSetting(f"start={start!r}: use earliest, latest or a Unix time")
         for topic in dict.fromkeys(topics):
             await self._catalogue.resolve(topic)
-            await asyncio.to_thread(self._of_group(group).prepare, topic)
+            if not await asyncio.to_thread(self._of_group(group).prepare, topic):
+                log.warning("Kafka: %s", missing(group, topic))
         holdings = Holdings()
         warden = Warden(self._of_group(group), holdings, group)
         cluster = Cluster(self._client, self._catalogue, self._settings)

@@ -48,6 +48,13 @@ def topic_name(group: str, topic: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{_PREFIX}{hashlib.sha256(name.encode()).hexdigest()}"
 
 
+def missing(group: str, topic: str) -> str:
+    return (
+        f"topic {topic_name(group, topic)} is not there, or too small, and auto_declare is off; without it no event of "
+        f"{topic} can be set aside: create it with as many partitions as {topic} has, and cleanup.policy=compact"
+    )
+
+
 def topics_of(group: str, names: Sequence[str]) -> list[str]:
     """The topics that have an aside for the group, of all topics of the cluster."""
     known = set(names)
@@ -97,10 +104,7 @@ class Letters:
             return []
         with self._lock:
             if not self.prepare(topic, max(index for index, _ in entries)):
-                name = topic_name(self._group, topic)
-                return [
-                    f"topic {name} is not there, or too small, and auto_declare is off; declare it, compacted"
-                ] * len(entries)
+                return [missing(self._group, topic)] * len(entries)
             return self._send(topic_name(self._group, topic), entries)
 
     def _send(self, name: str, entries: Sequence[Placed]) -> list[int | str]:

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -75,10 +75,11 @@ class Membership:
             settings.client.get("partition.assignment.strategy", "cooperative-sticky")
         )
         self._consumer: Consumer = cluster.client.consumer(**self._conf(group, enrolment.member))
-        self._origins = Origins(self._consumer, cluster.catalogue, enrolment.start)
+        self._origins = Origins(self._consumer, cluster.catalogue, enrolment.start, settings.on_partition_growth)
         self._commits = Commits(self._consumer, holdings, settings.publish_timeout_s)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.failure: OnwardError | None = None  # why we cannot be in the group
+        self.troubles: list[str] = []  # why some of what the group has is not read
         self._arrivals: dict[Partition, None] = {}  # given to us by the group, to be fenced
         self._fencing: dict[Partition, Hold] = {}  # whose fence is being stored, or was when we began to leave
         self._retry_at = 0.0
@@ -320,6 +321,7 @@ class Membership:
             self._retry_at = clock.now() + _RETRY_S
             return
         self._retry_at = clock.now() + _RETRY_S  # for what was not found
+        self._tell(self._origins.troubles)
         for partition, (source, log_id, suffix) in found.items():
             if source.note:
                 log.warning("Kafka: %s", source.note)
@@ -328,6 +330,12 @@ class Membership:
             hold.marked_at = marked.get(partition, 0)
             self._fencing[partition] = hold
             self._commits.fence(hold, self._fenced)
+
+    def _tell(self, troubles: Mapping[str, str]) -> None:
+        for trouble in troubles.values():
+            if trouble not in self.troubles:
+                log.error("Kafka: %s", trouble)
+        self.troubles = list(troubles.values())
 
     def _fenced(self, hold: Hold, error: KafkaError | None) -> None:
         """The fence of an arrival is stored, or could not be."""

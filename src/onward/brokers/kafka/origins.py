@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
@@ -29,14 +29,20 @@ _SOON = frozenset(
     }
 )
 
+Growth = Literal["stop", "accept"]
 Found = tuple[Origin, str, str]  # with the log's id and the suffix of its marks
 
 
 class Origins:
-    def __init__(self, consumer: Consumer, catalogue: Catalogue, start: Start) -> None:
+    """`growth`: what becomes of partitions that were added after the group began. "stop": they are not found, and
+    `troubles` says so by topic."""
+
+    def __init__(self, consumer: Consumer, catalogue: Catalogue, start: Start, growth: Growth) -> None:
         self._consumer = consumer
         self._catalogue = catalogue
         self._start = start
+        self._growth = growth
+        self.troubles: dict[str, str] = {}
 
     def find(self, partitions: Sequence[Partition]) -> dict[Partition, Found]:
         """KafkaException or BrokerError: somebody did not answer; ask again."""
@@ -52,6 +58,10 @@ class Origins:
         committed = self._committed(topic)
         begun = marks.began_with(committed, topic.partitions)
         suffix = marks.suffixed(topic.log_id, begun or topic.partitions)
+        self.troubles.pop(topic.name, None)
+        if self._growth == "stop" and 0 < begun < topic.partitions:
+            self.troubles[topic.name] = _grown(topic, begun)
+            partitions = [each for each in partitions if each.index < begun]
         logs = self._logs(topic, partitions)
         return {
             each: (marks.origin(each, committed[each.index], logs[each], begun=begun), topic.log_id, suffix)
@@ -74,13 +84,22 @@ class Origins:
     def _logs(self, topic: Topic, partitions: Sequence[Partition]) -> dict[Partition, Log]:
         low = offsets(self._catalogue.admin, partitions, OffsetSpec.earliest())
         high = offsets(self._catalogue.admin, partitions, OffsetSpec.latest())
-        start = {"earliest": low, "latest": high}.get(str(self._start)) or self._at_time(partitions, high)
+        ends = {"earliest": low, "latest": high}
+        start = ends[str(self._start)] if str(self._start) in ends else self._at_time(partitions, high)
         return {each: Log(topic.log_id, low[each], high[each], start[each]) for each in partitions}
 
     def _at_time(self, partitions: Sequence[Partition], high: Mapping[Partition, int]) -> dict[Partition, int]:
         spec = OffsetSpec.for_timestamp(int(float(self._start) * 1000))
         found = offsets(self._catalogue.admin, partitions, spec)
         return {each: offset if offset >= 0 else high[each] for each, offset in found.items()}
+
+
+def _grown(topic: Topic, begun: int) -> str:
+    return (
+        f"topic {topic.name} has {topic.partitions} partitions, and had {begun} when the group began: keys have moved, "
+        f"so partitions {begun} to {topic.partitions - 1} are not read: a key's events could pass those before them. "
+        "When the others are done, or if their order does not matter, set on_partition_growth='accept'"
+    )
 
 
 def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Partition, int]:
@@ -95,7 +114,6 @@ def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Part
             if error.args[0].code() not in _SOON or clock.now() > end:
                 raise
             time.sleep(_AGAIN_S)
-            for topic in {each.topic for each in partitions}:
-                admin.list_topics(topic, _ASK_S)  # it keeps to what it knew of leaders until it is made to ask
+            admin.list_topics(timeout=_ASK_S)  # it knows its leaders until it is made to ask; a name would be created
         else:
             return {Partition(place.topic, place.partition): offset for place, offset in found.items()}

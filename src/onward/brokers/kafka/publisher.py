@@ -161,7 +161,7 @@ class Publisher:
             report = window.reports.get(at, "its fate is not known")
             parcel.unsent -= 1
             if report is not None:
-                why = report if isinstance(report, str) else report.str()
+                why = self._why(report)
                 parcel.failed.append(Failed(item.event, why, _unknown(report) and at not in sunk))
                 failed[item.event.topic, item.event.key] = why
         if failed:
@@ -171,6 +171,13 @@ class Publisher:
         self._next_window(loop)
         if not self._busy and self._idle is not None:
             self._idle.set_result(None)
+
+    def _why(self, report: KafkaError | str) -> str:
+        if isinstance(report, str):
+            return report
+        if report.code() in _NO_ANSWER:
+            return f"no answer from Kafka in publish_timeout_s={self._settings.publish_timeout_s:g}; is it running?"
+        return str(report.str())
 
     def _bring_down(self, failed: dict[Key, str]) -> None:
         """No event of a key that failed goes out, of the calls that have been entered."""
@@ -210,6 +217,7 @@ def _error(failed: Iterable[Failed]) -> OnwardError:
     )
 
 
+_NO_ANSWER = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _NEVER_SENT = frozenset({KafkaError._PURGE_QUEUE, KafkaError._QUEUE_FULL, KafkaError._FATAL, KafkaError._UNKNOWN_TOPIC})
 
 
@@ -330,7 +338,7 @@ def _produce(producer: Producer, item: Outgoing, report: Callable[[KafkaError | 
     except KafkaException as error:
         if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
             raise
-        producer.list_topics(event.topic, REQUEST_S)  # it was added since the producer has last looked
+        producer.list_topics(timeout=REQUEST_S)  # it was added since the producer has last looked
         producer.produce(*arguments, headers=item.headers)
 
 

@@ -87,6 +87,9 @@ class KafkaSubscription:
         if holds and not self._holdings.closed:
             await self._answer(self._membership.release(holds, drained=drained))
 
+    def troubles(self) -> Sequence[str]:
+        return self._membership.troubles
+
     def sure_until(self) -> float:
         return self._membership.sure_until()
 

@@ -86,6 +86,9 @@ class SqliteSubscription:
         if ours:
             await self._turned(self._tenure.ask(ours), self._settings.publish_timeout_s)
 
+    def troubles(self) -> Sequence[str]:
+        return ()
+
     def sure_until(self) -> float:
         return self._tenure.sure_until()
 
