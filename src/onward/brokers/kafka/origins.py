@@ -114,6 +114,6 @@ def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Part
             if error.args[0].code() not in _SOON or clock.now() > end:
                 raise
             time.sleep(_AGAIN_S)
-            admin.list_topics(timeout=_ASK_S)  # it knows its leaders until it is made to ask; a name would be created
+            admin.list_topics(timeout=_ASK_S)  # it keeps to what it knew of leaders until it is made to ask
         else:
             return {Partition(place.topic, place.partition): offset for place, offset in found.items()}
