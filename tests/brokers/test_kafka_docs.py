@@ -66,11 +66,9 @@ def test_the_lines_for_the_shell_do_what_they_say(kafka_server: KafkaServer, she
 @pytest.mark.slow
 def test_the_secured_examples_get_in(secured: SecureKafka, shell: Shell) -> None:
     shell.environment |= {"KAFKA_PASSWORD": SECRET, "KAFKA_TOKEN": token("")[0]}
-    place = ("broker:9093", f"127.0.0.1:{secured.secure_port}")
-    code = source("kafka_secure.py").replace(*place).replace("/etc/ssl/ca.pem", str(secured.authority))
-    shell.write("kafka_secure.py", code)
-    how = f'client={{"security.protocol": "SASL_SSL", "ssl.ca.location": "{secured.authority}", '
-    shell.write("kafka_token.py", source("kafka_token.py").replace(*place).replace("client={", how))
+    for name in ("kafka_secure.py", "kafka_token.py"):
+        code = source(name).replace("broker:9093", f"127.0.0.1:{secured.secure_port}")
+        shell.write(name, code.replace("/etc/ssl/ca.pem", str(secured.authority)))
     running = shell.start("run", "kafka_secure:app")
     done = shell.run("publish", "orders", '{"id": 7}', "--app", "kafka_token:app")
     assert done.returncode == 0, done.stderr
