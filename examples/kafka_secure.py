@@ -10,6 +10,6 @@ app = Onward(
 )
 
 
-@app.handler("orders", group="billing")
+@app.handler("shop-orders", group="billing")
 async def bill(order: dict[str, int]) -> None:
     print("billed", order["id"], flush=True)
