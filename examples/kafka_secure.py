@@ -1,13 +1,15 @@
 import os
+from urllib.parse import quote
 
 from onward import Onward
 
+password = quote(os.environ["KAFKA_PASSWORD"], safe="")
 app = Onward(
-    f"kafka://ann:{os.environ['KAFKA_PASSWORD']}@broker:9093?security.protocol=SASL_SSL&sasl.mechanism=SCRAM-SHA-256",
+    f"kafka://ann:{password}@broker:9093?security.protocol=SASL_SSL&sasl.mechanism=SCRAM-SHA-256",
     client={"ssl.ca.location": "/etc/ssl/ca.pem", "fetch.wait.max.ms": 50},
 )
 
 
-@app.handler("orders", group="billing")
+@app.handler("shop-orders", group="billing")
 async def bill(order: dict[str, int]) -> None:
     print("billed", order["id"], flush=True)

@@ -9,4 +9,7 @@ def token(config: str) -> tuple[str, float]:
     return os.environ["KAFKA_TOKEN"], time.time() + 300
 
 
-app = Onward("kafka://broker:9093", client={"sasl.mechanism": "OAUTHBEARER", "oauth_cb": token})
+app = Onward(
+    "kafka://broker:9093?security.protocol=SASL_SSL&sasl.mechanism=OAUTHBEARER",
+    client={"ssl.ca.location": "/etc/ssl/ca.pem", "oauth_cb": token},
+)

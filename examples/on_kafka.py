@@ -10,7 +10,7 @@ class OrderPlaced(msgspec.Struct):
     total: float
 
 
-@app.handler("orders", group="billing", concurrency=200)
+@app.handler("shop-orders", group="billing", concurrency=200)
 async def bill(order: OrderPlaced, event: Event) -> None:
     if order.total < 0:
         raise GiveUp("a negative total")

@@ -1,4 +1,5 @@
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -53,8 +54,26 @@ def test_a_name_that_a_broker_refuses_is_refused(name: str) -> None:
 
 
 def test_a_password_is_never_shown() -> None:
-    assert settings.redacted("amqp://user:secret@host:5672/v") == "amqp://user:***@host:5672/v"
+    assert settings.redacted("amqp://user:secret@host:5672/v") == "amqp://***@host:5672/v"
     assert settings.redacted("kafka://host:9092") == "kafka://host:9092"
+    assert settings.redacted("sqlite:///home/me@work/a.db") == "sqlite:///home/me@work/a.db"
+
+
+@pytest.mark.parametrize(
+    "password", ["p/ssword", "p@ssword", "p?ssword", "p#ssword", "p:ssword", "p sword", "p[ssword"]
+)
+def test_no_part_of_a_password_is_shown(password: str) -> None:
+    assert settings.redacted(f"kafka://ann:{password}@host:9092/v") == "kafka://***@host:9092/v"
+
+
+@pytest.mark.parametrize("password", ["p/s3cret", "p?s3cret", "p#s3cret", "p[s3cret", "p\N{ACCOUNT OF}s3cret"])
+def test_a_password_that_is_not_encoded_is_an_error_that_does_not_show_it(password: str) -> None:
+    with pytest.raises(BadSetting, match=r"urllib\.parse\.quote") as caught:
+        settings.load(f"kafka://bob:{password}@host:9092?partitions=4")
+    shown = f"{caught.value} {caught.value.__context__}"
+    assert not any(part in shown for part in ("bob", "s3cret", "host"))
+    loaded = settings.load(f"kafka://bob:{quote(password, safe='')}@host:9092?partitions=4")
+    assert loaded.partitions == 4
 
 
 def test_without_any_source_there_is_a_file_in_this_folder() -> None:

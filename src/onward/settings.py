@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Meta
@@ -87,8 +87,8 @@ def load(url: str | None = None, **keywords: Any) -> Settings:
 
 
 def redacted(url: str) -> str:
-    """The URL without its password, fit for logs and errors."""
-    return re.sub(r"(//[^/:@]*):[^/@]*@", r"\1:***@", url)
+    """The URL without user and password, fit for logs and errors. A path without a host may hold an @ of its own."""
+    return re.sub(r"://(?!/).*@", "://***@", url, flags=re.DOTALL)
 
 
 def check_name(kind: str, name: str) -> str:
@@ -116,10 +116,24 @@ def _environment() -> dict[str, str]:
 
 
 def _split(url: str) -> tuple[str, dict[str, str]]:
-    parts = urlsplit(url)
+    parts = _parts(url)
     # urlunsplit would shorten sqlite:///file to sqlite:/file.
     base = url.split("?", 1)[0] if parts.query else urlunsplit(parts) if parts.netloc else url
     return base, dict(parse_qsl(parts.query, keep_blank_values=True))
+
+
+def _parts(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = None  # its text may hold a part of the password
+    # A / ? or # of the password has ended the host's part before the @ that belongs to it.
+    if parts is None or (parts.netloc and "@" in parts.path + parts.query + parts.fragment):
+        raise BadSetting(
+            "the URL cannot be read (not shown, it may hold a password): write the reserved characters of user, "
+            "password and values, such as / @ ? # [, as urllib.parse.quote(text, safe='') gives them"
+        )
+    return parts
 
 
 def _checked(source: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def shell(kafka_server: KafkaServer, tmp_path: Path) -> Iterator[Shell]:
     yield shell
     shell.close()
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap, "log_level": 0})
-    for future in admin.delete_topics(["orders", "onward.aside.billing..orders"]).values():
+    for future in admin.delete_topics(["orders", "shop-orders", "onward.aside.billing..shop-orders"]).values():
         future.exception(30)
 
 
@@ -49,6 +49,8 @@ def shell(kafka_server: KafkaServer, tmp_path: Path) -> Iterator[Shell]:
 def test_the_lines_for_the_shell_do_what_they_say(kafka_server: KafkaServer, shell: Shell) -> None:
     url = "kafka://localhost:9092"
     shell.write("on_kafka.py", source("on_kafka.py").replace(url, kafka_server.url))
+    shell.write("first.py", source("first.py").replace("sqlite:///shop.db", kafka_server.url))
+    assert shell.run("publish", "orders", '{"id": 1, "total": 2}', "--app", "first:app").returncode == 0  # the README's
     (block,) = blocks("sh")
     first, *rest = [shlex.split(line.replace(url, kafka_server.url))[1:] for line in block.splitlines()]
     running = shell.start(*first)
@@ -66,13 +68,11 @@ def test_the_lines_for_the_shell_do_what_they_say(kafka_server: KafkaServer, she
 @pytest.mark.slow
 def test_the_secured_examples_get_in(secured: SecureKafka, shell: Shell) -> None:
     shell.environment |= {"KAFKA_PASSWORD": SECRET, "KAFKA_TOKEN": token("")[0]}
-    place = ("broker:9093", f"127.0.0.1:{secured.secure_port}")
-    code = source("kafka_secure.py").replace(*place).replace("/etc/ssl/ca.pem", str(secured.authority))
-    shell.write("kafka_secure.py", code)
-    how = f'client={{"security.protocol": "SASL_SSL", "ssl.ca.location": "{secured.authority}", '
-    shell.write("kafka_token.py", source("kafka_token.py").replace(*place).replace("client={", how))
+    for name in ("kafka_secure.py", "kafka_token.py"):
+        code = source(name).replace("broker:9093", f"127.0.0.1:{secured.secure_port}")
+        shell.write(name, code.replace("/etc/ssl/ca.pem", str(secured.authority)))
     running = shell.start("run", "kafka_secure:app")
-    done = shell.run("publish", "orders", '{"id": 7}', "--app", "kafka_token:app")
+    done = shell.run("publish", "shop-orders", '{"id": 7}', "--app", "kafka_token:app")
     assert done.returncode == 0, done.stderr
     running.saw("billed 7")
     running.send(signal.SIGTERM)

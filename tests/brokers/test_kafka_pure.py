@@ -215,10 +215,11 @@ def test_importing_onward_does_not_import_the_client() -> None:
 
 
 def test_settings_of_the_client_are_passed_by_name_and_never_printed() -> None:
-    url = "kafka://ann:pa%40ss@one,two:9093?sasl.mechanism=PLAIN&partitions=3&linger.ms=7"
+    url = "kafka://ann:pa%40ss@one,two:9093?security.protocol=SASL_SSL&sasl.mechanism=PLAIN&partitions=3&linger.ms=7"
     loaded = settings.load(url, **{"sasl.password": "secret", "client": {"ssl.key.password": "secret"}})
     assert loaded.partitions == 3
     assert dict(loaded.client) == {
+        "security.protocol": "SASL_SSL",
         "sasl.mechanism": "PLAIN",
         "linger.ms": "7",
         "sasl.password": "secret",
@@ -243,6 +244,20 @@ def test_a_wrong_setting_is_named(given: dict[str, Any], match: str) -> None:
     loaded = settings.load("kafka://localhost:1", **given)
     with pytest.raises(BadSetting, match=match):
         Client(loaded.url, loaded).producer()
+
+
+@pytest.mark.parametrize(
+    ("url", "client"),
+    [
+        ("kafka://ann:s3cret@localhost:1", {}),
+        ("kafka://localhost:1?sasl.mechanism=PLAIN", {"sasl.username": "ann", "sasl.password": "s3cret"}),
+        ("kafka://localhost:1", {"oauth_cb": print}),
+    ],
+)
+def test_a_login_that_would_not_be_used_is_refused_at_open(url: str, client: dict[str, Any]) -> None:
+    with pytest.raises(BadSetting, match=r"\?security\.protocol=SASL_SSL") as raised:
+        asyncio.run(open_broker(settings.load(url, client=client)))
+    assert "s3cret" not in str(raised.value)
 
 
 def test_a_wrong_secret_is_not_in_the_error() -> None:

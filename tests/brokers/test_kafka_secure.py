@@ -20,7 +20,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.needs import JAVA
 from tests.servers.server import free_port
 
-SECRET = "s3cret-pass"
+SECRET = "s3/cret@p?a#ss"  # with all that means something in a URL
 _JAAS = "org.apache.kafka.common.security"
 SECURE = """
 listener.name.secure.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,OAUTHBEARER

@@ -73,6 +73,16 @@ def test_a_server_that_is_not_there_is_named_once_and_soon(shell: Shell, command
     assert is_clean(done.stderr), done.stderr
 
 
+def test_a_demo_that_made_nothing_does_not_speak_of_what_it_left(shell: Shell) -> None:
+    for url, code in ((NOBODY.format(port=free_port()), 3), ("kafka://ann:pass@127.0.0.1:1", 2), ("nobody://there", 2)):
+        for options in (["--check"], ["--port", "0"]):
+            done = shell.run("demo", *options, "--url", url)
+            assert done.returncode == code, done.stderr
+            assert "error: " in done.stderr
+            assert "may still be there" not in done.stderr, done.stderr
+            assert is_clean(done.stderr), done.stderr
+
+
 @pytest.mark.slow
 def test_a_server_killed_in_the_middle_is_told_once_and_waited_for(kafka_server: KafkaServer, shop: Shell) -> None:
     running = shop.start("run", "shop:app")

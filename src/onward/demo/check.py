@@ -17,6 +17,7 @@ from onward.demo import effects
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Effect, Judge
 from onward.demo.shop import Shop, Work, dead_letters, open_app
+from onward.demo.sweep import reach
 
 KEYS = 1_000
 STALL_S = 30.0  # nothing accepted and nothing handled for so long: the run has failed
@@ -73,6 +74,7 @@ class Check:
         async with open_app(self._folder) as app:
             durability = app.broker.features.durability
             where = urlsplit(app.settings.url).scheme.replace("sqlite", "SQLite")
+            await reach(app.broker, self._folder)
             keys = min(KEYS, self._events)
             self._reader.say(
                 f"{self._events:,} orders of {keys:,} customers, {self._workers} workers, {where} with {durability}"

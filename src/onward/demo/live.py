@@ -19,6 +19,7 @@ from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Judge, News
 from onward.demo.page import Page, Server
 from onward.demo.shop import ATTEMPTS, LEASE_S, PARTITIONS, Shop, Work, dead_letters, group_of, lane_of, open_app
+from onward.demo.sweep import reach
 from onward.demo.view import TICK_S, Lanes, View
 from onward.errors import BrokerError
 
@@ -39,6 +40,7 @@ async def run(folder: Path, server: Server, *, workers: int, burst: int, say: Ca
     stop = stop_on_signals(loop)
     effects.create(folder)
     async with open_app(folder) as app:
+        await reach(app.broker, folder)
         with contextlib.closing(Shop(folder, app)) as shop:
             live = Live(folder, app, shop, workers=workers, burst=burst)
             page = Page(server, live.door(loop))

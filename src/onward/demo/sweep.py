@@ -13,6 +13,7 @@ from onward.errors import BrokerError
 
 _LEFT_S = OTHER_LEASE_S + 10.0  # a worker that was killed is a member of the group until its lease is over
 _AGAIN_S = 0.5
+_FROM_HERE = "used"  # this file is there once the broker has answered, so that something may have been made on it
 
 
 @runtime_checkable
@@ -22,9 +23,16 @@ class DropsTopics(Protocol):
     async def drop_topic(self, topic: str) -> None: ...
 
 
+async def reach(broker: Broker, folder: Path) -> None:
+    """Before anything is made on a broker that others use too. BrokerError: it does not answer."""
+    if (folder / URL_FILE).exists():
+        await broker.groups(topic_of(folder))
+        (folder / _FROM_HERE).touch()
+
+
 def place(folder: Path) -> str:
-    """Where the data of this run is, beside its folder; empty where that is all."""
-    if not (folder / URL_FILE).exists():
+    """Where data of this run may be, beside its folder; empty where that is all."""
+    if not (folder / _FROM_HERE).exists():
         return ""
     url = settings.redacted(_settings(folder).url)
     return f"topic {topic_of(folder)} and group {group_of(folder)} on {url}"
@@ -34,7 +42,7 @@ async def sweep(folder: Path) -> None:
     """Remove the run's topic and group. Their names are the run's own, so nobody else has made them.
 
     BrokerError: they, or some of them, are still there."""
-    if not (folder / URL_FILE).exists():
+    if not (folder / _FROM_HERE).exists():
         return
     broker = await open_broker(_settings(folder))
     try:

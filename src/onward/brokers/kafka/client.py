@@ -54,6 +54,7 @@ class Client:
             "log_level": 4,
         }
         self._common |= _credentials(parts.netloc.rpartition("@")[0])
+        _check_used(self._common | settings.client)
         self._reports = Reports(_secrets(self._common | settings.client))
 
     def __repr__(self) -> str:
@@ -128,6 +129,16 @@ def _credentials(userinfo: str) -> dict[str, str]:
         return {}
     user, _, password = userinfo.partition(":")
     return {"sasl.username": unquote(user), "sasl.password": unquote(password)}
+
+
+def _check_used(conf: Mapping[str, Any]) -> None:
+    """librdkafka speaks plaintext unless told otherwise, and then says nothing of a user it did not use."""
+    given = sorted(name for name in conf if name.startswith("sasl.") or name == "oauth_cb")
+    if given and "security.protocol" not in conf:
+        raise BadSetting(
+            f"{', '.join(given)} would not be used without security.protocol: the connection would be plain text, "
+            "and nobody logged in; add ?security.protocol=SASL_SSL to the URL (or SASL_PLAINTEXT, without encryption)"
+        )
 
 
 def explained(error: KafkaError | KafkaException | TimeoutError, doing: str) -> BrokerError:
