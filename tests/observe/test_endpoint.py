@@ -79,7 +79,7 @@ def test_a_running_application_can_be_scraped_and_runs_on_uvloop(shell: Shell) -
 def test_a_running_application_tells_how_its_engines_fare(shell: Shell) -> None:
     publish(shell.folder, *range(3))
     running = shell.start("run", "shop:app")
-    running.saw("billing: processes 1 workers, 0 busy, 0 restarted; 3 done, 0 retried, 0 dead")
+    running.saw("orders for billing: processes 1 workers, 0 busy, 0 restarted; 3 done, 0 retried, 0 dead")
     running.send(signal.SIGTERM)
     assert running.ended() == 0
 

@@ -42,7 +42,7 @@ READING = Reading(
 
 def test_the_line() -> None:
     assert line(READING) == (
-        "billing: tasks 100 workers, 12 busy, 0 restarted, oldest 0.4 s; 12,345 done, 3 retried, 0 dead"
+        "orders for billing: tasks 100 workers, 12 busy, 0 restarted, oldest 0.4 s; 12,345 done, 3 retried, 0 dead"
     )
     idle = msgspec.structs.replace(READING, busy=0, oldest_running_s=None)
     assert "0 busy, 0 restarted; 12,345 done" in line(idle)

@@ -231,7 +231,9 @@ class DeadLetters:
             return [check_name("group", chosen.group)]
         topics = {chosen.topic} if chosen.topic is not None else {topic for topic, _ in self._places}
         if not topics:
-            raise ConfigError("whose dead letters? Name a topic or a group, or the application that handles them")
+            raise ConfigError(
+                "whose dead letters? Name a topic or a group, or (--app) the application that handles them"
+            )
         known = {group for topic, group in self._places if topic in topics}
         for topic in topics:
             known |= {info.group for info in await self._broker.groups(topic)}

@@ -35,7 +35,7 @@ async def tell(readings: Callable[[], Sequence[Reading]], every_s: float = EVERY
 def line(reading: Reading) -> str:
     oldest = "" if reading.oldest_running_s is None else f", oldest {reading.oldest_running_s:.1f} s"
     return (
-        f"{reading.group}: {reading.engine} {reading.workers:,} workers, {reading.busy:,} busy, "
+        f"{reading.topic} for {reading.group}: {reading.engine} {reading.workers:,} workers, {reading.busy:,} busy, "
         f"{reading.restarted:,} restarted{oldest}; "
         f"{reading.done:,} done, {reading.retried:,} retried, {reading.dead:,} dead"
     )

@@ -171,8 +171,10 @@ class Membership:
     def _complain(self, error: KafkaError) -> None:
         log.warning("Kafka: group member: %s", error.str())
         if error.code() == KafkaError.INVALID_SESSION_TIMEOUT:
+            asked_ms = self._settings.client.get("session.timeout.ms")
+            said = f"lease_s={self._settings.lease_s:g}" if asked_ms is None else f"session.timeout.ms={asked_ms}"
             self.failure = BadSetting(
-                f"lease_s={self._settings.lease_s:g}: the cluster does not allow such a session; its limits are "
+                f"{said}: the cluster does not allow such a session; its limits are "
                 "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms"
             )
         elif error.code() in _FORBIDDEN:
