@@ -179,8 +179,8 @@ def test_without_its_client_the_error_says_what_to_install(name: str, client: st
 
 def test_a_database_that_others_hold_at_the_start_is_an_error_that_says_so(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/effects.db"
-    SqlInbox(create_engine(url)).create()
     engine = create_engine(url, connect_args={"timeout": 0.05})
+    SqlInbox(engine).create()
     with closing(sqlite3.connect(tmp_path / "effects.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(BrokerError, match=r"test: its inbox's database cannot be used: database is locked"):
