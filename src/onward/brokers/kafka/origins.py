@@ -10,6 +10,7 @@ from confluent_kafka.admin import OffsetSpec
 from onward import clock
 from onward.brokers.base import Start
 from onward.brokers.kafka import marks
+from onward.brokers.kafka.client import explained
 from onward.brokers.kafka.marks import Committed, Log, Origin
 from onward.brokers.kafka.topics import Catalogue, Topic
 from onward.errors import BrokerError
@@ -103,7 +104,9 @@ def _grown(topic: Topic, begun: int) -> str:
 
 
 def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Partition, int]:
-    """Of each partition; a leader that has only just become one is asked again."""
+    """Of each partition; a leader that has only just become one is asked again.
+
+    KafkaException or BrokerError: somebody did not answer; ask again."""
     end = clock.now() + _ASK_S
     while True:
         asked = {TopicPartition(*each): spec for each in partitions}
@@ -115,5 +118,7 @@ def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Part
                 raise
             time.sleep(_AGAIN_S)
             admin.list_topics(timeout=_ASK_S)  # it keeps to what it knew of leaders until it is made to ask
+        except TimeoutError as error:
+            raise explained(error, f"asking for the offsets of {partitions[0].topic}") from error
         else:
             return {Partition(place.topic, place.partition): offset for place, offset in found.items()}

@@ -157,11 +157,12 @@ class Publisher:
         self._busy = False
         failed: dict[Key, str] = {}
         sunk = _sunk(window) if any(window.reports.values()) else set[int]()
+        silent = all(_is_purged(report) for report in window.reports.values() if report is not None)
         for at, (item, parcel) in enumerate(zip(window.items, window.parcels, strict=True)):
             report = window.reports.get(at, "its fate is not known")
             parcel.unsent -= 1
             if report is not None:
-                why = self._why(report)
+                why = self._why(report, silent=silent)
                 parcel.failed.append(Failed(item.event, why, _unknown(report) and at not in sunk))
                 failed[item.event.topic, item.event.key] = why
         if failed:
@@ -172,12 +173,13 @@ class Publisher:
         if not self._busy and self._idle is not None:
             self._idle.set_result(None)
 
-    def _why(self, report: KafkaError | str) -> str:
-        if isinstance(report, str):
-            return report
-        if report.code() in _NO_ANSWER:
+    def _why(self, report: KafkaError | str, *, silent: bool) -> str:
+        """`silent`: there was no other answer to its window."""
+        if not _is_purged(report):
+            return report if isinstance(report, str) else str(report.str())
+        if silent:
             return f"no answer from Kafka in publish_timeout_s={self._settings.publish_timeout_s:g}; is it running?"
-        return str(report.str())
+        return "not sent, because another event of the same call was refused"
 
     def _bring_down(self, failed: dict[Key, str]) -> None:
         """No event of a key that failed goes out, of the calls that have been entered."""
@@ -217,8 +219,11 @@ def _error(failed: Iterable[Failed]) -> OnwardError:
     )
 
 
-_NO_ANSWER = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _NEVER_SENT = frozenset({KafkaError._PURGE_QUEUE, KafkaError._QUEUE_FULL, KafkaError._FATAL, KafkaError._UNKNOWN_TOPIC})
+
+
+def _is_purged(report: KafkaError | str) -> bool:
+    return isinstance(report, KafkaError) and report.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
 
 def _unknown(report: KafkaError | str) -> bool:

@@ -112,14 +112,19 @@ class Reader:
             held = {hold.partition: hold for hold in self._holdings.all() if not hold.revoking}
             gone = [place for place, hold in self._reading.items() if held.get(hold.partition) is not hold]
             if gone:
-                self._consumer.incremental_unassign([TopicPartition(*place) for place in gone])
-                for place in gone:
-                    self._stopped.discard(self._reading.pop(place))
+                self._part_with(gone)
             new = [hold for hold in held.values() if tuple(hold.partition) not in self._reading]
             if new:
                 self._consumer.incremental_assign([TopicPartition(*hold.partition, hold.position) for hold in new])
                 self._reading |= {(hold.partition.topic, hold.partition.index): hold for hold in new}
         self._rest()
+
+    def _part_with(self, gone: list[tuple[str, int]]) -> None:
+        places = [TopicPartition(*place) for place in gone]
+        self._consumer.resume(places)  # a pause outlives the assignment: it would hold back the next one
+        self._consumer.incremental_unassign(places)
+        for place in gone:
+            self._stopped.discard(self._reading.pop(place))
 
     def _rest(self) -> None:
         for hold in self._reading.values():
