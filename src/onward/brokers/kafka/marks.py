@@ -55,6 +55,7 @@ class Origin(NamedTuple):
     fence: int
     unclean: bool
     note: str = ""  # what an operator must know: events are gone, or come again
+    blank: bool = False  # the commit says nothing of this log, so there may be more in its aside than it knows of
 
 
 def written(progress: Progress, fence: int, *, clean: bool, suffix: str, limit: Limit) -> tuple[str, Encoded]:
@@ -88,21 +89,22 @@ def origin(partition: Partition, committed: Committed, log: Log, *, begun: int) 
     """`begun`: the partitions that the group began with; a later one is read from its beginning."""
     if committed.offset is None:
         position = log.low if begun and partition.index >= begun else log.start
-        return Origin(position, _progress(partition, position), _fence(None), False)
+        return Origin(position, _progress(partition, position), _fence(None), False, blank=True)
     mark = read(committed.mark, committed.offset)
     fence = _fence(mark.said.fence)
     if mark.log_id and mark.log_id != log.log_id:
         note = f"{partition} is another log than the group's progress tells of: it is read from its beginning"
-        return Origin(log.low, _progress(partition, log.low), fence, False, note)
+        return Origin(log.low, _progress(partition, log.low), fence, False, note, blank=True)
     if committed.offset > log.high:
         note = f"{partition} ends at {log.high}, before the group's {committed.offset}: it is read from its beginning"
-        return Origin(log.low, _progress(partition, log.low), fence, False, note)
+        return Origin(log.low, _progress(partition, log.low), fence, False, note, blank=True)
     note, position = "", committed.offset
     if position < log.low:
         note = f"{partition}: positions {position} to {log.low} were removed by retention before they were handled"
         position = log.low
     unclean = mark.said.fence is not None and not mark.said.clean
-    return Origin(position, _resumed(partition, position, mark.said), fence, unclean, note)
+    blank = mark.said.fence is None
+    return Origin(position, _resumed(partition, position, mark.said), fence, unclean, note, blank)
 
 
 def _resumed(partition: Partition, position: int, said: Decoded) -> Progress:
@@ -116,5 +118,6 @@ def _progress(partition: Partition, position: int) -> Progress | None:
 
 
 def _fence(stored: int | None) -> int:
-    """One more than the last. Where that was lost, with a reset of the group, the clock stands above it."""
+    """One more than the last. Where that was lost, with a reset of the group, the clock stands above it; and where it
+    does not, because the clock of an owner was ahead, the aside tells of it."""
     return int(time.time() * 1000) if stored is None else stored + 1

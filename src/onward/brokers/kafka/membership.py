@@ -19,7 +19,7 @@ from onward.brokers.base import Progress, Start
 from onward.brokers.kafka.client import explained
 from onward.brokers.kafka.commits import Commit, Commits
 from onward.brokers.kafka.holdings import Hold, Holdings
-from onward.brokers.kafka.origins import Origins
+from onward.brokers.kafka.origins import Found, Origins
 from onward.brokers.kafka.topics import Cluster
 from onward.brokers.kafka.warden import Warden
 from onward.errors import BadSetting, OnwardError
@@ -316,7 +316,7 @@ class Membership:
         if not self._arrivals or clock.now() < self._retry_at:
             return
         try:
-            found = self._origins.find(list(self._arrivals))
+            found = self._claimed(self._origins.find(list(self._arrivals)))
             marked = self._warden.mark({partition: source.fence for partition, (source, *_) in found.items()})
         except Exception as error:
             log.warning("Kafka: %s: progress cannot be read, trying again: %s", ", ".join(self._topics), error)
@@ -332,6 +332,14 @@ class Membership:
             hold.marked_at = marked.get(partition, 0)
             self._fencing[partition] = hold
             self._commits.fence(hold, self._fenced)
+
+    def _claimed(self, found: dict[Partition, Found]) -> dict[Partition, Found]:
+        """With fences above all that came before. What a commit tells is; else the asides are asked, which takes time
+        where they are long."""
+        claims = self._warden.claims({each: source.fence for each, (source, *_) in found.items() if source.blank})
+        return found | {
+            each: (found[each][0]._replace(fence=fence), *found[each][1:]) for each, fence in claims.items()
+        }
 
     def _tell(self, troubles: Mapping[str, str]) -> None:
         for trouble in troubles.values():

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,13 @@ class Warden:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"onward-kafka-aside-{group}", daemon=True)
         self._thread.start()
+
+    def claims(self, fences: Mapping[Partition, int]) -> dict[Partition, int]:
+        """These fences, or higher ones where higher ones stand in the asides already.
+
+        BrokerError: an aside could not be read."""
+        with self._letters.reading(list(fences)) as tables:
+            return {each: max(fence, tables[each].fence + 1) for each, fence in fences.items()}
 
     def mark(self, fences: dict[Partition, int]) -> dict[Partition, int]:
         """From here on what an owner before us writes is void; answers from where on requests are news to us.
