@@ -12,6 +12,7 @@ from onward.brokers.kafka.groups import Groups
 from onward.brokers.kafka.holdings import Holdings
 from onward.brokers.kafka.letters import Letters, missing
 from onward.brokers.kafka.membership import Enrolment, Membership
+from onward.brokers.kafka.parting import parted
 from onward.brokers.kafka.publisher import Publisher
 from onward.brokers.kafka.reader import Reader
 from onward.brokers.kafka.subscription import KafkaSubscription
@@ -128,8 +129,7 @@ class KafkaBroker:
         self._closed = True
         await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
         await self._publisher.close()
-        for letters in self._letters.values():
-            await asyncio.to_thread(letters.close)
+        await asyncio.gather(*[parted(letters.close) for letters in self._letters.values()])
 
     def _check_open(self) -> None:
         if self._closed:

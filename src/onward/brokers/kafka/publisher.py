@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from onward import clock
 from onward.brokers.kafka.client import REQUEST_S, Client
 from onward.brokers.kafka.message import Header, headers_of
+from onward.brokers.kafka.parting import parted
 from onward.brokers.partition import partition_of
 from onward.errors import Backlogged, Closed, OnwardError, PublishError, TooLarge, Unserialisable
 from onward.event import Event
@@ -133,7 +134,7 @@ class Publisher:
         if self._busy:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
-        await asyncio.to_thread(self._courier.close)
+        await parted(self._courier.close)
 
     def _next_window(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._busy or not self._parcels:

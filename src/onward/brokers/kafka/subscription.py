@@ -1,6 +1,7 @@
 """A member of a group as the contract has it, over the membership and the reader."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -16,12 +17,14 @@ from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.membership import Membership
 from onward.brokers.kafka.message import appended
 from onward.brokers.kafka.origins import offsets
+from onward.brokers.kafka.parting import parted
 from onward.brokers.kafka.reader import Reader
 from onward.brokers.kafka.warden import Warden
 from onward.errors import BrokerError, Closed
 from onward.event import Partition
 
-_CLOSE_S = 15.0  # to leave the group; a thread that still hangs is a daemon, and finds nothing to do
+log = logging.getLogger("onward")
+
 T = TypeVar("T")
 
 
@@ -124,11 +127,10 @@ class KafkaSubscription:
     async def _close(self) -> None:
         self._holdings.closed = True
         self._holdings.nudge()
-        leaving = [
-            asyncio.ensure_future(asyncio.to_thread(each.close))
-            for each in (self._reader, self._membership, self._warden)
-        ]
-        await asyncio.wait(leaving, timeout=_CLOSE_S)
+        parting = [parted(each.close) for each in (self._membership, self._reader, self._warden)]
+        told, *_ = await asyncio.gather(*parting)
+        if not told:
+            log.warning("Kafka: nobody answers, the group was not told that we leave: it finds out by our silence")
 
     async def _answer(self, future: "Future[T]") -> T:
         try:

@@ -1,0 +1,74 @@
+"""Members whose broker is gone: a stop ends in its time, and nothing is started that another member may have."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.brokers.kafka import KafkaHarness, harness
+from tests.brokers.kafka_stage import Stage, play, staged, until
+from tests.servers.kafka import KafkaServer
+
+__all__ = ["harness"]
+
+DRAIN_S = 3.0
+STOP_S = 40.0  # the drain, 15 s to tell the group, and what a busy machine takes for both
+
+
+class Program:
+    """An application in a process of its own, at work on the stage's topic."""
+
+    def __init__(self, stage: Stage, folder: Path, url: str, **options: Any) -> None:
+        self.effects, self.log = folder / "effects", folder / "log"
+        task = {"url": url, "settings": stage.options | options, "topic": stage.topic, "group": stage.group}
+        program = Path(__file__).with_name("kafka_member.py")
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(program), json.dumps(task | {"effects": str(self.effects)})],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    def has_handled(self) -> bool:
+        return self.effects.exists() and self.effects.stat().st_size > 0
+
+    def stopped(self) -> int:
+        """Its exit code, once SIGTERM has ended it."""
+        os.kill(self._process.pid, signal.SIGTERM)
+        return self._process.wait(STOP_S)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_stop_ends_though_the_broker_is_dead(
+    harness: KafkaHarness, kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    async def scene() -> None:
+        async with staged(harness, partitions=4, drain_timeout_s=DRAIN_S, lease_s=6.0) as stage:
+            await stage.publish(5_000, keys=50)
+            program = Program(stage, tmp_path, harness.url)
+            try:
+                await until(program.has_handled)
+                kafka_server.kill()
+                await asyncio.sleep(3.0)  # what was under way finds that nobody answers
+                code = await asyncio.to_thread(program.stopped)
+            finally:
+                program.end()
+                await asyncio.to_thread(kafka_server.restart)
+            assert code == 0, program.log.read_text()
+            assert "the group was not told" in program.log.read_text()
+
+    play(scene())
