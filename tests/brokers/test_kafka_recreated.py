@@ -1,20 +1,25 @@
 """A topic deleted and made anew, a clock that was ahead: what stood aside is not lost, and keeps nothing new from its
 handlers."""
 
+import asyncio
 import time
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import NewTopic
 
+from onward import Event
 from onward.brokers.base import AsideRecord, State
 from onward.brokers.kafka import marks
 from onward.testing.aside import make_record
-from onward.testing.harness import Member
+from onward.testing.harness import Member, event
 from tests.brokers.kafka import KafkaHarness, harness
-from tests.brokers.kafka_stage import play, staged
+from tests.brokers.kafka_stage import play, running, staged, until
 
 __all__ = ["harness"]
 
+_SOON = {"topic.metadata.refresh.interval.ms": 300}
 _DAY_S = 86_400.0
 
 
@@ -49,5 +54,60 @@ def test_a_clock_that_was_ahead_voids_no_record_of_a_later_owner(
             new = set_aside(second, stage.group, 0, State.DEAD)
             assert not await second.subscription.settle(second.progress(), aside=[new])
             assert [each.id for each in await stage.letters()] == [old.id, new.id]
+
+    play(scene())
+
+
+def make_anew(harness: KafkaHarness, topic: str) -> None:
+    """Delete the topic, and make it again as soon as the cluster takes it."""
+    harness.admin.delete_topics([topic])[topic].result(10)
+    deadline = time.monotonic() + 20.0
+    while True:
+        try:
+            harness.admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
+        except KafkaException:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        else:
+            return
+
+
+def test_what_waited_in_a_former_log_keeps_no_new_event_from_its_handler_and_is_a_dead_letter(
+    harness: KafkaHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Records go by their position, and the new log has the same positions."""
+
+    async def scene() -> None:
+        async with staged(harness, partitions=None, **_SOON) as stage:
+            await (await stage.broker(partitions=1)).publish([event(stage.topic, f"old-{n}", n) for n in range(3)])
+            first = await stage.member()
+            await first.take(3)
+            states = [State.WAITING, State.HELD, State.DEAD]
+            old = [set_aside(first, stage.group, n, state) for n, state in enumerate(states)]
+            await first.subscription.settle(first.progress(), aside=old)
+            await first.release(list(first.assigned))
+            await first.subscription.close()
+            await asyncio.to_thread(make_anew, harness, stage.topic)
+            await (await stage.broker()).publish([event(stage.topic, f"new-{n}", n) for n in range(10, 16)])
+            app, handled = stage.app(), list[bytes]()
+
+            @app.handler(stage.topic, group=stage.group)
+            async def handle(event: Event) -> None:
+                handled.append(event.value or b"")
+
+            async with running(app):
+                await until(lambda: stage.watermark() == 6)
+                letters = await stage.letters()
+                assert [(each.id, each.state) for each in letters] == [(each.id, State.DEAD) for each in old]
+                stories = [each.failure for each in letters if each.failure is not None]
+                assert [each.reason for each in stories] == ["refused", "refused", "exhausted"]
+                assert "`onward dead send`" in stories[0].message
+                assert f"2 records of {stage.topic} are dead letters now" in caplog.text
+                aside = (await stage.broker()).aside(stage.group)
+                ids = [each.id for each in old]
+                assert await aside.move(ids, expect=State.DEAD, to=State.WAITING, due=0.0) == 0
+                assert await aside.remove(ids[1:], expect=State.DEAD) == 2
+                assert [each.id for each in await stage.letters()] == ids[:1]
+            assert sorted(handled) == [b"%d" % n for n in range(10, 16)]
 
     play(scene())

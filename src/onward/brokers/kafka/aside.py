@@ -9,7 +9,7 @@ import msgspec
 
 from onward.brokers.base import AsideRecord, Filter, Page, State
 from onward.brokers.kafka.letters import Letters
-from onward.brokers.kafka.table import MOVE, Entry, Request, Row, Table
+from onward.brokers.kafka.table import MOVE, Entry, Request, Row, Table, log_of
 from onward.brokers.kafka.topics import Catalogue
 from onward.errors import BrokerError
 from onward.event import Partition
@@ -50,12 +50,15 @@ class KafkaAside:
         return await asyncio.to_thread(self._request, Request(list(ids), expect, None, None))
 
     def _rows(self, partition: Partition, after: int | None, states: frozenset[State], limit: int) -> list[Row]:
+        topic = self._catalogue.described(partition.topic)
+        log_id = topic.log_id if topic else None  # positions of a former log mean other events
         with self._letters.reading([partition]) as tables:
             rows = tables[partition].above(-1 if after is None else after)
-            return list(itertools.islice((row for row in rows if row.state in states), limit))
+            mine = (row for row in rows if row.state in states and log_of(row.id) == log_id)
+            return list(itertools.islice(mine, limit))
 
     def _scan(self, where: Filter, least: Place | None, limit: int) -> Page:
-        with self._letters.reading(self._partitions(where.topic)) as tables:
+        with self._letters.reading(list(self._partitions(where.topic))) as tables:
             rows = (each for each in _behind(tables, least) if _fits(each[1], where))
             # A text may stand in the bodies alone: nobody knows how many rows make a page of it.
             rest = list(rows if where.text is not None else itertools.islice(rows, limit + 1))
@@ -78,18 +81,23 @@ class KafkaAside:
             for record in self._letters.records(partition, [row for _, row in rows]):
                 yield (partition.topic, partition.index, record.position, record.id), record
 
-    def _partitions(self, topic: str | None) -> list[Partition]:
-        partitions = []
+    def _partitions(self, topic: str | None) -> dict[Partition, str]:
+        """With the ids of their logs."""
+        partitions: dict[Partition, str] = {}
         for name in self._letters.topics():
             described = self._catalogue.described(name) if topic in (None, name) else None
-            partitions += [Partition(name, index) for index in range(described.partitions if described else 0)]
+            if described is not None:
+                partitions |= {Partition(name, index): described.log_id for index in range(described.partitions)}
         return partitions
 
     def _request(self, request: Request) -> int:
+        """What is of a former log can be removed, and nothing else: its place in the partition is another event's."""
         asked: dict[Partition, Request] = {}
-        with self._letters.reading(self._partitions(None)) as tables:
+        logs = self._partitions(None)
+        with self._letters.reading(list(logs)) as tables:
             for partition, table in tables.items():
-                if ids := [name for name in request.ids if name in table.rows]:
+                known = [name for name in request.ids if name in table.rows]
+                if ids := [name for name in known if request.to is None or log_of(name) == logs[partition]]:
                     asked[partition] = msgspec.structs.replace(request, ids=ids)
         keys = {partition: f"{MOVE}{uuid4().hex}" for partition in asked}
         for partition, each in asked.items():

@@ -318,6 +318,9 @@ class Membership:
         try:
             found = self._claimed(self._origins.find(list(self._arrivals)))
             marked = self._warden.mark({partition: source.fence for partition, (source, *_) in found.items()})
+            self._warden.bury(
+                {each: (log_id, source.fence) for each, (source, log_id, _) in found.items() if source.blank}
+            )
         except Exception as error:
             log.warning("Kafka: %s: progress cannot be read, trying again: %s", ", ".join(self._topics), error)
             self._retry_at = clock.now() + _RETRY_S

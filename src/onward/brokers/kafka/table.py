@@ -24,6 +24,12 @@ _MOST_NEWS = 10_000
 _decode = msgspec.msgpack.Decoder(AsideRecord).decode
 
 
+def log_of(name: str) -> str:
+    """The log that a record's id tells of; empty: it is no such id."""
+    parts = name.rsplit(":", 3)
+    return parts[1] if len(parts) == 4 else ""
+
+
 class Request(msgspec.Struct, frozen=True):
     ids: Sequence[str]
     expect: State

@@ -2,20 +2,23 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, Moved
+from onward.brokers.base import AsideRecord, Failure, Moved, State
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.letters import Letters, Placed
-from onward.brokers.kafka.table import FENCE, Entry, Table
+from onward.brokers.kafka.table import FENCE, Entry, Row, Table, log_of
 from onward.errors import AsideError, BrokerError, OnwardError
 from onward.event import Partition
 
 log = logging.getLogger("onward")
 
 _LOOK_S = 0.1
+_STEP = 50  # records whose bodies are in memory together
+_MADE_ANEW = "the topic was deleted and made anew while they waited; `onward dead send` puts them into a topic again"
 
 
 class Warden:
@@ -51,6 +54,27 @@ class Warden:
                     raise BrokerError(f"Kafka: the aside of {partition} could not be marked: {answer}")
                 marked[partition] = answer
         return marked
+
+    def bury(self, owners: Mapping[Partition, tuple[str, int]]) -> None:
+        """What waits in the aside of a former log has no turn any more, since its place is another event's: it becomes
+        a dead letter. Owners are given as the log's id and the fence. BrokerError: it was not stored."""
+        buried = 0
+        with self._letters.reading(list(owners)) as tables:
+            for partition, (log_id, fence) in owners.items():
+                stale = [row for row in tables[partition].rows.values() if _is_stale(row, log_id)]
+                buried += sum(
+                    self._bury(partition, stale[at : at + _STEP], fence) for at in range(0, len(stale), _STEP)
+                )
+        if buried:
+            topics = ", ".join(dict.fromkeys(partition.topic for partition in owners))
+            log.warning("Kafka: %d records of %s are dead letters now: %s", buried, topics, _MADE_ANEW)
+
+    def _bury(self, partition: Partition, rows: Sequence[Row], fence: int) -> int:
+        entries = [_entry(_buried(record), fence) for record in self._letters.records(partition, rows)]
+        for answer in self._letters.write(partition.topic, entries):
+            if isinstance(answer, str):
+                raise BrokerError(f"Kafka: records of a former {partition} could not be made dead letters: {answer}")
+        return len(entries)
 
     def store(self, records: Sequence[AsideRecord], fences: dict[Partition, int]) -> None:
         """AsideError: none of these is there."""
@@ -105,8 +129,9 @@ class Warden:
     def _tell(self, hold: Hold, table: Table) -> None:
         while table.news:
             moves = table.news.popleft()
-            if moves.offset > hold.marked_at:  # what is older was there to be loaded
-                self._holdings.tell(Moved(hold.partition, hold.epoch, list(moves.ids), moves.to, moves.due))
+            ids = [name for name in moves.ids if log_of(name) == hold.log_id]
+            if ids and moves.offset > hold.marked_at:  # what is older was there to be loaded
+                self._holdings.tell(Moved(hold.partition, hold.epoch, ids, moves.to, moves.due))
 
     def _tidy(self, hold: Hold, table: Table) -> None:
         """Write over what is void before compaction takes it for true; remove requests that are spent."""
@@ -124,6 +149,18 @@ def _by_topic(records: Sequence[AsideRecord]) -> Iterable[tuple[str, list[AsideR
     for record in records:
         found.setdefault(record.partition.topic, []).append(record)
     return found.items()
+
+
+def _is_stale(row: Row, log_id: str) -> bool:
+    return row.state is not State.DEAD and log_of(row.id) != log_id
+
+
+def _buried(record: AsideRecord) -> AsideRecord:
+    """As a dead letter, with as much of its story as is known."""
+    now = time.time()
+    story = record.failure or Failure("", "", "", "", "", record.tries.failed, now, now)
+    failure = msgspec.structs.replace(story, reason="refused", error="TopicMadeAnew", message=_MADE_ANEW, last=now)
+    return msgspec.structs.replace(record, state=State.DEAD, due=None, wait_s=None, failure=failure)
 
 
 def _entry(record: AsideRecord, fence: int) -> Placed:
