@@ -1,4 +1,4 @@
-"""What a partition needs to flow again after pressure, rebalances and silence."""
+"""What a partition needs to flow again after pressure, rebalances and silence, and small topics to take events."""
 
 import asyncio
 from concurrent.futures import Future
@@ -7,12 +7,13 @@ from typing import Any, cast
 import pytest
 from confluent_kafka.admin import OffsetSpec
 
+from onward import Event
 from onward.brokers.kafka import origins
 from onward.brokers.kafka.reader import _AHEAD
 from onward.brokers.kafka.subscription import KafkaSubscription
 from onward.brokers.partition import partition_of
-from onward.errors import BrokerError
-from onward.event import Partition
+from onward.errors import BrokerError, PublishError
+from onward.event import Partition, new_id
 from onward.testing.harness import Member
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, staged
@@ -52,6 +53,40 @@ def test_a_partition_that_rested_is_read_when_it_comes_back(harness: KafkaHarnes
 
             await first.until(lambda: len(read()) >= len(all_of_it))
             assert read() == all_of_it
+
+    play(scene())
+
+
+def test_a_topic_that_takes_less_than_a_batch_takes_its_events_after_all(
+    harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each event fits, but not together in one of our batches: they get smaller until they fit. Meanwhile the answers
+    for other partitions are heard, so that nobody is left in doubt about those."""
+    monkeypatch.setattr("onward.brokers.kafka.publisher._LAST_WORDS_S", 30.0)
+
+    async def scene() -> None:
+        async with staged(harness, partitions=2, publish_timeout_s=8.0) as stage:
+            await stage.publish(1)
+            await asyncio.to_thread(harness.limit, stage.topic, "50000")
+            broker = await stage.broker()
+            left = events = [Event(new_id(), stage.topic, f"k{n % 4}", b"y" * 900) for n in range(400)]
+            doubted: list[Event] = []
+            for _ in range(5):
+                try:
+                    await broker.publish(left)
+                    break
+                except PublishError as error:
+                    doubted += error.unknown
+                    failed = {each.id for each in error.refused}
+                    left = [each for each in left if each.id in failed]
+            else:
+                pytest.fail(f"{len(left)} events are still not accepted")
+            assert not doubted
+            member = await stage.member()
+            await member.take(401)
+            got = [each.event for each in member.deliveries if each.event.value != b"0"]
+            for key in ("k0", "k1", "k2", "k3"):
+                assert [each.id for each in got if each.key == key] == [each.id for each in events if each.key == key]
 
     play(scene())
 

@@ -323,17 +323,20 @@ class Courier:
     def _give_up(self, producer: Producer, window: Window) -> None:
         """Hear the last reports, then part with this producer: what it still holds must not go out later."""
         end = clock.now() + _LAST_WORDS_S
-        refused = [report for report in window.reports.values() if isinstance(report, KafkaError)]
-        if not refused:
-            producer.purge()
+        if not any(isinstance(report, KafkaError) for report in window.reports.values()):
+            producer.purge(in_flight=clock.now() > window.deadline)  # what is on its way may still be answered for
         while len(producer) and clock.now() < end:
             _is_fatal(producer, _POLL_S)
             if clock.now() > end - _LAST_WORDS_S / 2:
                 producer.purge()
-        if any(each.code() == KafkaError.MSG_SIZE_TOO_LARGE for each in refused) and len(refused) > 1:
-            # Events that fit alone may not fit together: the topic's limit is below the size of our batches.
-            self._batch_bytes = max(_SMALLEST_BATCH_BYTES, (self._batch_bytes or 1_000_000) // 8)
+        self._fit(window)
         self._producer = None
+
+    def _fit(self, window: Window) -> None:
+        """Events that fit alone may not fit together: the topic's limit is below the size of our batches."""
+        reports = [report for report in window.reports.values() if isinstance(report, KafkaError)]
+        if sum(report.code() == KafkaError.MSG_SIZE_TOO_LARGE for report in reports) > 1:
+            self._batch_bytes = max(_SMALLEST_BATCH_BYTES, (self._batch_bytes or 1_000_000) // 8)
 
 
 def _produce(producer: Producer, item: Outgoing, report: Callable[[KafkaError | None, object], None]) -> None:
