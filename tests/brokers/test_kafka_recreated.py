@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewTopic
 
 from onward import Event
@@ -109,5 +109,39 @@ def test_what_waited_in_a_former_log_keeps_no_new_event_from_its_handler_and_is_
                 assert await aside.remove(ids[1:], expect=State.DEAD) == 2
                 assert [each.id for each in await stage.letters()] == ids[:1]
             assert sorted(handled) == [b"%d" % n for n in range(10, 16)]
+
+    play(scene())
+
+
+def make_anew_and_longer(harness: KafkaHarness, topic: str) -> None:
+    """So soon that nobody who reads sees the log without his place in it."""
+    producer = Producer({"bootstrap.servers": harness.bootstrap, "linger.ms": 0})
+    producer.list_topics(topic, 10)
+    make_anew(harness, topic)
+    for n in range(100, 160):
+        producer.produce(topic, b"%d" % n, b"a", 0)
+    assert producer.flush(20) == 0
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_topic_made_anew_under_a_member_is_read_from_its_beginning_though_it_is_longer(
+    harness: KafkaHarness, start: str
+) -> None:
+    """The reader's place is in the new log too, so nothing fails."""
+
+    async def scene() -> None:
+        async with staged(harness, **{"fetch.error.backoff.ms": 3_000}) as stage:
+            await stage.publish(1)
+            member = await (await stage.member(start=start)).hold(1)
+            await stage.publish(20)
+            await member.until(lambda: 19 in member.values)
+            await member.settle()
+            (before,) = member.assigned.values()
+            await asyncio.to_thread(make_anew_and_longer, harness, stage.topic)
+            await member.until(lambda: set(member.values) >= set(range(100, 160)))
+            (after,) = member.assigned.values()
+            assert after.log_id != before.log_id
+            await member.settle()
+            assert stage.watermark() == 60
 
     play(scene())

@@ -20,7 +20,7 @@ from onward.brokers.kafka.client import explained
 from onward.brokers.kafka.commits import Commit, Commits
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.origins import Found, Origins
-from onward.brokers.kafka.topics import Cluster
+from onward.brokers.kafka.topics import Cluster, Incarnations
 from onward.brokers.kafka.warden import Warden
 from onward.errors import BadSetting, OnwardError
 from onward.event import Partition
@@ -76,6 +76,8 @@ class Membership:
         )
         self._consumer: Consumer = cluster.client.consumer(**self._conf(group, enrolment.member))
         self._origins = Origins(self._consumer, cluster.catalogue, enrolment.start, settings.on_partition_growth)
+        self._incarnations = Incarnations(cluster.catalogue.admin, self._topics)
+        self._outdated: set[Hold] = set()  # of a former log, and soon to begin anew
         self._commits = Commits(self._consumer, holdings, settings.publish_timeout_s)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.failure: OnwardError | None = None  # why we cannot be in the group
@@ -313,6 +315,8 @@ class Membership:
 
     def _welcome(self) -> None:
         """Make arrivals ours: see where they stand, store a new fence, and only then tell of them."""
+        if self._holdings.held:
+            self._see_logs()
         if not self._arrivals or clock.now() < self._retry_at:
             return
         try:
@@ -362,6 +366,24 @@ class Membership:
         self._contact = clock.now()  # the coordinator took our commit: we are in the group
         hold.ready_at = self._contact + (self._settings.takeover_grace_s if hold.source.unclean else 0.0)
         self._holdings.add(hold)
+
+    def _see_logs(self) -> None:
+        """A topic that was deleted and made anew may be long enough for the reader to go on, past events that nobody
+        has handled. Kafka forgot the group's progress with the topic: it must be there again before we begin anew,
+        so that we do not begin as a new group does."""
+        logs = self._incarnations.answered()
+        holds = [hold for hold in self._holdings.all() if logs.get(hold.partition.topic, hold.log_id) != hold.log_id]
+        for hold in holds:
+            if hold in self._outdated:
+                self._begin_anew(hold)  # settles went before it, which say as much
+            elif not hold.revoking and not self._retiring:
+                self._outdated.add(hold)
+                self._commits.fence(hold, self._recommitted)
+
+    def _recommitted(self, hold: Hold, error: KafkaError | None) -> None:
+        self._outdated.discard(hold)
+        if error is None:
+            self._begin_anew(hold)
 
     def _begin_anew(self, hold: Hold) -> None:
         if self._holdings.held.get(hold.partition) is hold:

@@ -23,6 +23,7 @@ _OVERHEAD_BYTES = 65_536  # of headers and framing, beside what max_event_bytes 
 _APPEAR_S = 0.05
 _FIRST_S = 3.0  # for a cluster that has never answered
 _LIST_S = 1.0
+_INCARNATION_S = 1.0
 _LEAST_RETENTION_S = 3_600.0  # Kafka forgets by age alone, also what nobody has handled
 
 
@@ -223,6 +224,27 @@ def _differ(topic: Topic, wanted: int) -> str:
         f"topic {topic.name} has {topic.partitions} partitions, this process says {wanted}; a key would change its "
         f"partition and lose its order. Set partitions={topic.partitions} here, or use a new topic"
     )
+
+
+class Incarnations:
+    """Asks now and then which logs the topics are. Nobody waits: the answer is had by a later call."""
+
+    def __init__(self, admin: AdminClient, topics: Sequence[str]) -> None:
+        self._admin = admin
+        self._topics = list(topics)
+        self._asked: dict[str, Any] = {}
+        self._ask_at = 0.0
+
+    def answered(self) -> dict[str, str]:
+        """The log ids by topic, once for each answer; a topic that is not there is not among them."""
+        if self._asked and all(future.done() for future in self._asked.values()):
+            asked, self._asked = self._asked, {}
+            found = {name: future.result() for name, future in asked.items() if future.exception() is None}
+            return {name: str(topic.topic_id) for name, topic in found.items()}
+        if not self._asked and clock.now() >= self._ask_at:
+            self._ask_at = clock.now() + _INCARNATION_S
+            self._asked = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=REQUEST_S)
+        return {}
 
 
 class Cluster(NamedTuple):
