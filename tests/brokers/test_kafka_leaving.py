@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from onward import settings
+from onward.brokers import open_broker
+from onward.clock import now
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import Stage, play, staged, until
 from tests.servers.kafka import KafkaServer
@@ -70,5 +74,58 @@ def test_a_stop_ends_though_the_broker_is_dead(
                 await asyncio.to_thread(kafka_server.restart)
             assert code == 0, program.log.read_text()
             assert "the group was not told" in program.log.read_text()
+
+    play(scene())
+
+
+SESSION_S = 6.0
+
+
+def set_session(harness: KafkaHarness, group: str) -> None:
+    """How long a silent member is waited for under KIP-848: there the group says it, not the member."""
+    change = ConfigEntry("consumer.session.timeout.ms", "6000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[change])
+    harness.admin.incremental_alter_configs([resource])[resource].result(10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["cut", "stall"])
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_member_that_is_cut_off_is_sure_of_nothing_once_another_has_its_partition(
+    harness: KafkaHarness, kafka_server: KafkaServer, protocol: str, fault: str
+) -> None:
+    """Until then it is, also while it settles nothing. When the broker is back it can have the partition again."""
+
+    async def scene() -> None:
+        options = {"group.protocol": protocol, "lease_s": SESSION_S}
+        with kafka_server.proxy() as proxy:
+            async with staged(harness, **options) as stage:
+                set_session(harness, stage.group)
+                await stage.publish(3)
+                away = await open_broker(settings.load(proxy.url, **stage.options))
+                cut_off = await (await stage.member(away)).hold(1)
+
+                def may_start() -> bool:
+                    return bool(cut_off.assigned) and cut_off.subscription.sure_until() > now()
+
+                end = now() + SESSION_S + 1
+                while now() < end:
+                    await cut_off.receive(wait_s=0.1)
+                    assert may_start(), "the coordinator answers"
+                getattr(proxy, fault)()
+                heir = await stage.member()
+                while not heir.assigned:
+                    await asyncio.gather(cut_off.receive(wait_s=0.1), heir.receive(wait_s=0.1))
+                    assert not heir.assigned or not may_start()
+                proxy.mend()
+                end = now() + 2.0
+                while now() < end:
+                    await asyncio.gather(cut_off.receive(wait_s=0.1), heir.receive(wait_s=0.1))
+                    assert not may_start(), "it heard of the broker, not that the partition is its own"
+                assert heir.assigned
+                await heir.subscription.close()
+                await cut_off.hold(1)
+                assert may_start()
+                await away.close()
 
     play(scene())

@@ -32,6 +32,7 @@ group.initial.rebalance.delay.ms=0
 log.cleaner.backoff.ms=200
 # Leases of a second, as the suites have them.
 group.min.session.timeout.ms=500
+group.consumer.min.session.timeout.ms=500
 group.consumer.min.heartbeat.interval.ms=500
 group.consumer.heartbeat.interval.ms=500
 offsets.topic.replication.factor={copies}

@@ -20,6 +20,7 @@ from onward.brokers.kafka.client import explained
 from onward.brokers.kafka.commits import Commit, Commits
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.origins import Found, Origins
+from onward.brokers.kafka.session import Session
 from onward.brokers.kafka.topics import Cluster, Incarnations
 from onward.brokers.kafka.warden import Warden
 from onward.errors import BadSetting, OnwardError
@@ -32,6 +33,7 @@ _MEMBER_LOOK_S = 0.1
 _RETRY_S = 0.5
 _BEATS = 5  # heartbeats in a session
 _HEARD_S = 0.5
+_ASK_S = 1.0  # between two questions whether the coordinator is there
 _TURN_S = 10.0
 
 _FORBIDDEN = frozenset(
@@ -90,6 +92,8 @@ class Membership:
         self._closing = False
         self._calling = False  # within a callback, where consumers answer nothing that was begun before
         self._contact = self._polled = clock.now()
+        self._ask_at = 0.0
+        self._session = Session(cluster.catalogue.admin, group)
         self._thread = threading.Thread(target=self._run, name=f"onward-kafka-member-{group}", daemon=True)
         self._thread.start()
 
@@ -150,6 +154,8 @@ class Membership:
 
     def _run(self) -> None:
         try:
+            if self._modern:
+                self._sure_s = self._session.length_s(self._settings.lease_s) * (1 - 1 / _BEATS)
             while not self._closing:
                 try:
                     self._turn()
@@ -165,10 +171,22 @@ class Membership:
         message = self._consumer.poll(_POLL_S)
         if message is not None and message.error() is not None:
             self._complain(message.error())
-        self._contact = clock.now()
+        self._keep_contact()
         self._serve()
         self._welcome()
         self._commits.work()
+
+    def _keep_contact(self) -> None:
+        """The classic protocol ends a membership by itself when nobody answers. That of KIP-848 does not: a member that
+        is cut off would keep what the group has long given to others, so there we ask."""
+        now = clock.now()
+        if not self._modern:
+            self._contact = now
+        elif now >= self._ask_at:
+            self._ask_at = now + min(_ASK_S, self._sure_s / _BEATS)
+            with contextlib.suppress(KafkaException):
+                self._consumer.committed([TopicPartition(self._topics[0], 0)], _HEARD_S)
+                self._contact = now
 
     def _complain(self, error: KafkaError) -> None:
         log.warning("Kafka: group member: %s", error.str())
@@ -198,10 +216,14 @@ class Membership:
         elif self._subscribed and idle:
             log.warning("Kafka: nothing was received for %g s: leaving the group", self._settings.max_poll_gap_s)
             self._drop_out()
+        elif self._subscribed and self._modern and self._holdings.held and clock.now() > self._contact + self._sure_s:
+            log.warning("Kafka: the group's coordinator has not answered for %g s: joining anew", self._sure_s)
+            self._drop_out()
         elif self._subscribed and self._retiring and not self._holdings.held:
             self._drop_out()
 
     def _drop_out(self) -> None:
+        self._unfenced(list(self._fencing))
         self._lose(self._holdings.all())
         self._arrivals.clear()
         self._subscribed = False
@@ -305,8 +327,7 @@ class Membership:
                 looked = now
                 if self._consumer.memberid() != member:
                     return  # the group has not waited for us
-                if not self._modern:  # there the id outlives the membership
-                    self._contact = now
+                self._keep_contact()
             with contextlib.suppress(queue.Empty):
                 self._commands.get(timeout=_POLL_S)()
             self._commits.work_at_once(deadline)
