@@ -288,6 +288,7 @@ class Courier:
         if self._producer is not None:
             self._producer.purge()
             self._producer.flush(0)
+            self._producer = None  # it would go on asking for its topics, and so make one that is deleted
 
     def _carry(self, window: Window) -> None:
         if self._producer is None:
