@@ -74,6 +74,25 @@ def test_partitions_added_are_not_read_unless_that_is_accepted(
     play(scene())
 
 
+def test_nobody_who_reads_brings_a_deleted_topic_back(harness: KafkaHarness) -> None:
+    """A cluster that makes topics on being asked for them by name would have it with other partitions than it had."""
+
+    async def scene() -> None:
+        async with staged(harness, partitions=3, **{"topic.metadata.refresh.interval.ms": 300}) as stage:
+            publisher = await stage.broker()
+            await publisher.publish([event(stage.topic, "a", 0)])
+            await publisher.close()
+            member = await (await stage.member()).hold(3)
+            harness.admin.delete_topics([stage.topic])[stage.topic].result(10)
+            await member.until(lambda: not member.assigned)
+            end = now() + 3.0
+            while now() < end:
+                await member.receive(wait_s=0.1)
+            assert stage.topic not in harness.admin.list_topics(timeout=10).topics
+
+    play(scene())
+
+
 def test_a_topic_deleted_and_made_again_is_another_log(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, **{"topic.metadata.refresh.interval.ms": 300}) as stage:
