@@ -107,6 +107,8 @@ async def rabbitmq_put(url: str, value: str) -> None:
     async with rabbitmq_channel(url, PATIENT_S) as channel:
         message = aio_pika.Message(value.encode(), delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
         await channel.default_exchange.publish(message, "proof")
+    # The message is on disk; that there is such a queue stands in Mnesia's log, which is written two seconds later.
+    await asyncio.sleep(2.5)
 
 
 async def rabbitmq_get(url: str, timeout_s: int) -> str:
