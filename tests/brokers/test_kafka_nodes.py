@@ -2,8 +2,8 @@
 
 Promised: no event that was accepted is lost, none is inverted, and publishing goes on or names what was not accepted.
 
-Run by ONWARD_NODES=1. On two busy cores commits did not go on within RECOVERED_S in one run of three, and why is not known
-yet: it is no gate until it is.
+Run by ONWARD_NODES=1. On two busy cores commits did not go on within RECOVERED_S in one run, and why is not known yet:
+it is no gate until it is.
 """
 
 import asyncio
