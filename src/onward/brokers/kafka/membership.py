@@ -20,7 +20,7 @@ from onward.brokers.kafka.client import explained
 from onward.brokers.kafka.commits import Commit, Commits
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.origins import Found, Origins
-from onward.brokers.kafka.session import Session
+from onward.brokers.kafka.session import session_s
 from onward.brokers.kafka.topics import Cluster, Incarnations
 from onward.brokers.kafka.warden import Warden
 from onward.errors import BadSetting, OnwardError
@@ -68,6 +68,7 @@ class Membership:
         settings = cluster.settings
         group = enrolment.group
         self._settings = settings
+        self._admin, self._group = cluster.catalogue.admin, group
         self._holdings = holdings
         self._warden = warden
         self._topics = list(enrolment.topics)
@@ -93,7 +94,6 @@ class Membership:
         self._calling = False  # within a callback, where consumers answer nothing that was begun before
         self._contact = self._polled = clock.now()
         self._ask_at = 0.0
-        self._session = Session(cluster.catalogue.admin, group)
         self._thread = threading.Thread(target=self._run, name=f"onward-kafka-member-{group}", daemon=True)
         self._thread.start()
 
@@ -155,7 +155,7 @@ class Membership:
     def _run(self) -> None:
         try:
             if self._modern:
-                self._sure_s = self._session.length_s(self._settings.lease_s) * (1 - 1 / _BEATS)
+                self._sure_s = session_s(self._admin, self._group, self._settings.lease_s) * (1 - 1 / _BEATS)
             while not self._closing:
                 try:
                     self._turn()

@@ -10,15 +10,11 @@ from onward.brokers.kafka.client import REQUEST_S
 _USUAL_S = 45.0
 
 
-class Session:
-    def __init__(self, admin: AdminClient, group: str) -> None:
-        self._admin = admin
-        self._asked = ConfigResource(ResourceType.GROUP, group)
-
-    def length_s(self, otherwise_s: float) -> float:
-        """As the cluster says; where it does not, what the caller believes, but no more than is usual."""
-        try:
-            answer = self._admin.describe_configs([self._asked], request_timeout=REQUEST_S)[self._asked]
-            return int(answer.result(REQUEST_S)["consumer.session.timeout.ms"].value) / 1000
-        except (KafkaException, KeyError, Late):
-            return min(otherwise_s, _USUAL_S)
+def session_s(admin: AdminClient, group: str, otherwise_s: float) -> float:
+    """As the cluster says; where it does not, what the caller believes, but no more than is usual."""
+    asked = ConfigResource(ResourceType.GROUP, group)
+    try:
+        answer = admin.describe_configs([asked], request_timeout=REQUEST_S)[asked]
+        return int(answer.result(REQUEST_S)["consumer.session.timeout.ms"].value) / 1000
+    except (KafkaException, KeyError, Late):
+        return min(otherwise_s, _USUAL_S)
