@@ -94,7 +94,10 @@ class Commits:
         self._orders: dict[Partition, Order] = {}  # fences and releases, which go before settles
         self._under_way: dict[Partition, Order] = {}
         self._sent_at = 0.0
+        self.taken_at = 0.0  # when that was sent which the coordinator took last, as from a member of the group
+        self.heard_at = 0.0  # when that was sent which it answered last
         self._not_before = 0.0
+        self._proving = False
         self._committed_at: dict[Partition, float] = {}
 
     # Entering
@@ -105,6 +108,10 @@ class Commits:
     def fence(self, hold: Hold, then: Callable[[Hold, KafkaError | None], None]) -> None:
         """Store that the partition has a new owner, which has not ended cleanly yet."""
         self._orders[hold.partition] = Order(hold, hold.latest, lambda error: then(hold, error))
+
+    def prove(self) -> None:
+        """Have the coordinator take something: what waits, or else what it took last."""
+        self._proving = True
 
     def withdraw(self, holds: Iterable[Hold]) -> None:
         """These are not ours any more. What waits to be said of them must not be: it would be taken from any member,
@@ -161,6 +168,8 @@ class Commits:
 
     def _finish(self, error: KafkaError | None, errors: dict[Partition, KafkaError | None]) -> None:
         orders, self._under_way = self._under_way, {}
+        if any(not (errors.get(each) or error) for each in orders):
+            self.taken_at = self.heard_at = self._sent_at
         for partition, order in orders.items():
             self._settle(order, errors.get(partition) or error)
 
@@ -180,7 +189,7 @@ class Commits:
 
     def _at_once(self, orders: dict[Partition, Order], deadline: float) -> None:
         """Commit, then ask for what is stored: the coordinator answers in turn, and this has a time limit."""
-        places = self._places(orders.values())
+        places, sent_at = self._places(orders.values()), clock.now()
         wait_s = max(0.1, min(_CONFIRM_S, deadline - clock.now()))
         try:
             self._consumer.commit(offsets=places, asynchronous=True)
@@ -189,6 +198,7 @@ class Commits:
             for order in orders.values():
                 self._settle(order, error.args[0])
             return
+        self.heard_at = sent_at
         said = {(place.topic, place.partition): (place.offset, place.metadata) for place in stored}
         for place, order in zip(places, orders.values(), strict=True):
             same = said.get((place.topic, place.partition)) == (place.offset, place.metadata)
@@ -212,12 +222,19 @@ class Commits:
                 else:
                     orders[partition] = Order(hold, progress)
             self._close(commit)
+        self._add_own(orders)
+        if not orders and self._proving:
+            by_topic = {hold.partition.topic: hold for hold in self._holdings.all()}  # one may be deleted
+            orders = {hold.partition: _repeated(hold) for hold in by_topic.values()}
+        self._proving = False
+        return orders
+
+    def _add_own(self, orders: dict[Partition, Order]) -> None:
         busy = {partition for commit in self._waiting for partition in commit.left}
         for partition in self._orders.keys() - busy:
             order = orders[partition] = self._orders.pop(partition)
             if order.clean:
                 order.progress = order.hold.latest
-        return orders
 
     def _places(self, orders: Iterable[Order]) -> list[TopicPartition]:
         places = []
@@ -294,10 +311,14 @@ class Commits:
         for hold in self._holdings.all():
             if now > self._committed_at.setdefault(hold.partition, now) + _IDLE_S:
                 self._committed_at[hold.partition] = now
-                self._orders.setdefault(hold.partition, Order(hold, hold.latest, lambda _: None))
+                self._orders.setdefault(hold.partition, _repeated(hold))
 
     def fail_all(self) -> None:
         for commit in self._waiting:
             if not commit.future.done():
                 commit.future.set_exception(Closed("the subscription is closed"))
         self._waiting.clear()
+
+
+def _repeated(hold: Hold) -> Order:
+    return Order(hold, hold.latest, lambda _: None)

@@ -18,6 +18,7 @@ from onward import clock
 from onward.brokers.base import Progress, Start
 from onward.brokers.kafka.client import explained
 from onward.brokers.kafka.commits import Commit, Commits
+from onward.brokers.kafka.contact import BEATS, Contact
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.origins import Found, Origins
 from onward.brokers.kafka.session import session_s
@@ -31,9 +32,8 @@ log = logging.getLogger("onward")
 _POLL_S = 0.02
 _MEMBER_LOOK_S = 0.1
 _RETRY_S = 0.5
-_BEATS = 5  # heartbeats in a session
 _HEARD_S = 0.5
-_ASK_S = 1.0  # between two questions whether the coordinator is there
+_PROVE_S = 0.25  # between two commits that are to prove that we are in the group
 _TURN_S = 10.0
 
 _FORBIDDEN = frozenset(
@@ -92,16 +92,17 @@ class Membership:
         self._retiring = False  # it released unasked: it keeps what it has and takes no more
         self._closing = False
         self._calling = False  # within a callback, where consumers answer nothing that was begun before
-        self._contact = self._polled = clock.now()
-        self._ask_at = 0.0
+        self._polled = clock.now()
+        self._contact = Contact(self._session_s, self._polled, told=not self._modern)
+        self._prove_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"onward-kafka-member-{group}", daemon=True)
         self._thread.start()
 
     def _conf(self, group: str, member: str) -> dict[str, Any]:
         settings = self._settings
         session_ms = int(settings.client.get("session.timeout.ms", settings.lease_s * 1000))
-        self._sure_s = session_ms / 1000 * (1 - 1 / _BEATS)
-        longest_s = max(settings.max_poll_gap_s, settings.revoke_grace_s + 10, session_ms / 1000)
+        self._session_s = session_ms / 1000
+        longest_s = max(settings.max_poll_gap_s, settings.revoke_grace_s + 10, self._session_s)
         conf: dict[str, Any] = {
             "group.id": group,
             "client.id": member,
@@ -111,7 +112,7 @@ class Membership:
         if not self._modern:
             conf |= {
                 "session.timeout.ms": session_ms,
-                "heartbeat.interval.ms": max(1, session_ms // _BEATS),
+                "heartbeat.interval.ms": max(1, session_ms // BEATS),
                 "partition.assignment.strategy": "cooperative-sticky",
             }
         return conf | {name: value for name, value in settings.client.items() if name in conf}
@@ -127,8 +128,8 @@ class Membership:
         if self._holdings.closed or self._holdings.has_untold_loss:
             return 0.0  # whoever has not heard of a loss is sure of nothing
         if not self._holdings.held:
-            return now + self._sure_s
-        return min(self._contact + self._sure_s, self._polled + self._settings.max_poll_gap_s)
+            return now + self._contact.sure_s
+        return min(self._contact.sure_until, self._polled + self._settings.max_poll_gap_s)
 
     def commit(self, progress: Sequence[Progress]) -> "Future[list[Partition]]":
         """Commit these; answers the partitions that are not ours any more."""
@@ -155,7 +156,7 @@ class Membership:
     def _run(self) -> None:
         try:
             if self._modern:
-                self._sure_s = session_s(self._admin, self._group, self._settings.lease_s) * (1 - 1 / _BEATS)
+                self._contact.session_s = session_s(self._admin, self._group, self._settings.lease_s)
             while not self._closing:
                 try:
                     self._turn()
@@ -177,16 +178,11 @@ class Membership:
         self._commits.work()
 
     def _keep_contact(self) -> None:
-        """The classic protocol ends a membership by itself when nobody answers. That of KIP-848 does not: a member that
-        is cut off would keep what the group has long given to others, so there we ask."""
         now = clock.now()
-        if not self._modern:
-            self._contact = now
-        elif now >= self._ask_at:
-            self._ask_at = now + min(_ASK_S, self._sure_s / _BEATS)
-            with contextlib.suppress(KafkaException):
-                self._consumer.committed([TopicPartition(self._topics[0], 0)], _HEARD_S)
-                self._contact = now
+        self._contact.look(now, self._commits)
+        if self._contact.wants_proof(now) and now >= self._prove_at:
+            self._prove_at = now + _PROVE_S
+            self._commits.prove()
 
     def _complain(self, error: KafkaError) -> None:
         log.warning("Kafka: group member: %s", error.str())
@@ -216,8 +212,8 @@ class Membership:
         elif self._subscribed and idle:
             log.warning("Kafka: nothing was received for %g s: leaving the group", self._settings.max_poll_gap_s)
             self._drop_out()
-        elif self._subscribed and self._modern and self._holdings.held and clock.now() > self._contact + self._sure_s:
-            log.warning("Kafka: the group's coordinator has not answered for %g s: joining anew", self._sure_s)
+        elif self._subscribed and self._modern and self._holdings.held and clock.now() > self._contact.sure_until:
+            log.warning("Kafka: the group's coordinator has not answered for %g s: joining anew", self._contact.sure_s)
             self._drop_out()
         elif self._subscribed and self._retiring and not self._holdings.held:
             self._drop_out()
@@ -384,8 +380,9 @@ class Membership:
             self._arrivals[hold.partition] = None
             self._retry_at = clock.now() + _RETRY_S
             return
-        self._contact = clock.now()  # the coordinator took our commit: we are in the group
-        hold.ready_at = self._contact + (self._settings.takeover_grace_s if hold.source.unclean else 0.0)
+        now = clock.now()
+        self._contact.look(now, self._commits)
+        hold.ready_at = now + (self._settings.takeover_grace_s if hold.source.unclean else 0.0)
         self._holdings.add(hold)
 
     def _see_logs(self) -> None:
