@@ -71,14 +71,14 @@ def test_a_worker_is_replaced_after_its_share(trial: Callable[..., Trial]) -> No
 
 def test_a_stopped_worker_costs_its_event_and_the_others_go_on(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
-        async with trial(timeout_s=1.5) as t:
+        async with trial(timeout_s=4.0) as t:
             await t.until(lambda: t.engine.health().workers == 2)
             await t.all([t.order(n) for n in range(20)])
             await t.all([t.order(n, do="stop" if n == 20 else "nothing", seconds=0.005) for n in range(20, 80)])
             assert set(t.errors) == {20}
             assert isinstance(t.errors[20], HandlerTimeout)
             stopped = next(note for note in t.notes("begin") if note.event == "20")
-            beside = [note for note in t.notes("end") if stopped.at < note.at < stopped.at + 1.4]
+            beside = [note for note in t.notes("end") if stopped.at < note.at < stopped.at + 3.9]
             assert beside
             assert stopped.worker not in {note.worker for note in beside}
             assert Counter(note.event for note in t.notes("begin")).most_common(1)[0][1] == 1
@@ -88,7 +88,7 @@ def test_a_stopped_worker_costs_its_event_and_the_others_go_on(trial: Callable[.
 
 def test_a_worker_stopped_before_it_begins_costs_nobody_an_attempt(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
-        async with trial(workers=1, timeout_s=0.5) as t:
+        async with trial(workers=1, timeout_s=2.0) as t:
             await t.all([t.order(1)])
             os.kill(t.notes("end")[0].worker, signal.SIGSTOP)
             await t.all([t.order(2), t.order(3)])
@@ -103,7 +103,7 @@ def test_what_waits_behind_a_slow_run_is_called_back(trial: Callable[..., Trial]
         async with trial(timeout_s=None) as t:
             await t.until(lambda: t.engine.health().workers == 2)
             await t.all([t.order(n) for n in range(200)])  # so quick that much is given at once
-            t.submit([t.order(n, seconds=1.5 if n == 200 else 0.0) for n in range(200, 400)])
+            t.submit([t.order(n, seconds=5.0 if n == 200 else 0.0) for n in range(200, 400)])
             await t.until(lambda: len(t.ended) == 399)
             assert 200 not in [first(each.work).position for each in t.ended]
             await t.all()
@@ -118,9 +118,9 @@ def test_a_worker_begins_nothing_when_ownership_is_unsure_though_its_parent_stan
     async def main() -> None:
         async with trial(workers=1, concurrency=64) as t:
             await t.all([t.order(n) for n in range(200)])  # so quick that much is given at once
-            t.sure_until = now() + 1.0
-            t.submit([t.order(n, seconds=1.5 if n == 200 else 0.0) for n in range(200, 220)])
-            time.sleep(2.5)  # noqa: ASYNC251  # nobody calls anything back
+            t.sure_until = now() + 3.0
+            t.submit([t.order(n, seconds=3.5 if n == 200 else 0.0) for n in range(200, 220)])
+            time.sleep(5.0)  # noqa: ASYNC251  # nobody calls anything back
             assert [note.event for note in t.notes("begin") if int(note.event) >= 200] == ["200"]
             ended = await t.all()
             assert {first(each.work).position for each in ended if each.cancelled} == set(range(201, 220))
@@ -198,7 +198,7 @@ def test_close_leaves_no_process_behind(trial: Callable[..., Trial]) -> None:
             t.submit([t.order(n, seconds=30) for n in range(2)])
             await t.until(lambda: len(t.notes("begin")) == 2)
             begun = time.monotonic()
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 20, "it waits for what runs"
 
     asyncio.run(main())
 

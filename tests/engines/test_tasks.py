@@ -38,7 +38,7 @@ class Run:
 
     async def all(self, work: Sequence[Delivery]) -> list[Ended]:
         self.engine.submit(work)
-        assert await self.engine.drain(10)
+        assert await self.engine.drain(60)
         await self.engine.close()
         assert sorted(position(each) for each in self.ended) == [each.position for each in work]
         return self.ended
@@ -105,7 +105,7 @@ def test_a_handler_over_its_time_fails_and_its_worker_goes_on() -> None:
             async with asyncio.timeout(5):  # needs the current task to be usable
                 await asyncio.sleep(0.001)
 
-        ended = await Run(handler, concurrency=4, timeout_s=0.1).all(deliveries(40))
+        ended = await Run(handler, concurrency=4, timeout_s=2.0).all(deliveries(40))
         late = {position(each) for each in ended if isinstance(each.error, HandlerTimeout)}
         assert late == {0, 10, 20, 30}
         assert all(each.error is None for each in ended if position(each) not in late)
@@ -232,10 +232,12 @@ def test_a_worker_that_was_cancelled_while_idle_is_replaced() -> None:
             asyncio.get_running_loop().call_later(0.01, task.cancel)
 
         run = Run(handler, concurrency=1)
-        for work in deliveries(3):
+        for count, work in enumerate(deliveries(3), 1):
             run.engine.submit([work])
-            await asyncio.sleep(0.05)
-        assert len(run.ended) == 3
+            async with asyncio.timeout(20):
+                while len(run.ended) < count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)  # its timer ends meanwhile
         await run.engine.close()
 
     asyncio.run(main())
