@@ -32,27 +32,36 @@ async def hold(broker: Broker, task: dict[str, Any]) -> None:
     say("joined")
     while True:
         for message in await member.receive(limit=task.get("limit", 1000), wait_s=60.0):
-            say(type(message).__name__, sure=now() < member.subscription.sure_until())
+            sure_until = member.subscription.sure_until()
+            say(type(message).__name__, sure=now() < sure_until, sure_until=sure_until)
 
 
 async def work(broker: Broker, task: dict[str, Any]) -> None:
-    """Handle in order, start nothing after sure_until, settle what was done, give up what is asked for."""
-    member = await Member.join(broker, task["topic"], task["group"], yields=False)
+    """Handle in order. Whoever is unsure of what it owns starts nothing more: it leaves, and joins anew."""
     effects = os.open(task["effects"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    say("joined")
     while True:
-        done: list[Delivery] = []
-        for message in await member.receive(limit=task.get("limit", 50), wait_s=1.0):
-            if type(message) is Delivery:
-                if now() >= member.subscription.sure_until():
-                    return  # unsure of what it owns: end, and let the next owner have the rest
-                if message.partition in member.assigned:
-                    os.write(effects, f"{message.event.key} {int(message.event.value or b'')}\n".encode())
-                    done.append(message)
-            elif type(message) is Revoked:
-                await member.settle(done)
-                await member.release(message.partitions)
-        await member.settle(done)
+        member = await Member.join(broker, task["topic"], task["group"], yields=False)
+        say("joined")
+        while await handled(member, effects, task.get("limit", 50)):
+            pass
+        await member.subscription.close()
+
+
+async def handled(member: Member, effects: int, limit: int) -> bool:
+    """One receive: do what it gives, settle it, give up what is asked for. False: unsure, so the rest is not done."""
+    done: list[Delivery] = []
+    for message in await member.receive(limit=limit, wait_s=1.0):
+        if type(message) is Delivery:
+            if now() >= member.subscription.sure_until():
+                return False
+            if message.partition in member.assigned:
+                os.write(effects, f"{message.event.key} {int(message.event.value or b'')}\n".encode())
+                done.append(message)
+        elif type(message) is Revoked:
+            await member.settle(done)
+            await member.release(message.partitions)
+    await member.settle(done)
+    return True
 
 
 async def flood(broker: Broker, task: dict[str, Any]) -> None:
