@@ -8,9 +8,10 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def app(tmp_path: Path) -> Onward:
     return Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=1.0, takeover_grace_s=0.1, drain_timeout_s=2.0)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 40.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s} s"
@@ -310,7 +311,7 @@ def test_publish_sync_works_from_a_plain_script_and_from_a_thread(app: Onward, t
         app.publish_sync("orders", {{"n": 0}}, key="k")
         app.publish_sync("orders", {{"n": 1}}, key="k")
     """
-    subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(script)], check=True, timeout=30)
+    subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(script)], check=True, timeout=60)
     asyncio.run(run_until(app, lambda: len(seen) == 3))
     assert seen == [0, 1, 2]
 
@@ -348,7 +349,7 @@ def _program(folder: Path, drain_s: float, sleep_s: float) -> subprocess.Popen[s
 def test_a_signal_drains_and_ends_well(tmp_path: Path, number: signal.Signals) -> None:
     with _program(tmp_path, drain_s=10, sleep_s=0.5) as program:
         os.kill(program.pid, number)
-        out, _ = program.communicate(timeout=15)
+        out, _ = program.communicate(timeout=60)
     assert program.returncode == 0
     assert out == "end 1\n"
 
@@ -357,18 +358,27 @@ def test_a_drain_ends_at_its_deadline(tmp_path: Path) -> None:
     with _program(tmp_path, drain_s=0.3, sleep_s=60) as program:
         started = time.monotonic()
         program.terminate()
-        program.communicate(timeout=15)
+        program.communicate(timeout=60)
     assert program.returncode == 0
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30, "it waited for the handler"
+
+
+def _pending(pid: int, number: signal.Signals) -> bool:
+    """The process has not been told of the signal yet."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (pending,) = [int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:")]
+    return bool(pending >> (number - 1) & 1)
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with _program(tmp_path, drain_s=60, sleep_s=60) as program:
         program.terminate()
         time.sleep(0.5)
+        while _pending(program.pid, signal.SIGTERM):
+            time.sleep(0.01)  # or the two would be one
         assert program.poll() is None
         program.terminate()
-        program.communicate(timeout=3)
+        program.communicate(timeout=30)
     assert program.returncode == -signal.SIGTERM
 
 
@@ -517,7 +527,7 @@ def test_a_long_retry_parks_its_key_and_the_key_drains_back_in_order(tmp_path: P
     seen: list[tuple[str | None, int]] = []
     failures = 0
 
-    @app.handler("orders", group="billing", retry=Retry(attempts=5, first_delay_s=1.5, factor=1, jitter=0))
+    @app.handler("orders", group="billing", retry=Retry(attempts=5, first_delay_s=3.0, factor=1, jitter=0))
     async def bill(order: Order, event: Event) -> None:
         nonlocal failures
         if order.bad and failures < 2:
@@ -558,7 +568,7 @@ def test_a_parked_key_survives_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         async with app:
             await app.publish_many("orders", [("a", Order(n)) for n in range(4)])
-        await run_until(app, lambda: tries == [0])
+        await run_until(app, lambda: 0 in tries)
         await run_until(app, lambda: len(seen) == 4)
 
     asyncio.run(main())
@@ -582,9 +592,14 @@ def test_a_key_stands_still_behind_its_dead_event_until_that_is_replayed(app: On
             aside = app.broker.aside("billing")
             running = asyncio.create_task(run_until(app, lambda: 1 in seen))
             await until(lambda: 7 in seen)
-            await asyncio.sleep(0.3)
+            found: Sequence[AsideRecord] = ()
+            async with asyncio.timeout(40):
+                while len(found) < 2:
+                    await asyncio.sleep(0.01)
+                    found = (await aside.scan(Filter(), None, 10)).records
+            dead, held = found
+            assert (dead.state, held.state) == (State.DEAD, State.HELD)
             assert seen == [7]
-            (dead,) = (await aside.scan(Filter(states=frozenset({State.DEAD})), None, 10)).records
             broken = False
             assert await aside.move([dead.id], expect=State.DEAD, to=State.WAITING, due=time.time()) == 1
             await running
@@ -675,7 +690,7 @@ app.publish_sync("orders", b"2", key="k")
 if child:
     assert os.waitpid(child, 0)[1] == 0
 """
-    out = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=30)
+    out = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=60)
     assert (out.returncode, out.stderr) == (0, "")
 
 
@@ -711,13 +726,19 @@ def test_publish_sync_does_not_wait_for_ever_for_a_blocked_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onward.door._LOOP_PATIENCE_S", 0.1)
-    app = Onward(f"sqlite:///{tmp_path}/shop.db", publish_timeout_s=0.1)
+    app, over = Onward(f"sqlite:///{tmp_path}/shop.db", publish_timeout_s=0.1), threading.Event()
+
+    def publish() -> None:
+        try:
+            app.publish_sync("orders", b"1", key="k")
+        finally:
+            over.set()
 
     async def main() -> None:
         async with app:
-            publishing = asyncio.ensure_future(asyncio.to_thread(app.publish_sync, "orders", b"1", key="k"))
+            publishing = asyncio.ensure_future(asyncio.to_thread(publish))
             await asyncio.sleep(0)
-            time.sleep(1.0)  # what no handler should do  # noqa: ASYNC251
+            assert over.wait(40)  # what no handler should do
             with pytest.raises(PublishError, match="event loop is blocked") as raised:
                 await publishing
             assert [event.value for event in raised.value.unknown] == [b"1"]
@@ -779,11 +800,11 @@ def test_what_waits_in_an_engine_does_not_start_after_its_partition_was_lost(tmp
         async def handle(event: Event) -> None:
             seen.add(event.key)
 
-        asyncio.run(run_until(app, lambda: len(seen) >= 90))
+        asyncio.run(run_until(app, lambda: len(seen) >= 50))
         os.kill(program.pid, signal.SIGCONT)
         time.sleep(1.0)
         program.kill()
-        out, _ = program.communicate(timeout=10)
+        out, _ = program.communicate(timeout=60)
         starts = [line.split() for line in out.splitlines() if line.startswith("start")]
         late = [key for _, key, at in starts if float(at) > stopped]
         assert len(late) <= 1, f"started after it was lost: {late}"  # one may have been on its way
