@@ -47,7 +47,7 @@ class Scene:
             ["orders"], group="billing", member="m", ordering="key", start="earliest"
         )
         heard: list[Message] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while not any(isinstance(each, Delivery) for each in heard):
                 heard += await subscription.receive(100, 1 << 20, 1.0)
         (assigned,) = [each for each in heard if isinstance(each, Assigned)]
