@@ -143,14 +143,16 @@ def test_a_duplicate_that_waits_too_long_is_busy_and_never_done(url: str, monkey
     asyncio.run(scenario())
 
 
-def test_a_claim_is_renewed_while_the_handler_runs(url: str) -> None:
+def test_a_claim_is_renewed_while_the_handler_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_redis, "_WAIT_S", PATIENCE_S)
+
     async def scenario() -> None:
-        async with started(url, lease_s=1.0) as inbox:
+        async with started(url, lease_s=3.0) as inbox:
             first, second = Runs(), Runs()
             one = asyncio.create_task(handle(inbox, delivery("a"), first.stands))
             await asyncio.wait_for(first.standing.wait(), PATIENCE_S)
             two = asyncio.create_task(handle(inbox, delivery("a"), second.at_once))
-            done, _ = await asyncio.wait([two], timeout=2.5)  # of two leases and a half
+            done, _ = await asyncio.wait([two], timeout=7.5)  # of two leases and a half
             assert not done
             first.go.set()
             await asyncio.gather(one, two)
