@@ -57,13 +57,13 @@ class KafkaHarness:
             self._limit_asides("1400000")
 
     def _limit_asides(self, size: str) -> None:
-        for name in self.admin.list_topics(timeout=10).topics:
+        for name in self.admin.list_topics(timeout=30).topics:
             if name.startswith("onward.aside."):
                 self.limit(name, size)
 
     def clear(self) -> None:
         """Delete every topic, and with it what groups know of it: the next test finds an empty cluster."""
-        names = [name for name in self.admin.list_topics(timeout=10).topics if not name.startswith("__")]
+        names = [name for name in self.admin.list_topics(timeout=30).topics if not name.startswith("__")]
         if names:
             for future in self.admin.delete_topics(names).values():
                 future.result(30)
@@ -71,12 +71,12 @@ class KafkaHarness:
     def limit(self, topic: str, size: str) -> None:
         change = ConfigEntry("max.message.bytes", size, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[change])
-        self.admin.incremental_alter_configs([resource])[resource].result(10)
+        self.admin.incremental_alter_configs([resource])[resource].result(30)
         asked = ConfigResource(ResourceType.TOPIC, topic)
-        deadline = time.monotonic() + 10
-        while self.admin.describe_configs([asked])[asked].result(10)["max.message.bytes"].value != size:
+        deadline = time.monotonic() + 30
+        while self.admin.describe_configs([asked])[asked].result(30)["max.message.bytes"].value != size:
             assert time.monotonic() < deadline
-        time.sleep(0.1)  # told by the broker a moment before its logs follow it
+        time.sleep(0.5)  # told by the broker a moment before its logs follow it
 
 
 @pytest.fixture

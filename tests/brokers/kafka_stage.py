@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from onward import Onward, settings
 from onward.brokers import open_broker
 from onward.brokers.base import AsideRecord, Broker, Filter
-from onward.testing.harness import Member, event
+from onward.testing.harness import LEASE_S, Member, event
 from tests.brokers.kafka import KafkaHarness
 
 
@@ -21,7 +21,7 @@ class Stage:
 
     def __init__(self, harness: KafkaHarness, **options: Any) -> None:
         self.harness = harness
-        self.options = {"lease_s": 1.0, "takeover_grace_s": 0.1, "partitions": 1, **options}
+        self.options = {"lease_s": LEASE_S, "takeover_grace_s": 0.1, "partitions": 1, **options}
         self.topic = f"trap-{uuid4().hex[:8]}"
         self.group = f"group-{uuid4().hex[:8]}"
         self._brokers: list[Broker] = []
@@ -31,11 +31,11 @@ class Stage:
 
     def partitions(self) -> int:
         """How many the topic has."""
-        return len(self.harness.admin.list_topics(self.topic, timeout=10).topics[self.topic].partitions)
+        return len(self.harness.admin.list_topics(self.topic, timeout=30).topics[self.topic].partitions)
 
     def end(self) -> int:
         """Of the log of the first partition."""
-        _, end = self._watcher.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=10)
+        _, end = self._watcher.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=30)
         return int(end)
 
     async def broker(self, **options: Any) -> Broker:
@@ -89,13 +89,13 @@ class Stage:
 async def staged(harness: KafkaHarness, **options: Any) -> AsyncIterator[Stage]:
     stage = Stage(harness, **options)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             yield stage
     finally:
         await stage.close()
 
 
-async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 45.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline

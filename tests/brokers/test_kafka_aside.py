@@ -126,9 +126,9 @@ class TestRemoved:
         harness, name = cast("KafkaHarness", kit.harness), topic_name(GROUP, kit.topic)
         change = ConfigEntry("cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[change])
-        await asyncio.to_thread(harness.admin.incremental_alter_configs([resource])[resource].result, 10)
+        await asyncio.to_thread(harness.admin.incremental_alter_configs([resource])[resource].result, 30)
         place = TopicPartition(name, 0, offset)
-        await asyncio.to_thread(harness.admin.delete_records([place])[place].result, 10)
+        await asyncio.to_thread(harness.admin.delete_records([place])[place].result, 30)
 
     @scenario(max_in_flight_bytes=1, partitions=1)
     async def test_the_newer_record_of_an_id_is_read_in_place_of_a_removed_one(self, kit: Kit) -> None:

@@ -25,7 +25,7 @@ def test_the_partitioner_agrees_with_other_clients(harness: KafkaHarness) -> Non
             producer = Producer({"bootstrap.servers": harness.bootstrap, "partitioner": "murmur2_random"})
             for n in range(200):
                 producer.produce(stage.topic, b"%d" % n, key=f"key-{n}".encode())
-            await asyncio.to_thread(producer.flush, 10)
+            await asyncio.to_thread(producer.flush, 30)
             member = await stage.member()
             await member.take(400)
             places: dict[str | None, set[int]] = {}
@@ -44,7 +44,7 @@ def test_other_clients_read_our_events_as_cloud_events(harness: KafkaHarness) ->
             await broker.publish([sent])
             consumer = Consumer({"bootstrap.servers": harness.bootstrap, "group.id": "x", "enable.auto.commit": False})
             consumer.assign([TopicPartition(stage.topic, 0, 0)])
-            message = await asyncio.to_thread(consumer.poll, 10)
+            message = await asyncio.to_thread(consumer.poll, 30)
             assert dict(message.headers()) == {
                 "ce_id": sent.id.encode(),
                 "ce_specversion": b"1.0",

@@ -89,7 +89,7 @@ def _transactions(harness: KafkaHarness, topic: str, count: int) -> None:
         producer.commit_transaction(30)
     producer.begin_transaction()
     producer.produce(topic, b"aborted", key=b"k")
-    producer.flush(10)
+    producer.flush(30)
     producer.abort_transaction(30)
 
 
@@ -206,7 +206,7 @@ def test_defect_7_a_run_over_its_time_in_a_process_is_a_dead_letter_and_its_neig
     async def scene() -> None:
         async with staged(harness) as stage:
             workshop = Workshop(stage, tmp_path, 40, first="hang")
-            await at_work(stage, workshop, timeout_s=1.0, retry=Retry(attempts=1))
+            await at_work(stage, workshop, timeout_s=4.0, retry=Retry(attempts=1))
             assert sorted(workshop.handled()) == [n for n in range(40) if n != 10]
             (letter,) = await stage.letters()
             assert letter.failure is not None

@@ -19,7 +19,7 @@ def test_trap_13_a_failed_event_holds_up_its_key_and_nothing_else(harness: Kafka
         async with staged(harness) as stage:
             app, tried = stage.app(), list[tuple[str, bytes]]()
 
-            @app.handler(stage.topic, group=stage.group, retry=Retry(attempts=3, first_delay_s=0.3, jitter=0))
+            @app.handler(stage.topic, group=stage.group, retry=Retry(attempts=3, first_delay_s=2.0, factor=1, jitter=0))
             async def handle(event: Event) -> None:
                 tried.append((event.key or "", event.value or b""))
                 if event.value == b"0" and tried.count((event.key or "", b"0")) < 3:
@@ -67,7 +67,7 @@ def test_trap_15_a_letter_is_whole_and_only_its_key_waits_until_it_is_stored(
         async with staged(harness) as stage:
             app, begun, refused, done = stage.app(), asyncio.Event(), asyncio.Event(), list[str]()
 
-            @app.handler(stage.topic, group=stage.group, timeout_s=1.0, retry=Retry(attempts=1))
+            @app.handler(stage.topic, group=stage.group, timeout_s=8.0, retry=Retry(attempts=1))
             async def handle(event: Event) -> None:
                 begun.set()
                 await refused.wait()
@@ -105,7 +105,7 @@ def test_trap_17_the_undecodable_is_a_letter_as_raw_as_it_came(harness: KafkaHar
             producer = Producer({"bootstrap.servers": harness.bootstrap})
             for value in (b'{"n": 1}', b"\xff{not json", b'{"n": 3}'):
                 producer.produce(stage.topic, value, key=b"k")
-            await asyncio.to_thread(producer.flush, 10)
+            await asyncio.to_thread(producer.flush, 30)
             app, handled = stage.app(), list[int]()
 
             @app.handler(stage.topic, group=stage.group, retry=Retry(attempts=5, first_delay_s=60.0))

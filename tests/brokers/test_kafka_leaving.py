@@ -84,7 +84,7 @@ def set_session(harness: KafkaHarness, group: str) -> None:
     """How long a silent member is waited for under KIP-848: there the group says it, not the member."""
     change = ConfigEntry("consumer.session.timeout.ms", "6000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[change])
-    harness.admin.incremental_alter_configs([resource])[resource].result(10)
+    harness.admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 @pytest.mark.slow

@@ -60,11 +60,11 @@ def test_a_clock_that_was_ahead_voids_no_record_of_a_later_owner(
 
 def make_anew(harness: KafkaHarness, topic: str) -> None:
     """Delete the topic, and make it again as soon as the cluster takes it."""
-    harness.admin.delete_topics([topic])[topic].result(10)
+    harness.admin.delete_topics([topic])[topic].result(30)
     deadline = time.monotonic() + 20.0
     while True:
         try:
-            harness.admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
+            harness.admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
         except KafkaException:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -116,7 +116,7 @@ def test_what_waited_in_a_former_log_keeps_no_new_event_from_its_handler_and_is_
 def make_anew_and_longer(harness: KafkaHarness, topic: str) -> None:
     """So soon that nobody who reads sees the log without his place in it."""
     producer = Producer({"bootstrap.servers": harness.bootstrap, "linger.ms": 0})
-    producer.list_topics(topic, 10)
+    producer.list_topics(topic, 30)
     make_anew(harness, topic)
     for n in range(100, 160):
         producer.produce(topic, b"%d" % n, b"a", 0)

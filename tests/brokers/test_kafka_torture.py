@@ -39,7 +39,7 @@ def play(kit: Kit, scene: Callable[[], Awaitable[None]]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
 def test_members_killed_every_few_seconds_lose_and_invert_nothing(harness: KafkaHarness) -> None:
-    kit = Kit(harness, {"partitions": 8, "publish_timeout_s": 60.0})
+    kit = Kit(harness, {"partitions": 8, "publish_timeout_s": 60.0, "lease_s": 1.0})
 
     async def scene() -> None:
         broker, sent = await kit.broker(), 0

@@ -174,7 +174,7 @@ class RecordScenarios:
 
     @scenario()
     async def test_what_an_owner_writes_that_does_not_know_of_its_loss_is_void(self, kit: Kit) -> None:
-        old = await Owner.of(kit, 6, max_poll_gap_s=1.0)
+        old = await Owner.of(kit, 6, max_poll_gap_s=3.0)
         await old.set_aside([old.record(0), old.record(1, State.HELD)], 2)
         await _without_effect(kit, old)  # it does not receive any more, so another is given the partition
 

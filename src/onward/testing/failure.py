@@ -178,7 +178,7 @@ class ParkingScenarios:
     @scenario(park_after_s=0.05, partitions=1)
     async def test_a_parked_key_survives_a_crash(self, kit: Kit) -> None:
         await publish(kit, {"a": range(10)})
-        task = {"mode": "work", "later": [["a", 3]], "after_s": 2.0}
+        task = {"mode": "work", "later": [["a", 3]], "after_s": 5.0}
         worker = FailureMember(kit, task)
         while (await worker.line())["said"] != "later":
             pass
@@ -221,7 +221,7 @@ class StoreScenarios:
         async with shop.open():
             await shop.app.publish(kit.topic, {"n": 99}, key="z")
             await until(lambda: shop.of("z") == [99], "it is at work")
-            assert shop.app.health().ready
+            await until(lambda: shop.app.health().ready, "it says that it is")
             with harness.refuse_aside():
                 await publish(kit, {"a": range(3), "b": range(3)})
                 await until(lambda: shop.of("b") == [0, 1, 2], "other keys go on")

@@ -18,7 +18,8 @@ from onward.brokers import open_broker
 from onward.brokers.base import Assigned, Broker, Fenced, Message, Progress, Revoked, Subscription
 from onward.event import Delivery, Event, Partition, new_id
 
-LEASE_S = 1.0
+LEASE_S = 3.0  # longer than a busy machine keeps a member from renewing it
+OVER_LEASE_S = 1.5 * LEASE_S
 GRACE_S = 0.2
 SCENARIO_LIMIT_S = 100.0
 
@@ -147,7 +148,7 @@ class Member:
                 for partition in message.partitions:
                     self.assigned.pop(partition, None)
 
-    async def until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = 40.0) -> None:
         """Receive until the condition holds."""
         deadline = time.monotonic() + within_s
         while not condition():
@@ -205,7 +206,7 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
-    async def line(self, within_s: float = 20.0) -> Any:
+    async def line(self, within_s: float = 40.0) -> Any:
         """The next thing it says."""
         assert self._process.stdout is not None
         reading = asyncio.get_running_loop().run_in_executor(None, self._process.stdout.readline)
