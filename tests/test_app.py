@@ -792,6 +792,7 @@ def test_a_retry_that_fell_due_while_ownership_was_unsure_is_not_forgotten(tmp_p
 def test_what_waits_in_an_engine_does_not_start_after_its_partition_was_lost(tmp_path: Path) -> None:
     with _asleep(tmp_path, [(f"k{n}", b"0") for n in range(100)], "start") as program:
         os.kill(program.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, program.pid, os.WSTOPPED)
         stopped = time.monotonic()
         app = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=1.0, takeover_grace_s=0.1, partitions=4)
         seen: set[str | None] = set()

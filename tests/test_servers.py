@@ -29,9 +29,9 @@ from tests.servers.chromium import ChromiumServer
 from tests.servers.guard import descendants
 from tests.servers.needs import PROJECT, SERVERS, Need
 from tests.servers.redis import RedisServer
-from tests.servers.server import Server, ServerFailed
+from tests.servers.server import Server, ServerFailed, until
 
-PATIENT_S, IMPATIENT_S = 15, 1
+PATIENT_S, IMPATIENT_S = 30, 1
 LOST = (OSError, RedisError, psycopg.Error, pymysql.Error, KafkaException, aio_pika.exceptions.AMQPError)
 
 
@@ -41,6 +41,7 @@ class Client:
 
     put: Callable[[str, str], None]
     get: Callable[[str, int], str]
+    has_kept: Callable[[Server], bool] = lambda server: True  # what was put, though it be killed
 
 
 @contextmanager
@@ -107,8 +108,11 @@ async def rabbitmq_put(url: str, value: str) -> None:
     async with rabbitmq_channel(url, PATIENT_S) as channel:
         message = aio_pika.Message(value.encode(), delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
         await channel.default_exchange.publish(message, "proof")
-    # The message is on disk; that there is such a queue stands in Mnesia's log, which is written two seconds later.
-    await asyncio.sleep(2.5)
+
+
+def rabbitmq_has_kept(server: Server) -> bool:
+    """The message is on disk; that there is such a queue stands in Mnesia's log, which is written two seconds later."""
+    return any(b"proof" in path.read_bytes() for path in (server.folder / "mnesia").glob("*/*.*") if path.is_file())
 
 
 async def rabbitmq_get(url: str, timeout_s: int) -> str:
@@ -142,6 +146,7 @@ CLIENTS = {
     "rabbitmq_server": Client(
         lambda url, value: asyncio.run(rabbitmq_put(url, value)),
         lambda url, timeout_s: asyncio.run(rabbitmq_get(url, timeout_s)),
+        rabbitmq_has_kept,
     ),
     "postgres_server": Client(postgres_put, postgres_get),
     "mariadb_server": Client(mariadb_put, mariadb_get),
@@ -172,6 +177,7 @@ class Case:
 def case(request: pytest.FixtureRequest) -> Case:
     client, server = CLIENTS[request.param], request.getfixturevalue(request.param)
     client.put(server.url, "kept")
+    until(lambda: client.has_kept(server), PATIENT_S, f"{server.name} does not keep what it was given", server.log)
     return Case(server, client)
 
 
@@ -224,8 +230,8 @@ def test_a_connection_through_a_stalled_proxy_gets_its_answer_later(redis_server
     with redis_server.proxy() as proxy, redis_client(proxy.url, PATIENT_S) as client:
         client.ping()
         proxy.stall()
-        threading.Timer(0.3, proxy.mend).start()
         began = time.monotonic()
+        threading.Timer(0.3, proxy.mend).start()
         client.ping()
         assert time.monotonic() - began >= 0.2
 
@@ -326,7 +332,7 @@ def test_a_run_that_dies_leaves_nothing(module: str, kind: str, end: signal.Sign
         assert folder.is_dir()
         assert len(left) >= 2
         run.send_signal(end)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while any(path.exists() for path in [folder, *left]):
         assert time.monotonic() < deadline, [path for path in [folder, *left] if path.exists()]
         time.sleep(0.05)
@@ -351,7 +357,7 @@ def child_pytest(*arguments: str, **env: str) -> str:
     """What a test run of this file prints, with `env` instead of ours where it is given."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_servers.py", *arguments]
     done = subprocess.run(
-        command, cwd=PROJECT, env=os.environ | env, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=PROJECT, env=os.environ | env, capture_output=True, text=True, timeout=100, check=False
     )
     return done.stdout
 

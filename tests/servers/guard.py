@@ -56,6 +56,10 @@ class Guard:
         """Signal every process of the server."""
         self._ask("signal_all", number=number.value)
 
+    def stop_all(self) -> None:
+        """SIGSTOP every process of the server, and return when all of them stand still."""
+        self._ask("stop_all")
+
     def kill_all(self) -> None:
         """Kill -9 every process of the server, and return when all of them are gone."""
         self._ask("kill_all")
@@ -117,6 +121,15 @@ class Keeper:
             told.update(untold)
             send(untold, number)
 
+    def stop_all(self) -> None:
+        """The signal is taken by one thread of a process: until that has its turn, the others go on."""
+        self.signal_all(number=signal.SIGSTOP)
+        deadline = time.monotonic() + KILL_S
+        while not all(map(stands_still, descendants())):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{descendants()} still run {KILL_S} s after SIGSTOP")
+            time.sleep(0.005)
+
     def kill_all(self) -> None:
         deadline = time.monotonic() + KILL_S
         while self.reap():
@@ -161,6 +174,15 @@ def descendants(root: int | None = None) -> list[int]:
     for pid in found:
         found.extend(children.get(pid, []))
     return found
+
+
+def stands_still(pid: int) -> bool:
+    """Every thread of it is stopped or gone."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return all(state in "TtZX" for state in states)
 
 
 def send(pids: list[int], number: int) -> None:

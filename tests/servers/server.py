@@ -106,7 +106,7 @@ class Server(ABC):
 
     def pause(self) -> None:
         """SIGSTOP every process: connections stay open and nothing answers."""
-        self._guard.signal_all(signal.SIGSTOP)
+        self._guard.stop_all()
         self.paused = True
 
     def resume(self) -> None:

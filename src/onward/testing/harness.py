@@ -224,7 +224,9 @@ class Process:
         self._process.wait()
 
     def stop(self) -> None:
+        """SIGSTOP; it stands still when this returns."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
