@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import (
@@ -11,6 +12,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewTopic,
     ResourceType,
 )
 
@@ -78,9 +80,25 @@ class KafkaHarness:
             assert time.monotonic() < deadline
         time.sleep(0.5)  # told by the broker a moment before its logs follow it
 
+    def warm_up(self) -> None:
+        """Wait until a topic that is made is seen: a server that has only just begun takes a while on a busy machine,
+        and whoever publishes waits for it no longer than is good for a user."""
+        name, deadline = f"first-{uuid4().hex[:8]}", time.monotonic() + 60
+        self.admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
+        while name not in self.admin.list_topics(timeout=30).topics:
+            assert time.monotonic() < deadline, "the server does not show a topic that it has made"
+            time.sleep(0.05)
+        self.admin.delete_topics([name])[name].result(30)
+
+
+_warm: set[int] = set()  # servers, by their process
+
 
 @pytest.fixture
 def harness(kafka_server: KafkaServer, tmp_path: Path) -> Iterator[KafkaHarness]:
     harness = KafkaHarness(kafka_server, tmp_path)
+    if kafka_server.pid not in _warm:
+        harness.warm_up()
+        _warm.add(kafka_server.pid)
     yield harness
     harness.clear()
