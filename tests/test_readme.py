@@ -35,7 +35,7 @@ def test_the_readmes_example_runs_under_the_command_line(tmp_path: Path) -> None
         "--app",
         "first:app",
     ]
-    subprocess.run(publish, cwd=tmp_path, check=True, timeout=30, capture_output=True)
+    subprocess.run(publish, cwd=tmp_path, check=True, timeout=60, capture_output=True)
     program = subprocess.Popen(
         [sys.executable, "-u", "-m", "onward", "run", "first:app"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
@@ -43,7 +43,7 @@ def test_the_readmes_example_runs_under_the_command_line(tmp_path: Path) -> None
         assert program.stdout is not None
         assert program.stdout.readline() == "c pays 2.0 for order 1\n"
         program.terminate()
-        assert program.wait(15) == 0
+        assert program.wait(60) == 0
 
 
 def test_every_command_of_the_readme_is_a_target() -> None:

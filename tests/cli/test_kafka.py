@@ -25,7 +25,7 @@ ALLOW, DENY, LITERAL = AclPermissionType.ALLOW, AclPermissionType.DENY, Resource
 SHOP = """
 from onward import Onward
 
-app = Onward("{url}", lease_s=1.0, takeover_grace_s=0.1, {settings})
+app = Onward("{url}", lease_s=3.0, takeover_grace_s=0.1, {settings})
 
 
 @app.handler("orders", group="billing")
@@ -51,7 +51,7 @@ def shop(kafka_server: KafkaServer, shell: Shell) -> Iterator[Shell]:
     shell.close()
     kafka_server.heal()
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap, "log_level": 0})
-    names = [name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")]
+    names = [name for name in admin.list_topics(timeout=30).topics if not name.startswith("__")]
     for future in admin.delete_topics(names).values() if names else ():
         future.result(30)
 

@@ -45,7 +45,7 @@ def test_a_second_signal_ends_it_at_once(shell: Shell) -> None:
     running.send(signal.SIGTERM)
     running.saw("once more ends at once")
     running.send(signal.SIGTERM)
-    assert running.ended(patience_s=5.0) == -signal.SIGTERM
+    assert running.ended() == -signal.SIGTERM
 
 
 @pytest.mark.slow

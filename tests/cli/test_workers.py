@@ -75,7 +75,7 @@ def test_workers_die_with_a_killed_supervisor(shell: Shell) -> None:
     running = started(shell)
     running.send(signal.SIGKILL)
     running.ended()
-    until(lambda: not any(map(is_alive, pids(running))), "the workers are gone", patience_s=3.0)
+    until(lambda: not any(map(is_alive, pids(running))), "the workers are gone")
 
 
 def test_a_second_signal_ends_all_at_once(shell: Shell) -> None:
@@ -87,7 +87,7 @@ def test_a_second_signal_ends_all_at_once(shell: Shell) -> None:
     running.saw("SIGTERM: stopping")
     time.sleep(supervisor._ECHO_S)  # sooner it would be taken for the same signal sent twice
     running.send(signal.SIGTERM)
-    assert running.ended(patience_s=5.0) == 128 + signal.SIGTERM
+    assert running.ended() == 128 + signal.SIGTERM
     assert not any(map(is_alive, pids(running)))
 
 

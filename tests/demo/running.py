@@ -36,14 +36,14 @@ class Running:
         raise AssertionError(f"no page: {self.said} {self.process.communicate()}")
 
     def post(self, path: str) -> int:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
             connection.request("POST", path)
             return connection.getresponse().status
 
-    def until(self, wanted: Callable[[dict[str, Any]], bool], within_s: float = 30.0) -> dict[str, Any]:
+    def until(self, wanted: Callable[[dict[str, Any]], bool], within_s: float = 60.0) -> dict[str, Any]:
         """The first snapshot of the stream that has what is wanted."""
         deadline = time.monotonic() + within_s
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
             connection.request("GET", "/events")
             for line in connection.getresponse():
                 if line.startswith(b"data: "):
@@ -58,4 +58,4 @@ class Running:
 
     def end(self, number: int) -> tuple[str, str]:
         self.process.send_signal(number)
-        return self.process.communicate(timeout=30)
+        return self.process.communicate(timeout=60)

@@ -54,7 +54,7 @@ def test_the_judge_sees_a_path_that_keeps_no_order(tmp_path: Path) -> None:
     assert verdict.line().startswith("verdict: FAILED")
 
 
-def gone(pid: int, within_s: float = 10.0) -> bool:
+def gone(pid: int, within_s: float = 30.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_everything_without_a_traceback(demo: Running, tmp_path: Pat
     assert demo.process.returncode == 0
     assert "lost=0 inverted=0" in out
     assert "Traceback" not in out + err
-    assert all(gone(pid, 1.0) for pid in workers)
+    assert all(gone(pid) for pid in workers)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,23 +23,23 @@ class Cluster:
 
     def topics(self) -> set[str]:
         """Of the demo and of somebody else; what tests of other files left behind is neither's."""
-        names = self.admin.list_topics(timeout=10).topics
+        names = self.admin.list_topics(timeout=30).topics
         return {name for name in names if name in THEIRS or "demo" in name}
 
     def groups(self) -> set[str]:
-        return {each.group_id for each in self.admin.list_consumer_groups().result(10).valid}
+        return {each.group_id for each in self.admin.list_consumer_groups().result(30).valid}
 
 
 @pytest.fixture
 def cluster(kafka_server: KafkaServer) -> Iterator[Cluster]:
     cluster = Cluster(kafka_server)
     for future in cluster.admin.create_topics([NewTopic(name, 1) for name in THEIRS]).values():
-        future.result(10)
+        future.result(30)
     until(lambda: cluster.topics() >= THEIRS)
     yield cluster
     kafka_server.heal()
     for future in cluster.admin.delete_topics(list(cluster.topics())).values():
-        future.result(10)
+        future.result(30)
 
 
 def until(done: Callable[[], bool], within_s: float = 60.0) -> None:

@@ -29,7 +29,7 @@ class Desk:
         return HTTPStatus.ACCEPTED, "done"
 
     def ask(self, method: str, path: str, **headers: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         with contextlib.closing(connection):
             connection.request(method, path, headers=headers)
             answer = connection.getresponse()
@@ -55,7 +55,7 @@ def test_the_page_asks_for_nothing_but_itself(desk: Desk) -> None:
 def test_the_stream_sends_snapshots_and_resumes_with_the_newest(desk: Desk) -> None:
     for turn in range(2):
         desk.page.show({"turn": turn})
-        connection = http.client.HTTPConnection("127.0.0.1", desk.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", desk.port, timeout=30)
         with contextlib.closing(connection):
             connection.request("GET", "/events")
             answer = connection.getresponse()
