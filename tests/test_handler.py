@@ -11,7 +11,7 @@ from onward import Event
 from onward.errors import BadHandler, Undecodable, Unserialisable
 from onward.event import Delivery, Partition
 from onward.handler import bind
-from onward.payload import encode, type_name
+from onward.payload import decoder, encode, type_name
 
 
 class Packed(msgspec.Struct):
@@ -98,6 +98,11 @@ def test_an_undecodable_value_is_an_error_of_ours(annotation: Any) -> None:
     handler.__annotations__["value"] = annotation
     with pytest.raises(Undecodable):
         call(handler, b"\xff{")
+
+
+def test_a_value_that_may_be_anything_must_be_json() -> None:
+    with pytest.raises(Undecodable, match="the value is no JSON"):
+        decoder(Any)(b"{")
 
 
 def test_a_tombstone_for_a_handler_that_takes_none_says_the_cure() -> None:

@@ -78,3 +78,8 @@ def test_a_password_that_is_not_encoded_is_an_error_that_does_not_show_it(passwo
 
 def test_without_any_source_there_is_a_file_in_this_folder() -> None:
     assert settings.load().url == "sqlite:///onward.db"
+
+
+def test_settings_print_what_was_set_without_secrets() -> None:
+    loaded = settings.load("kafka://ann:secret@host:9092", partitions=4, **{"sasl.password": "secret"})
+    assert repr(loaded) == "Settings(url='kafka://***@host:9092', client={'sasl.password': ***}, partitions=4)"

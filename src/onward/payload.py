@@ -126,6 +126,8 @@ def _is_pydantic(annotation: Any) -> bool:
 
 
 def _name(annotation: Any) -> str:
+    if annotation is Any:
+        return "JSON"
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 

@@ -66,6 +66,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     park_after_s: Seconds = 30.0  # a retry due later than this leaves the flow, and its key with it
     dead_check_s: Positive = 300.0  # how often they are counted
 
+    def __repr__(self) -> str:
+        """What was set, without secrets."""
+        usual = Settings()
+        shown = {name: getattr(self, name) for name in self.__struct_fields__} | {"url": redacted(self.url)}
+        given = [f"{name}={value!r}" for name, value in shown.items() if value != getattr(usual, name)]
+        return f"Settings({', '.join(given)})"
+
 
 _TYPES: Mapping[str, Any] = get_type_hints(Settings, include_extras=True)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")

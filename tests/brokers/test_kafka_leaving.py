@@ -15,6 +15,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from onward import settings
 from onward.brokers import open_broker
 from onward.clock import now
+from onward.testing.harness import Process
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import Stage, play, staged, until
 from tests.servers.kafka import KafkaServer
@@ -129,5 +130,28 @@ def test_a_member_that_is_cut_off_is_sure_of_nothing_once_another_has_its_partit
                 await cut_off.hold(1)
                 assert may_start()
                 await away.close()
+
+    play(scene())
+
+
+@pytest.mark.slow
+def test_a_stopped_member_of_a_modern_group_that_goes_on_is_sure_of_nothing(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness, **{"group.protocol": "consumer", "lease_s": SESSION_S}) as stage:
+            set_session(harness, stage.group)
+            await stage.publish(3)
+            task = {"mode": "watch", "count": 3, "topic": stage.topic, "group": stage.group}
+            task |= {"url": harness.url, "settings": stage.options}
+            stopped = Process(["-m", "onward.testing.member", json.dumps(task)])
+            try:
+                await stopped.line()
+                stopped.stop()
+                await (await stage.member()).take(3)
+                stopped.go_on()
+                while (said := await stopped.line())["slept_s"] < SESSION_S / 2:
+                    pass
+                assert not said["sure"]
+            finally:
+                stopped.end()
 
     play(scene())

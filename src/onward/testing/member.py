@@ -1,8 +1,9 @@
 """A member in a process of its own, to be stopped and killed: `python -m onward.testing.member TASK`.
 
-Modes: `hold` receives and settles nothing; `work` writes each event to the effects file and settles; `flood`
-publishes as fast as it can; `aside` sets its events aside one by one, then removes their records. It says what happens
-on stdout, a JSON line each, and ends when its stdin closes.
+Modes: `hold` receives and settles nothing; `watch` receives its count, and then tells after each time that it was
+stopped whether it felt sure in the second that followed; `work` writes each event to the effects file and settles;
+`flood` publishes as fast as it can; `aside` sets its events aside one by one, then removes their records. It says what
+happens on stdout, a JSON line each, and ends when its stdin closes.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ import json
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,6 +37,27 @@ async def hold(broker: Broker, task: dict[str, Any]) -> None:
         for message in await member.receive(limit=task.get("limit", 1000), wait_s=60.0):
             sure_until = member.subscription.sure_until()
             say(type(message).__name__, sure=now() < sure_until, sure_until=sure_until)
+
+
+async def watch(broker: Broker, task: dict[str, Any]) -> None:
+    member = await Member.join(broker, task["topic"], task["group"], yields=False)
+    await member.take(task["count"])
+    await asyncio.to_thread(_watch, member.subscription.sure_until, task["settings"]["lease_s"] / 4)
+
+
+def _watch(sure_until: Callable[[], float], stopped_s: float) -> None:
+    seen = woke = now()
+    say("holding")
+    slept_s, sure = 0.0, False
+    while True:
+        before, seen = seen, now()
+        if seen - before > max(stopped_s, slept_s):
+            woke, slept_s, sure = seen, seen - before, False
+        sure |= seen < sure_until()
+        if slept_s and seen > woke + 1.0:
+            say("awake", slept_s=slept_s, sure=sure)
+            slept_s = 0.0
+        time.sleep(0.0002)
 
 
 async def work(broker: Broker, task: dict[str, Any]) -> None:
@@ -99,7 +123,7 @@ async def main() -> None:
     task = json.loads(sys.argv[1])
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     broker = await open_broker(settings.load(task["url"], **task["settings"]))
-    await {"hold": hold, "work": work, "flood": flood, "aside": aside}[task["mode"]](broker, task)
+    await {"hold": hold, "watch": watch, "work": work, "flood": flood, "aside": aside}[task["mode"]](broker, task)
     await broker.close()
 
 

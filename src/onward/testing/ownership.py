@@ -276,6 +276,22 @@ class OwnershipScenarios:
         await last.quiet()
 
     @scenario()
+    async def test_a_stopped_member_that_goes_on_is_sure_of_nothing(self, kit: Kit) -> None:
+        """Contract 8: not for a moment, though its client has not noticed yet that it slept."""
+        broker = await kit.broker()
+        await broker.publish(kit.events(3))
+        child = kit.child("watch", count=3)
+        await child.line()
+        child.stop()
+        stopped = now()
+        await (await kit.member(broker)).take(3)
+        stopped_s = now() - stopped
+        child.go_on()
+        while (said := await child.line())["slept_s"] < stopped_s * 0.9:
+            pass  # it was starved, not stopped
+        assert not said["sure"], "a former owner felt sure of what another one has"
+
+    @scenario()
     async def test_a_step_of_the_wall_clock_moves_no_ownership(self, kit: Kit) -> None:
         """Contract 24: leases are on a clock that nobody sets."""
         broker = await kit.broker()

@@ -125,9 +125,10 @@ class Membership:
 
     def sure_until(self) -> float:
         now = clock.now()
+        holds = bool(self._holdings.held)  # before the next look, so that no loss falls between the two
         if self._holdings.closed or self._holdings.has_untold_loss:
             return 0.0  # whoever has not heard of a loss is sure of nothing
-        if not self._holdings.held:
+        if not holds:
             return now + self._contact.sure_s
         return min(self._contact.sure_until, self._polled + self._settings.max_poll_gap_s)
 

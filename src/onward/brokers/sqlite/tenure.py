@@ -93,7 +93,7 @@ class Tenure:
         with self._holdings.lock:
             untold = any(isinstance(message, Fenced) for message in self._holdings.mail)
             if self._holdings.closed or untold:  # whoever has not heard of a loss is sure of nothing
-                return clock.now()
+                return 0.0
             held = self._holdings.held.values()
             # What should have been released by now may be free in the store before memory follows.
             return (
