@@ -25,7 +25,7 @@ inter.broker.listener.name=PLAINTEXT
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT
 log.dirs={folder}/data
 # After kill -9 the broker may register again only when its former session has ended.
-broker.session.timeout.ms=2000
+broker.session.timeout.ms={session_ms}
 broker.heartbeat.interval.ms=250
 group.initial.rebalance.delay.ms=0
 # Compaction is seen at once.
@@ -51,6 +51,7 @@ class KafkaServer(Server):
     name = "Kafka"
     address = "kafka://127.0.0.1:{port}"
     heap = "-Xmx384m"
+    session_ms = 6_000  # a busy machine may keep it from its controller for some seconds: then it takes no new topic
 
     def __init__(self, number: int = 1) -> None:
         super().__init__()
@@ -68,6 +69,7 @@ class KafkaServer(Server):
         return PROPERTIES.format(
             number=self.number,
             voters=",".join(f"{peer.number}@{peer.host}:{peer._controller_port}" for peer in self.peers),
+            session_ms=self.session_ms,
             copies=copies,
             least_copies=copies // 2 + 1,
             host=self.host,
@@ -109,6 +111,7 @@ class KafkaNode(KafkaServer):
     """One of three: they fit side by side into a small machine."""
 
     heap = "-Xmx256m"
+    session_ms = 2_000  # the others take over soon
 
 
 class KafkaCluster:
