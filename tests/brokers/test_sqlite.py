@@ -7,6 +7,8 @@ import pytest
 from onward.testing import AsideSuite, BrokerSuite, BrokerSuiteUnderLoad, FailureSuite
 from tests.brokers.sqlite_harness import SqliteHarness
 
+pytestmark = pytest.mark.timeout(240)  # scenarios have a limit of their own
+
 
 @pytest.fixture
 def harness(tmp_path: Path) -> SqliteHarness:

@@ -21,7 +21,7 @@ from onward.event import Delivery, Event, Partition, new_id
 LEASE_S = 3.0  # longer than a busy machine keeps a member from renewing it
 OVER_LEASE_S = 1.5 * LEASE_S
 GRACE_S = 0.2
-SCENARIO_LIMIT_S = 100.0
+SCENARIO_LIMIT_S = 200.0
 
 
 class Harness(Protocol):

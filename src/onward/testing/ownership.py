@@ -335,7 +335,7 @@ async def _together(members: list[Member], condition: Callable[[], bool], within
         await asyncio.gather(*(member.receive(wait_s=0.1) for member in members))
 
 
-async def _done(kit: Kit, count: int, within_s: float = 60.0) -> None:
+async def _done(kit: Kit, count: int, within_s: float = 120.0) -> None:
     deadline = time.monotonic() + within_s
     while len(set(effects(kit))) < count:
         assert time.monotonic() < deadline, f"{len(set(effects(kit)))} of {count} were done in {within_s} s"
