@@ -100,7 +100,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_events_go_through_tls_and_sasl(secured: SecureKafka, way: str) -> None:
     async def scene() -> None:
         tls = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(secured.authority)}
-        loaded = settings.load(secured.secure, partitions=1, lease_s=2.0, **tls, **WAYS[way])
+        loaded = settings.load(secured.secure, partitions=1, lease_s=3.0, **tls, **WAYS[way])
         broker = await open_broker(loaded)
         topic = f"secure-{way}"
         async with asyncio.timeout(60):
@@ -114,8 +114,10 @@ def test_events_go_through_tls_and_sasl(secured: SecureKafka, way: str) -> None:
 
 
 def test_a_wrong_password_is_an_error_that_does_not_print_it(
-    secured: SecureKafka, caplog: pytest.LogCaptureFixture
+    secured: SecureKafka, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("onward.brokers.kafka.topics.REQUEST_S", 80.0)
+
     async def scene() -> None:
         options = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(secured.authority)}
         url = secured.secure.replace("kafka://", "kafka://ann:wr0ng-pass@") + "?sasl.mechanism=PLAIN"
@@ -123,7 +125,7 @@ def test_a_wrong_password_is_an_error_that_does_not_print_it(
         started = time.monotonic()
         with pytest.raises(BrokerError, match=r"(?i)authentication") as raised:
             await broker.publish([event("secure-no", "k", 1)])
-        assert time.monotonic() - started < 8, "it was waited for, though the answer was no"
+        assert time.monotonic() - started < 40, "it was waited for, though the answer was no"
         assert "wr0ng-pass" not in str(raised.value)
         await broker.close()
 
