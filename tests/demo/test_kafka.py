@@ -63,7 +63,7 @@ def test_what_the_demo_made_in_the_cluster_goes_with_it(
     out, err = (process := start(tmp_path, kafka_server.url, "--events", "500")).communicate(timeout=100)
     assert process.returncode == 0, out + err
     assert cluster.topics() == THEIRS
-    assert cluster.groups() == before
+    assert cluster.groups() <= before  # those of other tests may go meanwhile
     assert list(tmp_path.iterdir()) == []
     assert "there" not in err
 
