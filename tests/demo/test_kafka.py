@@ -40,6 +40,7 @@ def cluster(kafka_server: KafkaServer) -> Iterator[Cluster]:
     kafka_server.heal()
     for future in cluster.admin.delete_topics(list(cluster.topics())).values():
         future.result(30)
+    until(lambda: not cluster.topics())
 
 
 def until(done: Callable[[], bool], within_s: float = 60.0) -> None:
