@@ -1,13 +1,14 @@
 """The aside on Kafka: what is in memory, and what is in its topic and should not be."""
 
 import asyncio
+import time
 import tracemalloc
 from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from onward.brokers.base import AsideRecord, Filter, State, Tries, record_id
@@ -127,8 +128,7 @@ class TestRemoved:
         change = ConfigEntry("cleanup.policy", "compact,delete", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[change])
         await asyncio.to_thread(harness.admin.incremental_alter_configs([resource])[resource].result, 30)
-        place = TopicPartition(name, 0, offset)
-        await asyncio.to_thread(harness.admin.delete_records([place])[place].result, 30)
+        await asyncio.to_thread(_delete, harness, TopicPartition(name, 0, offset))
 
     @scenario(max_in_flight_bytes=1, partitions=1)
     async def test_the_newer_record_of_an_id_is_read_in_place_of_a_removed_one(self, kit: Kit) -> None:
@@ -159,6 +159,20 @@ class TestRemoved:
             True,
             True,
         ]
+
+
+def _delete(harness: KafkaHarness, place: TopicPartition) -> None:
+    """As soon as the log has heard that records may be deleted from it."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            harness.admin.delete_records([place])[place].result(30)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.POLICY_VIOLATION or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 JUNK = [(b"\xff\xfe", b"junk"), (b"foreign", b"junk"), (b"!move:foreign", b"junk")]

@@ -38,7 +38,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
 
 def play(cluster: MockCluster, scene: Callable[[Member], Awaitable[None]], **options: Any) -> None:
     async def run() -> None:
-        common = {"auto_declare": False, "lease_s": 2.0, "takeover_grace_s": 0.1, "partitions": 1}
+        common = {"auto_declare": False, "lease_s": 3.0, "takeover_grace_s": 0.1, "partitions": 1}
         broker = await open_broker(settings.load(cluster.url, **(common | options)))
         try:
             async with asyncio.timeout(100):
@@ -103,11 +103,11 @@ def test_trap_9_a_coordinator_that_never_answers_ends_at_our_deadline(cluster: M
     async def scene(member: Member) -> None:
         cluster.fail(OFFSET_COMMIT, *[KafkaError.REBALANCE_IN_PROGRESS] * 1_000)
         started = time.monotonic()
-        with pytest.raises(BrokerError, match="has not answered a commit in 1 s"):
+        with pytest.raises(BrokerError, match="has not answered a commit in 5 s"):
             await member.settle()
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 30
 
-    play(cluster, scene, publish_timeout_s=1.0)
+    play(cluster, scene, publish_timeout_s=5.0)
 
 
 @pytest.mark.parametrize("code", [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS])

@@ -186,7 +186,7 @@ def test_a_broker_that_stands_still_is_waited_for_no_longer_than_told(
     goes on, all that was accepted arrives, each key in its order, and progress is stored again."""
 
     async def scene() -> None:
-        async with staged(harness, publish_timeout_s=2.0, lease_s=1.0) as stage:
+        async with staged(harness, publish_timeout_s=5.0, lease_s=1.0) as stage:
             broker = await stage.broker()
             await broker.publish([event(stage.topic, "a", n) for n in range(3)])
             member = await stage.member(broker)
@@ -195,9 +195,9 @@ def test_a_broker_that_stands_still_is_waited_for_no_longer_than_told(
             started = time.monotonic()
             more = [event(stage.topic, "a", n) for n in range(3, 6)]
             published, settled = await asyncio.gather(broker.publish(more), member.settle(), return_exceptions=True)
-            assert time.monotonic() - started < 2.0 + ANSWER_S
+            assert time.monotonic() - started < 5.0 + ANSWER_S
             assert isinstance(published, PublishError)
-            assert "no answer from Kafka in publish_timeout_s=2; is it running?" in str(published)
+            assert "no answer from Kafka in publish_timeout_s=5; is it running?" in str(published)
             assert {each.id for each in (*published.refused, *published.unknown)} == {each.id for each in more}
             assert isinstance(settled, BrokerError)
             assert member.subscription.sure_until() < now() + 1.0, "surer than a session of a second allows"

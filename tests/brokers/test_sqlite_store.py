@@ -470,14 +470,14 @@ def test_a_stopped_holder_of_the_lock_is_named_and_harms_nothing(tmp_path: Path)
     path = tmp_path / "shop.db"
 
     async def scenario(stopped: subprocess.Popen[str]) -> None:
-        async with opened(path, publish_timeout_s=0.5) as broker:
+        async with opened(path, publish_timeout_s=3.0) as broker:
             seen = lock_holder(path)
             assert seen is not None
             assert seen.pid == stopped.pid
             started = time.monotonic()
             calls = [broker.publish([event(n)]) for n in range(3)]
             answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert 0.4 < time.monotonic() - started < 20
+            assert 2.5 < time.monotonic() - started < 30
             for answer in answers:
                 assert isinstance(answer, PublishError)
                 assert f"process {stopped.pid}" in str(answer)
@@ -622,7 +622,7 @@ def test_without_inotify_a_reader_is_woken_all_the_same(
 def test_a_program_beside_us_that_holds_a_transaction_is_blamed(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
-        async with opened(path, publish_timeout_s=1.5) as broker:
+        async with opened(path, publish_timeout_s=4.0) as broker:
             await broker.publish([event(0)])
             with closing(sqlite3.connect(path, isolation_level=None)) as db:
                 db.execute("BEGIN IMMEDIATE")

@@ -108,7 +108,7 @@ class PublishScenarios:
         assert first_times(done) == {f"flood-{i}": list(range(50)) for i in range(20)}
 
     @pytest.mark.slow
-    @scenario(publish_timeout_s=2.0)
+    @scenario(publish_timeout_s=4.0)
     async def test_a_publisher_stopped_in_mid_flood_blocks_nobody_for_ever(self, kit: Kit) -> None:
         """Contract 23: wherever the stop hits, others publish or are refused in time, and go on once it is gone."""
         broker = await kit.broker()
@@ -124,7 +124,7 @@ class PublishScenarios:
                 await broker.publish([event(kit.topic, "a", n)])
             except PublishError as error:
                 refused = error.refused
-            assert time.monotonic() - started < 20
+            assert time.monotonic() - started < 30
             child.kill()
             if refused:
                 await broker.publish(refused)
