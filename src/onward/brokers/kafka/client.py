@@ -83,7 +83,9 @@ class Client:
         return self._made(Consumer, self._picked(_CONSUMING, _CONSUMING_TOO), conf, more)
 
     def admin(self) -> AdminClient:
-        return self._made(AdminClient, self._picked(()), {"error_cb": self._failed}, {})
+        # It asks the one node that it was last told is the controller: it must hear of it when that is dead.
+        conf = {"error_cb": self._failed, "topic.metadata.refresh.interval.ms": 10_000}
+        return self._made(AdminClient, self._picked(()), conf, {})
 
     def _failed(self, error: KafkaError) -> None:
         server, cause = told_of(self._reports.scrubbed(error.str()))
