@@ -250,6 +250,22 @@ def test_a_static_member_that_comes_back_keeps_its_partitions(harness: KafkaHarn
     play(scene())
 
 
+def test_what_a_producer_counts_does_not_pile_up_while_nothing_is_published(
+    harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr("onward.brokers.kafka.courier._COUNT_S", 0.1)
+    monkeypatch.setattr("onward.brokers.kafka.courier.Counters.hear", lambda _, text: heard.append(text))
+
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            await stage.publish(1)
+            before = len(heard)
+            await until(lambda: len(heard) > before + 5)
+
+    play(scene())
+
+
 def test_threads_end_with_their_broker(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:

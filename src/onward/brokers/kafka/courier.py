@@ -100,6 +100,7 @@ class Courier:
             self._fit(window, refused)
             refused, rest = self._together(window, window.going(rest))
             self._one_by_one(window, window.going(sorted((*refused, *rest))))
+            self._fit(window, refused)
 
     def _together(self, window: Window, order: Sequence[int]) -> tuple[list[int], list[int]]:
         """Send these. Answers which were refused for one of them, and which were not stored because of a refusal."""
