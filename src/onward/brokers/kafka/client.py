@@ -30,6 +30,14 @@ _OURS = frozenset(
 _SECRET = ("password", "secret", "pem", "token", "jaas", "sasl.oauthbearer.config")
 _CONSUMING = ("session.", "heartbeat.", "max.poll.", "partition.assignment.", "group.", "fetch.", "queued.")
 _CONSUMING_TOO = frozenset({"auto.offset.reset", "isolation.level", "check.crcs", "max.partition.fetch.bytes"})
+_SINGLE = {
+    "enable.idempotence": False,
+    "enable.gapless.guarantee": False,
+    "acks": "all",
+    "retries": 0,
+    "batch.num.messages": 1,
+    "linger.ms": 0,
+}
 _PRODUCING = ("linger.", "batch.", "compression.", "queue.buffering.", "sticky.", "retries", "acks", "request.required")
 
 
@@ -66,11 +74,20 @@ class Client:
             "enable.gapless.guarantee": True,  # after a refusal nothing later of that partition is accepted
             "message.timeout.ms": 0,  # the publisher has a deadline of its own, and purges
             "linger.ms": 1,
-            "message.max.bytes": max(1_000_000, self._settings.max_event_bytes + 65_536),
+            "message.max.bytes": self._message_bytes,
             "queue.buffering.max.messages": 100_000,
             "queue.buffering.max.kbytes": 262_144,
         }
         return self._made(Producer, self._picked(_PRODUCING), conf, more)
+
+    def single_producer(self) -> Producer:
+        """Each message goes out alone and once: what is not answered is not known."""
+        conf = {"message.timeout.ms": 0, "message.max.bytes": self._message_bytes}
+        return self._made(Producer, self._picked(_PRODUCING) | _SINGLE, conf, {})
+
+    @property
+    def _message_bytes(self) -> int:
+        return max(1_000_000, self._settings.max_event_bytes + 65_536)
 
     def consumer(self, **more: Any) -> Consumer:
         conf = {
