@@ -33,9 +33,9 @@ class Stage:
         """How many the topic has."""
         return len(self.harness.admin.list_topics(self.topic, timeout=30).topics[self.topic].partitions)
 
-    def end(self) -> int:
-        """Of the log of the first partition."""
-        _, end = self._watcher.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=30)
+    def end(self, index: int = 0) -> int:
+        """Of the log of a partition."""
+        _, end = self._watcher.get_watermark_offsets(TopicPartition(self.topic, index), timeout=30)
         return int(end)
 
     async def broker(self, **options: Any) -> Broker:

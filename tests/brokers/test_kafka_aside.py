@@ -12,10 +12,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from onward.brokers.base import AsideRecord, Filter, State, Tries, record_id
+from onward.brokers.kafka.bodies import Bodies
 from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.letters import Letters, topic_name
 from onward.brokers.kafka.topics import Catalogue
 from onward.event import Event, Partition
+from onward.failure.dead import DeadLetters
 from onward.settings import load
 from onward.testing.aside import GROUP, Owner, scanned
 from onward.testing.harness import Kit, scenario
@@ -112,6 +114,24 @@ class TestMemory:
         ]
         assert found[2] == again
         assert await owner.loaded() == found[1:]
+
+
+class TestCount:
+    @scenario(max_in_flight_bytes=1)
+    async def test_the_dead_are_counted_without_being_read(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 4)
+        await owner.set_aside([owner.record(n) for n in range(4)], 4)
+        letters = DeadLetters(owner.broker, [(kit.topic, GROUP)])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Bodies, "read", _unread)
+            assert (await letters.tally(kit.topic, GROUP)).depth == 4
+            assert await letters.count(key="key-0") == 4
+            with pytest.raises(AssertionError, match="was read"):
+                await letters.count(text="stock")
+
+
+def _unread(*_: object) -> None:
+    raise AssertionError("a body was read")
 
 
 class TestRemoved:

@@ -4,16 +4,19 @@ import asyncio
 import threading
 import time
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from onward import Event
+from onward import Event, settings
+from onward.brokers import open_broker
 from onward.brokers.partition import partition_of
 from onward.errors import PublishError
 from onward.event import new_id
 from onward.testing.harness import event, first_times
 from tests.brokers.kafka import KafkaHarness, harness
-from tests.brokers.kafka_stage import play, staged
+from tests.brokers.kafka_stage import play, staged, until
+from tests.servers.kafka import KafkaServer
 
 __all__ = ["harness"]
 
@@ -112,6 +115,94 @@ def test_contract_13_a_refused_event_takes_down_what_follows_it_and_nothing_else
     play(scene())
 
 
+def test_one_event_too_large_fails_none_of_its_neighbours(harness: KafkaHarness) -> None:
+    """Of many calls that travel together: whatever batches they are in, each answers for its own events alone."""
+
+    async def scene() -> None:
+        async with staged(harness, partitions=3) as stage:
+            await stage.publish(1)
+            await asyncio.to_thread(harness.limit, stage.topic, "20000")
+            broker = await stage.broker()
+            calls = [[event(stage.topic, f"key-{n % 40}", 10_000 + n)] for n in range(400)]
+            calls += [[Event(new_id(), stage.topic, None, b"10")] for _ in range(20)]
+            bad = [41, 130, 133, 410]
+            for n in bad:
+                calls[n] = [msgspec.structs.replace(calls[n][0], value=b"x" * 30_000)]
+            answers = await asyncio.gather(*(broker.publish(call) for call in calls), return_exceptions=True)
+            keys = {41: 1, 130: 10, 133: 13}
+            behind = {n for first, key in keys.items() for n in range(first + 1, 400) if n % 40 == key}
+            assert {n for n, answer in enumerate(answers) if answer is not None} == {*bad, *behind}
+            for n in bad:
+                (each,) = calls[n]
+                assert f"event {each.id} of {each.size} bytes is more than topic {stage.topic}" in str(answers[n])
+            assert all("published before it" in str(answers[n]) for n in behind)
+            assert all(isinstance(each, PublishError) and not each.unknown for each in answers if each is not None)
+            member = await stage.member()
+            accepted = [call[0] for n, call in enumerate(calls) if answers[n] is None]
+            await member.take(1 + len(accepted))
+            await member.quiet()
+            got = [each.event for each in member.deliveries]
+            assert len(got) == 1 + len(accepted), "something is there twice"
+            for key in {each.key for each in accepted} - {None}:
+                assert [each.id for each in got if each.key == key and each.value != b"0"] == [
+                    each.id for each in accepted if each.key == key
+                ]
+
+    play(scene())
+
+
+def test_many_events_too_large_are_told_from_the_others(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness, partitions=2) as stage:
+            await stage.publish(1)
+            await asyncio.to_thread(harness.limit, stage.topic, "20000")
+            broker = await stage.broker()
+            call = [event(stage.topic, f"k{n}", n) for n in range(1_000)]
+            bad = range(0, 1_000, 10)
+            for n in bad:
+                call[n] = Event(new_id(), stage.topic, f"k{n}", b"x" * 21_000)
+            with pytest.raises(PublishError, match=r"100 events were not accepted: .* and 95 causes more") as raised:
+                await broker.publish(call)
+            assert [each.id for each in raised.value.refused] == [call[n].id for n in bad]
+            assert not raised.value.unknown
+            assert stage.end() + stage.end(1) == 901
+
+    play(scene())
+
+
+def test_what_was_stored_and_not_answered_is_unknown_and_what_never_left_is_refused(
+    harness: KafkaHarness, kafka_server: KafkaServer
+) -> None:
+    """The first waits to be sent again when its time is over; the second is published while nobody is to be reached."""
+
+    async def scene() -> None:
+        with kafka_server.proxy() as proxy:
+            async with staged(harness) as stage:
+                await stage.publish(1)
+                broker = await open_broker(settings.load(proxy.url, **stage.options, publish_timeout_s=4.0))
+                try:
+                    await broker.publish([event(stage.topic, "a", 1)])
+                    stored = [event(stage.topic, "a", n) for n in range(2, 5)]
+                    proxy.mute()
+                    publishing = asyncio.create_task(broker.publish(stored))
+                    await until(lambda: stage.end() == 5)
+                    proxy.cut()
+                    with pytest.raises(PublishError, match="no answer from Kafka") as first:
+                        await publishing
+                    with pytest.raises(PublishError, match="no answer from Kafka") as second:
+                        await broker.publish([event(stage.topic, "a", 5)])
+                    proxy.mend()
+                finally:
+                    await broker.close()
+                assert [each.id for each in first.value.unknown] == [each.id for each in stored]
+                assert not first.value.refused
+                assert len(second.value.refused) == 1
+                assert not second.value.unknown
+                assert stage.end() == 5
+
+    play(scene())
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -155,6 +246,22 @@ def test_a_static_member_that_comes_back_keeps_its_partitions(harness: KafkaHarn
                 await asyncio.gather(other.receive(wait_s=0.1), back.receive(wait_s=0.1))
             assert set(back.assigned) == mine
             assert other.assigned == theirs, "no rebalance"
+
+    play(scene())
+
+
+def test_what_a_producer_counts_does_not_pile_up_while_nothing_is_published(
+    harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr("onward.brokers.kafka.courier._COUNT_S", 0.1)
+    monkeypatch.setattr("onward.brokers.kafka.courier.Counters.hear", lambda _, text: heard.append(text))
+
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            await stage.publish(1)
+            before = len(heard)
+            await until(lambda: len(heard) > before + 5)
 
     play(scene())
 

@@ -1,42 +1,42 @@
-"""Three nodes, one of them killed under load: the one that coordinates the group, and one that leads a partition.
+"""Three nodes, one of them killed under load: the one that coordinates the group, one that leads a partition, one that
+is asked about topics.
 
 Promised: no event that was accepted is lost, none is inverted, and publishing goes on or names what was not accepted.
-
-Run by ONWARD_NODES=1. On two busy cores commits did not go on within RECOVERED_S in one run, and why is not known yet:
-it is no gate until it is.
+How long a cluster takes to do without a node is its own affair, and on a busy machine it takes long: ours begins when
+a bare client can publish and commit again.
 """
 
 import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from uuid import uuid4
 
 import pytest
 
-from onward import Event, Onward
-from onward.errors import PublishError
-from onward.testing.failure_shop import eventually
-from onward.testing.harness import event, first_times
+from onward import Event, Onward, settings
+from onward.brokers import open_broker
+from onward.brokers.base import TopicSpec, Topology
+from onward.brokers.kafka.broker import KafkaBroker
+from onward.errors import BrokerError, PublishError
+from onward.testing.harness import Member, event, first_times
 from tests.brokers.kafka_stage import play, running, until
 from tests.servers.kafka import KafkaCluster, KafkaServer, KafkaView
 from tests.servers.needs import Missing
 
-pytestmark = [
-    pytest.mark.servers,
-    pytest.mark.slow,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif("ONWARD_NODES" not in os.environ, reason="three nodes: set ONWARD_NODES=1"),
-]
+pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PARTITIONS = 6
 KEYS = 20
-RECOVERED_S = 40.0  # a second or two by itself; the machine may be busy
+EVENTS = 60
+CLUSTER_S = 120.0  # for the cluster to do without a node, and to be whole again
+OURS_S = 60.0  # from then on; a session of ten seconds may have to end first
+LOOK_S = 0.2
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[KafkaCluster]:
+def nodes() -> Iterator[KafkaCluster]:
     try:
         cluster = KafkaCluster()
     except Missing as reason:
@@ -48,12 +48,40 @@ def cluster() -> Iterator[KafkaCluster]:
         cluster.close()
 
 
+@pytest.fixture
+def cluster(nodes: KafkaCluster) -> KafkaCluster:
+    """Whole, whatever the test before has left."""
+    nodes.heal()
+    asyncio.run(turns(lambda: KafkaView(nodes.bootstrap).is_whole(3), "the cluster is whole", CLUSTER_S))
+    return nodes
+
+
+async def turns(condition: Callable[[], bool], what: str, within_s: float) -> float:
+    """Wait until this is so, asked in a thread; answers how long that took."""
+    started = time.monotonic()
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < started + within_s, f"not within {within_s:g} s: {what}"
+        await asyncio.sleep(LOOK_S)
+    return time.monotonic() - started
+
+
+async def killed(node: KafkaServer, view: KafkaView) -> None:
+    """Answers when the cluster does without the node."""
+    await asyncio.to_thread(node.kill)
+    await turns(view.works, "a bare client publishes and commits", CLUSTER_S)
+
+
+async def returned(node: KafkaServer, view: KafkaView) -> None:
+    await asyncio.to_thread(node.restart)
+    await turns(lambda: view.is_whole(3), "the node has caught up", CLUSTER_S)
+
+
 class Load:
     """Two members of a group at work, and a publisher that never rests."""
 
     def __init__(self, cluster: KafkaCluster) -> None:
         self.topic, self.group = f"topic-{uuid4().hex[:8]}", f"group-{uuid4().hex[:8]}"
-        self.view = KafkaView(cluster.bootstrap, self.topic, self.group)
+        self.view = KafkaView(cluster.bootstrap)
         self.apps = [self._app(cluster.url) for _ in range(2)]
         self.handled: list[tuple[str, int]] = []
         self.accepted = 0
@@ -73,18 +101,21 @@ class Load:
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
+        await asyncio.to_thread(self.view.prepare, PARTITIONS)
         async with contextlib.AsyncExitStack() as stack:
             for app in self.apps:
                 await stack.enter_async_context(app)
                 await stack.enter_async_context(running(app))
             publishing = asyncio.create_task(self._publish())
             try:
-                await until(lambda: len(self.handled) > 200, RECOVERED_S)
+                await until(lambda: len(self.handled) > 200, OURS_S)
                 yield
-            finally:
-                self._ends = True
-                await publishing
-            await until(lambda: len(set(self.handled)) == self.accepted, RECOVERED_S)
+            except BaseException:
+                publishing.cancel()
+                raise
+            self._ends = True
+            await publishing
+            await until(lambda: len(self.handled) >= self.accepted == len(set(self.handled)), OURS_S)
 
     async def _publish(self) -> None:
         n = 0
@@ -94,7 +125,7 @@ class Load:
             while batch:
                 batch = await self._tried(batch)
             self.accepted += KEYS
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
     async def _tried(self, batch: list[Event]) -> list[Event]:
         """What the broker says that it has not accepted, in order."""
@@ -111,22 +142,15 @@ class Load:
         return []
 
     async def outlives(self, node: KafkaServer) -> float:
-        """Kill the node; answers after how long what was published since is committed. Then the node comes back."""
-        node.kill()
-        before, started = self.accepted, time.monotonic()
-        await eventually(lambda: self._has_committed(before + 10 * KEYS), "commits go on", RECOVERED_S)
-        recovered_s = time.monotonic() - started
-        await asyncio.to_thread(node.restart)
-        await eventually(self._is_whole, "the node has caught up", RECOVERED_S)
-        return recovered_s
+        """Kill the node; answers how much later than by a bare client something was committed."""
+        await killed(node, self.view)
+        enough = self.accepted + 10 * KEYS
+        return await turns(lambda: self.view.committed(self.topic, self.group) >= enough, "commits go on", OURS_S)
 
-    async def _has_committed(self, count: int) -> bool:
-        return await asyncio.to_thread(self.view.committed) >= count
+    async def coordinator(self) -> int:
+        return await asyncio.to_thread(self.view.coordinator, self.group)
 
-    async def _is_whole(self) -> bool:
-        return await asyncio.to_thread(self.view.is_whole, 3)
-
-    async def verdict(self) -> None:
+    def verdict(self) -> None:
         """None lost, none inverted, and the group has nothing left to do."""
         numbers = list(range(self.accepted // KEYS))
         assert first_times(self.handled) == {f"key-{key}": numbers for key in range(KEYS)}
@@ -140,12 +164,13 @@ def test_the_coordinator_is_killed_comes_back_and_the_next_one_is_killed(cluster
     async def scene() -> None:
         load = Load(cluster)
         async with load.at_work():
-            first = await asyncio.to_thread(load.view.coordinator)
-            took_s = await load.outlives(cluster.node(first))
-            second = await asyncio.to_thread(load.view.coordinator)
-            took_again_s = await load.outlives(cluster.node(second))
-        await load.verdict()
-        print(f"coordinators {first}, {second}: commits went on after {took_s:.1f} and {took_again_s:.1f} s")  # noqa: T201
+            first = await load.coordinator()
+            late_s = await load.outlives(cluster.node(first))
+            await returned(cluster.node(first), load.view)
+            second = await load.coordinator()
+            late_again_s = await load.outlives(cluster.node(second))
+        load.verdict()
+        print(f"coordinators {first}, {second}: {late_s:.1f} and {late_again_s:.1f} s after a bare client")  # noqa: T201
 
     play(scene())
 
@@ -154,9 +179,51 @@ def test_the_leader_of_a_partition_is_killed(cluster: KafkaCluster) -> None:
     async def scene() -> None:
         load = Load(cluster)
         async with load.at_work():
-            coordinator = await asyncio.to_thread(load.view.coordinator)
-            leaders = await asyncio.to_thread(load.view.leaders)
-            await load.outlives(cluster.node((leaders - {coordinator}).pop()))
-        await load.verdict()
+            leaders = await asyncio.to_thread(load.view.leaders, load.topic)
+            await load.outlives(cluster.node((leaders - {await load.coordinator()}).pop()))
+        load.verdict()
 
     play(scene())
+
+
+async def opened(cluster: KafkaCluster) -> KafkaBroker:
+    broker = await open_broker(settings.load(cluster.url, partitions=PARTITIONS))
+    assert isinstance(broker, KafkaBroker)
+    return broker
+
+
+def test_the_node_that_is_asked_about_topics_is_killed(cluster: KafkaCluster) -> None:
+    """Questions are put to one node, chosen long before, and to the leaders that were known then. None of them is
+    answered by a silence, nor by a number that no leader has told."""
+    topic, group, view = f"topic-{uuid4().hex[:8]}", f"group-{uuid4().hex[:8]}", KafkaView(cluster.bootstrap)
+
+    async def scene() -> None:
+        asker, broker = await opened(cluster), await opened(cluster)
+        await broker.publish([event(topic, f"key-{n}", n) for n in range(EVENTS)])
+        member = await Member.join(broker, topic, group)
+        while len(member.assigned) < PARTITIONS:
+            await member.receive(limit=0)
+        assert await undelivered(member) == EVENTS
+        asked = asker._catalogue.admin.list_topics(timeout=30).controller_id
+        await killed(cluster.node(asked), view)
+        assert await asker.declare(Topology([TopicSpec(topic, PARTITIONS)]), apply=False) == []
+        async with asyncio.timeout(OURS_S):
+            while (told := await undelivered(member)) is None:
+                pass
+        assert told == EVENTS
+        await member.subscription.close()
+        await asker.close()
+        await broker.close()
+
+    view.prepare(PARTITIONS)
+    play(scene())
+
+
+async def undelivered(member: Member) -> int | None:
+    """Of all partitions; None while that is not known."""
+    await member.receive(limit=0, wait_s=LOOK_S)
+    try:
+        lag = await member.subscription.lag()
+    except BrokerError:
+        return None
+    return sum(each.undelivered or 0 for each in lag.values()) if len(lag) == PARTITIONS else None

@@ -2,9 +2,11 @@
 
 import asyncio
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import OFFSET_INVALID
 from confluent_kafka.admin import OffsetSpec
 
 from onward import Event
@@ -109,11 +111,32 @@ def test_lag_that_cannot_be_told_is_a_broker_error_and_is_told_again(
     play(scene())
 
 
-def test_a_leader_that_never_answers_is_a_broker_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Silent:
-        def list_offsets(self, asked: dict[Any, Any], **_: Any) -> dict[Any, "Future[Any]"]:
-            return {place: Future() for place in asked}
+class Silent:
+    """An admin client whose leaders never answer, and who asks for others only when it is told to."""
 
+    def __init__(self, answer: int | None) -> None:
+        self._answer = answer  # what librdkafka says in their place
+        self.looked = 0
+
+    def list_offsets(self, asked: dict[Any, Any], **_: Any) -> dict[Any, "Future[Any]"]:
+        futures: dict[Any, Future[Any]] = {place: Future() for place in asked}
+        for future in futures.values():
+            if self._answer is not None:
+                future.set_result(SimpleNamespace(offset=self._answer))
+        return futures
+
+    def list_topics(self, timeout: float) -> None:
+        self.looked += 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(None, "no answer in time"), (OFFSET_INVALID, "the leader of t/0 does not answer")]
+)
+def test_a_leader_that_never_answers_is_a_broker_error(
+    monkeypatch: pytest.MonkeyPatch, answer: int | None, why: str
+) -> None:
+    admin = Silent(answer)
     monkeypatch.setattr(origins, "_ASK_S", 0.01)
-    with pytest.raises(BrokerError, match="no answer in time"):
-        origins.offsets(Silent(), [Partition("t", 0)], OffsetSpec.latest())
+    with pytest.raises(BrokerError, match=why):
+        origins.offsets(admin, [Partition("t", 0)], OffsetSpec.latest())
+    assert admin.looked, "whoever asks next would ask the same leader"

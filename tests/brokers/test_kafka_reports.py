@@ -66,8 +66,15 @@ def test_other_lines_keep_their_level_and_small_talk_is_for_those_who_debug(line
     voice = Reports([])
     voice.log(logging.WARNING, "", "SESSTMOUT", "client-1", "the session timed out")
     voice.log(logging.WARNING, "", "BGQUEUE", "client-1", "Purging 3 unserved events from background queue")
-    assert said(lines) == ["client-1: SESSTMOUT: the session timed out"]
-    assert len(said(lines, logging.DEBUG)) == 2
+    voice.log(
+        logging.CRITICAL, "", "FATAL", "client-1", "Fatal error: Local: Gap-less ordering would not be guaranteed"
+    )
+    voice.log(logging.CRITICAL, "", "FATAL", "client-1", "Fatal error: Broker: Static member fenced")
+    assert said(lines) == [
+        "client-1: SESSTMOUT: the session timed out",
+        "client-1: FATAL: Fatal error: Broker: Static member fenced",
+    ]
+    assert len(said(lines, logging.DEBUG)) == 4
 
 
 def test_no_secret_comes_to_the_log_or_into_an_error(lines: pytest.LogCaptureFixture) -> None:

@@ -24,6 +24,7 @@ from onward.brokers.base import (
 from onward.brokers.sqlite import open_broker
 from onward.errors import Backlogged
 from onward.event import Delivery, Event, new_id
+from onward.failure.dead import DeadLetters
 from onward.settings import Settings
 
 
@@ -100,6 +101,21 @@ def test_a_damaged_record_is_named_and_stops_nobody(tmp_path: Path, caplog: pyte
             with closing(sqlite3.connect(scene.path)) as db, db:
                 db.execute(told[2].rpartition(": ")[2])  # the cure that it names
                 assert db.execute("SELECT id FROM onward_aside").fetchall() == [(ids[3],)]
+
+    asyncio.run(scenario())
+
+
+def test_the_dead_are_counted_without_being_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with Scene(tmp_path / "shop.db") as scene:
+            await scene.subscription.settle([scene.progress(4)], aside=[scene.record(n, State.DEAD) for n in range(4)])
+            with closing(sqlite3.connect(scene.path)) as db, db:
+                db.execute("UPDATE onward_aside SET data = x'c1'")  # whoever reads it complains
+            topic = scene.assigned.partition.topic
+            letters = DeadLetters(scene.broker, [(topic, "billing")])
+            assert (await letters.tally(topic, "billing")).depth == 4
+            assert await letters.count() == 4
+            assert not caplog.records
 
     asyncio.run(scenario())
 

@@ -1,16 +1,20 @@
 """Apache Kafka: KRaft nodes, broker and controller in one small JVM each; one alone, or three as a cluster."""
 
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.servers.needs import JARS, JAVA
 from tests.servers.proxy import Proxy
 from tests.servers.server import PROBE_S, READY_S, Server, free_port
 
 ANSWER_S = 10.0  # for a question to a cluster whose nodes come and go
+PAUSE_S = 0.05
 CLUSTER_ID = "b253YXJkLXRlc3RzLTAwMQ"  # any 16 bytes, in url-safe base64
 SMALL_JVM = ("-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
@@ -113,6 +117,10 @@ class KafkaNode(KafkaServer):
     heap = "-Xmx256m"
     session_ms = 2_000  # the others take over soon
 
+    def properties(self) -> str:
+        """All groups have the same coordinator, so that what one of them sees of it, all would."""
+        return super().properties().replace("offsets.topic.num.partitions=5", "offsets.topic.num.partitions=1")
+
 
 class KafkaCluster:
     """Three nodes that hold a copy each of everything, and take what two of them have written."""
@@ -126,8 +134,11 @@ class KafkaCluster:
 
     def start(self) -> None:
         """Together, for one alone has no majority to answer with."""
-        with ThreadPoolExecutor(len(self.nodes)) as pool:
-            list(pool.map(KafkaServer.start, self.nodes))
+        self._together(KafkaServer.start)
+
+    def heal(self) -> None:
+        """Bring back the nodes that a test left dead."""
+        self._together(KafkaServer.heal)
 
     def node(self, number: int) -> KafkaServer:
         return self.nodes[number - 1]
@@ -136,43 +147,87 @@ class KafkaCluster:
         for node in self.nodes:
             node.close()
 
+    def _together(self, work: Callable[[KafkaServer], None]) -> None:
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(work, self.nodes))
+
 
 class KafkaView:
-    """What a cluster says of a topic and a group, asked in a way that outlives any of its nodes."""
+    """What a cluster says, and what a bare client can do with it. Each question has clients of its own: nothing that
+    was known of a node before its death is in the way."""
 
-    def __init__(self, bootstrap: str, topic: str, group: str) -> None:
+    def __init__(self, bootstrap: str) -> None:
         self._conf = {"bootstrap.servers": bootstrap, "log_level": 0}
-        self._topic = topic
-        self._group = group
+        self._own = f"view-{uuid4().hex[:8]}"
+        self._commit = 0
 
-    def coordinator(self) -> int:
+    def prepare(self, partitions: int) -> None:
+        """Make a topic to try the cluster with."""
+        admin = AdminClient(self._conf)
+        admin.create_topics([NewTopic(self._own, partitions)])[self._own].result(READY_S)
+
+    def coordinator(self, group: str) -> int:
         """The node that keeps the group's members and progress. Ask while all live: librdkafka ends the process when
         an admin's request to a coordinator is cut off (confluentinc/librdkafka#4605)."""
         admin = AdminClient(self._conf)
-        futures = admin.describe_consumer_groups([self._group], request_timeout=READY_S)
-        return int(futures[self._group].result(READY_S).coordinator.id)
+        futures = admin.describe_consumer_groups([group], request_timeout=READY_S)
+        return int(futures[group].result(READY_S).coordinator.id)
 
-    def committed(self) -> int:
+    def committed(self, topic: str, group: str) -> int:
         """The sum of the group's offsets; 0 while nobody can say."""
-        consumer = Consumer(self._conf | {"group.id": self._group, "enable.auto.commit": False})
+        consumer = Consumer(self._conf | {"group.id": group, "enable.auto.commit": False})
         try:
-            places = [TopicPartition(self._topic, index) for index in self._partitions(consumer)]
+            places = [TopicPartition(topic, index) for index in self._partitions(consumer, topic)]
             return sum(max(0, place.offset) for place in consumer.committed(places, ANSWER_S))
         except KafkaException:
             return 0
         finally:
             consumer.close()
 
-    def leaders(self) -> set[int]:
-        return {int(each.leader) for each in self._partitions(AdminClient(self._conf)).values()}
+    def leaders(self, topic: str) -> set[int]:
+        return {int(each.leader) for each in self._partitions(AdminClient(self._conf), topic).values()}
 
     def is_whole(self, copies: int) -> bool:
-        """Every partition has so many copies that are up to date; False while nobody can say."""
+        """Every partition of every topic has so many copies that are up to date; False while nobody can say."""
         try:
-            partitions = self._partitions(AdminClient(self._conf))
+            topics = AdminClient(self._conf).list_topics(timeout=ANSWER_S).topics.values()
         except KafkaException:
             return False
-        return all(len(each.isrs) == copies for each in partitions.values())
+        return all(len(each.isrs) == copies for topic in topics for each in topic.partitions.values())
 
-    def _partitions(self, client: Any) -> dict[int, Any]:
-        return dict(client.list_topics(self._topic, ANSWER_S).topics[self._topic].partitions)
+    def works(self) -> bool:
+        """A bare client publishes to all partitions of the prepared topic and commits."""
+        return self._publishes() and self._commits()
+
+    def _publishes(self) -> bool:
+        answers: list[KafkaError | None] = []
+        producer = Producer(self._conf | {"acks": "all", "message.timeout.ms": int(ANSWER_S * 1000)})
+        try:
+            indexes = list(self._partitions(producer, self._own))
+            for index in indexes:
+                producer.produce(self._own, b"", partition=index, on_delivery=lambda error, _: answers.append(error))
+        except KafkaException:
+            return False
+        producer.flush(2 * ANSWER_S)
+        return len(answers) == len(indexes) and all(error is None for error in answers)
+
+    def _commits(self) -> bool:
+        """Committed, then asked for until it is there: this has a time limit."""
+        self._commit += 1
+        place = TopicPartition(self._own, 0, self._commit)
+        consumer = Consumer(self._conf | {"group.id": self._own, "enable.auto.commit": False})
+        end = time.monotonic() + ANSWER_S
+        try:
+            consumer.commit(offsets=[place], asynchronous=True)
+            while time.monotonic() < end:
+                if [each.offset for each in consumer.committed([place], ANSWER_S)] == [self._commit]:
+                    return True
+                consumer.poll(PAUSE_S)
+        except KafkaException:
+            pass
+        finally:
+            consumer.close()
+        return False
+
+    def _partitions(self, client: Any, topic: str) -> dict[int, Any]:
+        return dict(client.list_topics(topic, ANSWER_S).topics[topic].partitions)

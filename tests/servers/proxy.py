@@ -17,6 +17,7 @@ class Proxy:
 
     cut()    drops every connection and refuses new ones; nothing more is forwarded once it returns
     stall()  keeps connections open and accepts new ones, and forwards nothing
+    mute()   forwards what clients say, and holds the answers back
     mend()   forwards again; after a stall the bytes held back arrive
     """
 
@@ -24,6 +25,7 @@ class Proxy:
         self.host, self.port, self.url = HOST, port, url
         self._target_port = target_port
         self._flowing = asyncio.Event()
+        self._answering = asyncio.Event()
         self._listener: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         # A loop of its own: the caller may be sync, or may block the loop it runs in.
@@ -37,6 +39,9 @@ class Proxy:
 
     def stall(self) -> None:
         self._do(self._accept(flowing=False))
+
+    def mute(self) -> None:
+        self._loop.call_soon_threadsafe(self._answering.clear)
 
     def mend(self) -> None:
         self._do(self._accept(flowing=True))
@@ -59,6 +64,7 @@ class Proxy:
     async def _accept(self, *, flowing: bool) -> None:
         if flowing:
             self._flowing.set()
+            self._answering.set()
         else:
             self._flowing.clear()
         if self._listener is None:
@@ -85,15 +91,19 @@ class Proxy:
             with suppress(OSError):
                 server_reader, server_writer = await asyncio.open_connection(HOST, self._target_port)
                 writers.append(server_writer)
-                await asyncio.gather(self._pump(reader, server_writer), self._pump(server_reader, writer))
+                await asyncio.gather(
+                    self._pump(reader, server_writer, self._flowing), self._pump(server_reader, writer, self._answering)
+                )
         finally:
             for each in writers:
                 each.transport.abort()
 
-    async def _pump(self, source: StreamReader, sink: StreamWriter) -> None:
+    async def _pump(self, source: StreamReader, sink: StreamWriter, gate: asyncio.Event) -> None:
         while data := await source.read(CHUNK_BYTES):
             await self._flowing.wait()
+            await gate.wait()
             sink.write(data)
             await sink.drain()
         await self._flowing.wait()
+        await gate.wait()
         sink.write_eof()

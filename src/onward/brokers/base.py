@@ -206,6 +206,13 @@ class Page(msgspec.Struct, frozen=True):
     after: str | None  # hand this back for the next page; None: there is no more
 
 
+class Count(msgspec.Struct, frozen=True):
+    """How many records there are of a kind."""
+
+    records: int
+    oldest: float | None  # Unix time: the earliest of their last failures; None: none of them has failed
+
+
 class Aside(Protocol):
     """Everything of one group that is out of the flow. The owner of a partition writes only through settle."""
 
@@ -217,6 +224,9 @@ class Aside(Protocol):
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         """A page in a stable order. Records that come and go meanwhile neither repeat nor hide the others."""
+
+    async def count(self, where: Filter) -> Count:
+        """How many match, told without reading them; so `where` names no text."""
 
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
         """Compare and set: how many were still in `expect` and moved. The partition's owner hears of it by Moved.

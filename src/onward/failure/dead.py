@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from onward.brokers.base import Aside, AsideRecord, Broker, Filter, State
+from onward.brokers.base import Aside, AsideRecord, Broker, Count, Filter, State
 from onward.clock import now
 from onward.errors import BadSetting, ConfigError, NoSuchLetter
 from onward.event import Event
@@ -127,15 +127,15 @@ class DeadLetters:
             )
 
     async def total(self, chosen: Choice) -> int:
-        return sum([1 async for _ in self._matching(chosen)])
+        if chosen.ids or chosen.text is not None:  # to be found in the letters alone
+            return sum([1 async for _ in self._matching(chosen)])
+        return (await self._counted(chosen)).records
 
     async def tally(self, topic: str, group: str) -> Tally:
         """How many there are, and how old the oldest is; for the monitor."""
-        depth, oldest = 0, time.time()
-        async for record in self._matching(Choice(topic=topic, group=group)):
-            depth += 1
-            oldest = min(oldest, record.failure.last if record.failure else oldest)
-        return Tally(topic, group, depth, max(0.0, time.time() - oldest) if depth else 0.0)
+        found = await self._counted(Choice(topic=topic, group=group))
+        age_s = 0.0 if found.oldest is None else max(0.0, time.time() - found.oldest)
+        return Tally(topic, group, found.records, age_s)
 
     def replaying(self, *, limit: int | None = None, rate: float | None = None, **choice: Unpack[Where]) -> "Replay":
         """A replay to be run, watched and stopped: at most `limit` letters, at most `rate` of them a second."""
@@ -218,10 +218,23 @@ class DeadLetters:
             if after is None:
                 return
 
+    async def _counted(self, chosen: Choice) -> Count:
+        """By what is known of letters without reading them."""
+        topics = {chosen.topic} if chosen.topic is not None or chosen.group is not None else self._topics
+        wheres = [msgspec.structs.replace(chosen.where, topic=topic) for topic in topics]
+        groups = await self._groups(chosen)
+        found = [await self.aside(group).count(where) for group in groups for where in wheres]
+        oldest = [each.oldest for each in found if each.oldest is not None]
+        return Count(sum(each.records for each in found), min(oldest, default=None))
+
+    @property
+    def _topics(self) -> set[str | None]:
+        return {topic for topic, _ in self._places}
+
     def _is_ours(self, record: AsideRecord, chosen: Choice) -> bool:
         """Where neither topic nor group is named, the application's topics are meant: others may share its group."""
         named = chosen.topic is not None or chosen.group is not None
-        return named or record.partition.topic in {topic for topic, _ in self._places}
+        return named or record.partition.topic in self._topics
 
     async def _groups(self, chosen: Choice) -> Sequence[str]:
         """Where to look. A broker does not tell all its topics, so somebody must name a group or a topic."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 
-from onward.brokers.base import AsideRecord, Broker, Failure, Filter, Moved, Progress, State, Tries, record_id
+from onward.brokers.base import AsideRecord, Broker, Count, Failure, Filter, Moved, Progress, State, Tries, record_id
 from onward.errors import AsideError, BrokerError
 from onward.event import Delivery, Event, new_id
 from onward.testing.harness import Harness, Kit, Member, event, scenario
@@ -326,6 +326,24 @@ class ScanScenarios:
         assert await found(text="stock for 2") == [4, 5]
         assert await found(text="the value") == [5]
         assert await found(since=1.0, until=2.0) == [2, 3]
+
+    @scenario()
+    async def test_a_count_is_of_what_a_scan_would_find(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 6, keys=2)  # they failed at 0, 0, 1, 1, 2, 2
+        states = [State.DEAD, State.HELD, State.DEAD, State.WAITING, State.DEAD, State.DEAD]
+        await owner.set_aside([owner.record(n, state) for n, state in enumerate(states)], 6)
+        dead = frozenset({State.DEAD})
+        aside = (await kit.broker(partitions=1)).aside(GROUP)
+        assert await aside.count(Filter()) == Count(6, 0.0)
+        assert await aside.count(Filter(states=dead, topic=kit.topic)) == Count(4, 0.0)
+        assert await aside.count(Filter(states=dead, key="key-0", since=1.0)) == Count(2, 1.0)
+        assert await aside.count(Filter(error="ValueError", until=2.0)) == Count(2, 0.0)
+        assert await aside.count(Filter(states=frozenset({State.HELD}))) == Count(1, None)
+        assert await aside.count(Filter(topic="another")) == Count(0, None)
+        assert await owner.broker.aside("other").count(Filter()) == Count(0, None)
+        assert await aside.move([owner.record(0).id], expect=State.DEAD, to=State.WAITING, due=7.0) == 1
+        await owner.gone(owner.record(2).id)
+        assert await aside.count(Filter(states=dead)) == Count(2, 2.0)
 
     @scenario()
     async def test_what_comes_and_goes_neither_repeats_nor_hides_the_others(self, kit: Kit) -> None:

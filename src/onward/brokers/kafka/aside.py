@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, Filter, Page, State
+from onward.brokers.base import AsideRecord, Count, Filter, Page, State
 from onward.brokers.kafka.letters import Letters
 from onward.brokers.kafka.table import MOVE, Entry, Request, Row, Table, log_of
 from onward.brokers.kafka.topics import Catalogue
@@ -43,6 +43,9 @@ class KafkaAside:
         least = None if after is None else _parsed(after)
         return await asyncio.to_thread(self._scan, where, least, limit)
 
+    async def count(self, where: Filter) -> Count:
+        return await asyncio.to_thread(self._count, where)
+
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
         return await asyncio.to_thread(self._request, Request(list(ids), expect, to, due))
 
@@ -75,6 +78,13 @@ class KafkaAside:
             last = found[limit - 1][0]
         more = last is not None and (bool(rest) or len(found) > limit)
         return Page([record for _, record in found[:limit]], _written(last) if last and more else None)
+
+    def _count(self, where: Filter) -> Count:
+        assert where.text is None, "a text is found in records, not in their rows"
+        with self._letters.reading(list(self._partitions(where.topic))) as tables:
+            rows = [row for table in tables.values() for row in table.rows.values() if _fits(row, where)]
+        failed = [row.failed_at for row in rows if row.failed_at is not None]
+        return Count(len(rows), min(failed, default=None))
 
     def _records(self, placed: Iterable[Placed]) -> Iterator[tuple[Place, AsideRecord]]:
         for partition, rows in itertools.groupby(placed, lambda each: each[0]):

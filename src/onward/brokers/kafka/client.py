@@ -30,6 +30,14 @@ _OURS = frozenset(
 _SECRET = ("password", "secret", "pem", "token", "jaas", "sasl.oauthbearer.config")
 _CONSUMING = ("session.", "heartbeat.", "max.poll.", "partition.assignment.", "group.", "fetch.", "queued.")
 _CONSUMING_TOO = frozenset({"auto.offset.reset", "isolation.level", "check.crcs", "max.partition.fetch.bytes"})
+_SINGLE = {
+    "enable.idempotence": False,
+    "enable.gapless.guarantee": False,
+    "acks": "all",
+    "retries": 0,
+    "batch.num.messages": 1,
+    "linger.ms": 0,
+}
 _PRODUCING = ("linger.", "batch.", "compression.", "queue.buffering.", "sticky.", "retries", "acks", "request.required")
 
 
@@ -66,11 +74,20 @@ class Client:
             "enable.gapless.guarantee": True,  # after a refusal nothing later of that partition is accepted
             "message.timeout.ms": 0,  # the publisher has a deadline of its own, and purges
             "linger.ms": 1,
-            "message.max.bytes": max(1_000_000, self._settings.max_event_bytes + 65_536),
+            "message.max.bytes": self._message_bytes,
             "queue.buffering.max.messages": 100_000,
             "queue.buffering.max.kbytes": 262_144,
         }
         return self._made(Producer, self._picked(_PRODUCING), conf, more)
+
+    def single_producer(self) -> Producer:
+        """Each message goes out alone and once: what is not answered is not known."""
+        conf = {"message.timeout.ms": 0, "message.max.bytes": self._message_bytes}
+        return self._made(Producer, self._picked(_PRODUCING) | _SINGLE, conf, {})
+
+    @property
+    def _message_bytes(self) -> int:
+        return max(1_000_000, self._settings.max_event_bytes + 65_536)
 
     def consumer(self, **more: Any) -> Consumer:
         conf = {
@@ -83,7 +100,9 @@ class Client:
         return self._made(Consumer, self._picked(_CONSUMING, _CONSUMING_TOO), conf, more)
 
     def admin(self) -> AdminClient:
-        return self._made(AdminClient, self._picked(()), {"error_cb": self._failed}, {})
+        # It asks the one node that it was last told is the controller: it must hear of it when that is dead.
+        conf = {"error_cb": self._failed, "topic.metadata.refresh.interval.ms": 10_000}
+        return self._made(AdminClient, self._picked(()), conf, {})
 
     def _failed(self, error: KafkaError) -> None:
         server, cause = told_of(self._reports.scrubbed(error.str()))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from onward import clock
@@ -17,7 +17,7 @@ from onward.errors import BrokerError
 from onward.event import Partition
 
 _ASK_S = 2.0  # not much of a session: the member's thread waits for it
-
+_LIST_S = 1.0
 _AGAIN_S = 0.05
 _SOON = frozenset(
     {
@@ -27,6 +27,7 @@ _SOON = frozenset(
         KafkaError.FENCED_LEADER_EPOCH,  # a restarted leader, asked for by one that knows the former one
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError._NOENT,  # the client knows no leader
+        KafkaError._TIMED_OUT,  # or one that is dead
     }
 )
 
@@ -109,16 +110,23 @@ def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Part
     KafkaException or BrokerError: somebody did not answer; ask again."""
     end = clock.now() + _ASK_S
     while True:
-        asked = {TopicPartition(*each): spec for each in partitions}
-        futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
         try:
-            found = {place: future.result(_ASK_S).offset for place, future in futures.items()}
-        except KafkaException as error:
-            if error.args[0].code() not in _SOON or clock.now() > end:
+            return _offsets(admin, partitions, spec)
+        except (KafkaException, TimeoutError) as error:
+            if isinstance(error, KafkaException) and error.args[0].code() not in _SOON:
                 raise
             time.sleep(_AGAIN_S)
-            admin.list_topics(timeout=_ASK_S)  # it keeps to what it knew of leaders until it is made to ask
-        except TimeoutError as error:
-            raise explained(error, f"asking for the offsets of {partitions[0].topic}") from error
-        else:
-            return {Partition(place.topic, place.partition): offset for place, offset in found.items()}
+            # It keeps to what it knew of leaders until it is made to ask, and so would whoever asks next.
+            admin.list_topics(timeout=_LIST_S)
+            if clock.now() > end:
+                raise explained(error, f"asking for the offsets of {partitions[0].topic}") from error
+
+
+def _offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Partition, int]:
+    asked = {TopicPartition(*each): spec for each in partitions}
+    futures = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_S)
+    found = {Partition(each.topic, each.partition): future.result(_ASK_S).offset for each, future in futures.items()}
+    for partition, offset in found.items():
+        if offset == OFFSET_INVALID:  # what librdkafka says, and no error, of a leader that did not answer
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"the leader of {partition} does not answer"))
+    return found

@@ -13,6 +13,7 @@ _AGAIN_S = 60.0  # how often a trouble that lasts is told
 _MOST_TROUBLES = 1_000
 _CONNECTION = frozenset({"FAIL", "ERROR"})
 _TALK = frozenset({"CONFWARN", "BGQUEUE", "GETPID", "TERMINATE"})  # what we set on purpose, or know how to wait for
+_GAPLESS = "Gap-less ordering"  # an event was refused: the publisher says so, and has a new producer
 _LINE = re.compile(
     r"(?:\[thrd:[^\]]*\]: )?(?:\w+: )?(?:\w+://)?(?P<server>[^/\s]+:\d+)(?:/\w+)?: (?P<cause>.*?)(?: \(after .*)?",
     re.DOTALL,
@@ -34,7 +35,7 @@ class Reports:
         text = self.scrubbed(line)
         if facility in _CONNECTION:
             self._trouble(*told_of(text))
-        elif facility in _TALK:
+        elif facility in _TALK or (facility == "FATAL" and _GAPLESS in text):
             log.debug("%s: %s: %s", client, facility, text)
         else:
             log.log(level, "%s: %s: %s", client, facility, text)

@@ -1,6 +1,7 @@
 """Topics: their partition counts and log ids, as the cluster has them. What is asked is asked in a thread."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ _OVERHEAD_BYTES = 65_536  # of headers and framing, beside what max_event_bytes 
 _APPEAR_S = 0.05
 _FIRST_S = 3.0  # for a cluster that has never answered
 _LIST_S = 1.0
+_ELSEWHERE_S = 0.5  # without an answer: then it may be a dead node that is asked
 _INCARNATION_S = 1.0
 _LEAST_RETENTION_S = 3_600.0  # Kafka forgets by age alone, also what nobody has handled
 
@@ -105,12 +107,21 @@ class Catalogue:
 
     def answer(self, future: Any, doing: str) -> Any:
         """The future's result. BrokerError: there is none, and why."""
-        since = clock.now()
+        since = looked = clock.now()
         while not future.done():
             self._be_patient(since, doing)
+            if clock.now() > looked + _ELSEWHERE_S:
+                self._look_around()
+                looked = clock.now()
         result = future.result()
         self._answered, self._client.down = True, ""
         return result
+
+    def _look_around(self) -> None:
+        """Hear of any node who is there. The client asks only the one that it was once told is the controller, which
+        in KRaft may be any, and waits for it also when it is dead."""
+        with contextlib.suppress(KafkaException):
+            self._admin.list_topics(timeout=_LIST_S)
 
     def _be_patient(self, since: float, doing: str) -> None:
         """Wait a moment for an answer; BrokerError where it is of no use to wait longer.

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, Filter, Page, State
+from onward.brokers.base import AsideRecord, Count, Filter, Page, State
 from onward.brokers.sqlite.reader import Reader
 from onward.brokers.sqlite.roster import bump
 from onward.brokers.sqlite.transaction import Transaction
@@ -53,6 +53,9 @@ class SqliteAside:
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         return await self._reader.run(lambda db: _scan(db, self._group, where, after, limit))
+
+    async def count(self, where: Filter) -> Count:
+        return await self._reader.run(lambda db: _count(db, self._group, where))
 
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
         return await self._writer.call(lambda tx: _move(tx, self._group, ids, expect, (to, due)))
@@ -137,6 +140,14 @@ def _scan(db: sqlite3.Connection, group: str, where: Filter, after: str | None, 
     found = list(itertools.islice(_matching(db, group, where, after), limit + 1))
     records = [record for _, record in found[:limit]]
     return Page(records, found[limit - 1][0] if len(found) > limit else None)
+
+
+def _count(db: sqlite3.Connection, group: str, where: Filter) -> Count:
+    """The data stands behind the columns, so that its pages are not read."""
+    assert where.text is None, "a text is found in records, not in their columns"
+    condition, values = _condition(where)
+    query = f"SELECT COUNT(*), MIN(last) FROM onward_aside WHERE grp = ?{condition}"
+    return Count(*db.execute(query, (group, *values)).fetchone())
 
 
 def _matching(
