@@ -35,7 +35,7 @@ demo: $(VENV)/.core ## the whole path on one SQLite file, with a live page
 test test-fast: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test
-test: $(VENV)/.dev ## install and start what the tests need, then run all of them
+test: $(VENV)/.dev $(VENV)/.bench ## install and start what the tests need, then run all of them
 	@$(PY) -m tests.servers.install
 	@$(PY) -m pytest -n 2 --dist loadfile
 
