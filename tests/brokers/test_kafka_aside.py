@@ -15,7 +15,7 @@ from onward.brokers.base import AsideRecord, Filter, State, Tries, record_id
 from onward.brokers.kafka.bodies import Bodies
 from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.letters import Letters, topic_name
-from onward.brokers.kafka.topics import Catalogue
+from onward.brokers.kafka.topics import Catalogue, Topic
 from onward.event import Event, Partition
 from onward.failure.dead import DeadLetters
 from onward.settings import load
@@ -237,3 +237,28 @@ class TestForeign:
         assert [record.position for record in await owner.loaded()] == [record.position for record in records]
         await again.take(1)
         assert again.values == [5]
+
+
+class LateCatalogue:
+    """The broker that is asked has not heard of the topic yet."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, int]] = []
+
+    def described(self, name: str) -> None:
+        return None
+
+    def appeared(self, name: str) -> Topic:
+        return Topic(name, "log", 4)
+
+    def create(self, name: str, partitions: int, settings: dict[str, str]) -> Topic:
+        self.made.append((name, partitions))
+        return Topic(name, "log", partitions)
+
+
+def test_a_topic_that_is_not_seen_yet_has_its_aside_all_the_same() -> None:
+    settings = load("kafka://localhost:1")
+    catalogue = LateCatalogue()
+    letters = Letters(Client(settings.url, settings), cast("Catalogue", catalogue), settings, GROUP)
+    assert letters.prepare("orders", 3), "else its new owner would not mark it as its own"
+    assert catalogue.made == [(topic_name(GROUP, "orders"), 4)]

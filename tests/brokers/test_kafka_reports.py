@@ -38,6 +38,11 @@ def said(lines: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str
             "b-1:9093",
             "SASL authentication error: no",
         ),
+        (
+            "[thrd:GroupCoordinator]: GroupCoordinator: Connect to ipv4#127.0.0.1:19 failed: Refused (after 0ms)",
+            "127.0.0.1:19",
+            "Refused",
+        ),
         ("[thrd:main]: 3/3 brokers are down", "the cluster", "[thrd:main]: 3/3 brokers are down"),
     ],
 )

@@ -83,13 +83,16 @@ class Letters:
         return topics_of(self._group, self._catalogue.names())
 
     def prepare(self, topic: str, index: int = 0) -> bool:
-        """See that the aside of a topic has this partition, where that is allowed; False where it has not."""
+        """See that the aside of a topic has this partition, where that is allowed; False where it has not.
+
+        BrokerError: nobody knows the topic, nor its aside."""
         name = topic_name(self._group, topic)
         if index < self._ready.get(name, 0):
             return True
         origin, mine = self._catalogue.described(topic), self._catalogue.described(name)
-        if mine is None and origin is not None and self._settings.auto_declare:
+        if mine is None and self._settings.auto_declare:
             size = {"max.message.bytes": str(self._settings.max_event_bytes + _STORY_BYTES)}
+            origin = origin or self._catalogue.appeared(topic)
             mine = self._catalogue.create(name, origin.partitions, _COMPACTED | size)
         elif mine is not None and index >= mine.partitions and self._settings.auto_declare:
             mine = self._catalogue.grow(name, index + 1 if origin is None else origin.partitions)

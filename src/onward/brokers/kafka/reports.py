@@ -12,10 +12,13 @@ log = logging.getLogger("onward.kafka")
 _AGAIN_S = 60.0  # how often a trouble that lasts is told
 _MOST_TROUBLES = 1_000
 _CONNECTION = frozenset({"FAIL", "ERROR"})
-_TALK = frozenset({"CONFWARN", "BGQUEUE", "GETPID", "TERMINATE"})  # what we set on purpose, or know how to wait for
+# What we set on purpose, or know how to wait for.
+_TALK = frozenset({"CONFWARN", "BGQUEUE", "GETPID", "TERMINATE", "METADATAUPDATE"})
 _GAPLESS = "Gap-less ordering"  # an event was refused: the publisher says so, and has a new producer
 _LINE = re.compile(
-    r"(?:\[thrd:[^\]]*\]: )?(?:\w+: )?(?:\w+://)?(?P<server>[^/\s]+:\d+)(?:/\w+)?: (?P<cause>.*?)(?: \(after .*)?",
+    r"(?:\[thrd:[^\]]*\]: )?(?:\w+: )?"
+    r"(?:(?:\w+://)?(?P<server>[^/\s]+:\d+)(?:/\w+)?|Connect to \w+#(?P<tried>\S+) failed): "
+    r"(?P<cause>.*?)(?: \(after .*)?",
     re.DOTALL,
 )
 _ATTEMPT = re.compile(r"^Connect to \S+ failed: ")
@@ -59,4 +62,6 @@ class Reports:
 def told_of(text: str) -> tuple[str, str]:
     """The server and what is wrong with it, of one of librdkafka's lines or errors."""
     found = _LINE.fullmatch(text)
-    return (found["server"], _ATTEMPT.sub("", found["cause"])) if found else ("the cluster", text)
+    if found is None:
+        return "the cluster", text
+    return found["server"] or found["tried"], _ATTEMPT.sub("", found["cause"])

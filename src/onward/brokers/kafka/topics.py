@@ -171,7 +171,7 @@ class Catalogue:
                 raise explained(error, _not_allowed(name)) from error
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise explained(error, f"creating topic {name}") from error
-        return self._appeared(name)
+        return self.appeared(name)
 
     def grow(self, name: str, partitions: int) -> Topic:
         try:
@@ -182,7 +182,7 @@ class Catalogue:
             if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # somebody else has done it
                 raise explained(error, f"adding partitions to topic {name}") from error
         end = clock.now() + REQUEST_S
-        while (topic := self._appeared(name)).partitions < partitions and clock.now() < end:
+        while (topic := self.appeared(name)).partitions < partitions and clock.now() < end:
             time.sleep(_APPEAR_S)
         return topic
 
@@ -197,12 +197,14 @@ class Catalogue:
         while self.described(name) is not None and clock.now() < end:
             time.sleep(_APPEAR_S)
 
-    def _appeared(self, name: str) -> Topic:
-        """The controller has made it; the broker that we ask hears of that a moment later."""
+    def appeared(self, name: str) -> Topic:
+        """The controller has made it; the broker that we ask hears of that a moment later.
+
+        BrokerError: it does not."""
         end = clock.now() + REQUEST_S
         while (topic := self.described(name)) is None:
             if clock.now() > end:
-                raise BrokerError(f"Kafka: topic {name} was created but is not to be seen")
+                raise BrokerError(f"Kafka: topic {name} was created but is not to be seen; was it deleted?")
             time.sleep(_APPEAR_S)
         return topic
 
