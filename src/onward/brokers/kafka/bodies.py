@@ -7,6 +7,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onward import clock
 from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.parting import dismiss
 from onward.errors import BrokerError
 
 _GAP = 50  # entries that nobody asked for are read over; more of them are jumped
@@ -35,10 +36,14 @@ class Bodies:
                     consumer.assign([TopicPartition(topic, index, run[0])])
                     found |= {at: value for at, value in _values(consumer, run[-1], end) if at in wanted}
                 return found
-            except KafkaException as error:
-                raise BrokerError(f"Kafka: records of {topic}/{index} cannot be read: {error.args[0].str()}") from error
+            except (KafkaException, BrokerError) as error:
+                dismiss(consumer.close)  # another one may do better, see stall.py
+                self._consumer = None
+                why = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+                raise BrokerError(f"Kafka: records of {topic}/{index} cannot be read: {why}") from error
             finally:
-                consumer.unassign()
+                if self._consumer is not None:
+                    consumer.unassign()
 
     def close(self) -> None:
         with self._lock:
@@ -82,4 +87,4 @@ def _values(consumer: Consumer, last: int, end: float) -> Iterator[tuple[int, by
             if offset >= last:
                 return
         if clock.now() > end:
-            raise BrokerError(f"Kafka: records that were set aside cannot be read: no answer in {_READ_S:g} s")
+            raise BrokerError(f"no answer in {_READ_S:g} s")

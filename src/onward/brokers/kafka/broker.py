@@ -92,7 +92,7 @@ class KafkaBroker:
         cluster = Cluster(self._client, self._catalogue, self._settings)
         enrolment = Enrolment(group, member, list(dict.fromkeys(topics)), start)
         membership = Membership(cluster, enrolment, holdings, warden, self._epochs)
-        reader = Reader(self._client, holdings, group=group, displaced=membership.displaced)
+        reader = Reader(cluster, holdings, group=group, displaced=membership.displaced)
         subscription = KafkaSubscription(
             membership, reader, warden, holdings, self._catalogue.admin, timeout_s=self._settings.publish_timeout_s
         )

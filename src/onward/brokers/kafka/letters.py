@@ -17,6 +17,7 @@ from onward.brokers.base import AsideRecord
 from onward.brokers.kafka.bodies import Bodies
 from onward.brokers.kafka.client import Client, explained
 from onward.brokers.kafka.origins import offsets
+from onward.brokers.kafka.parting import dismiss
 from onward.brokers.kafka.table import Entry, Room, Row, Table
 from onward.brokers.kafka.topics import Catalogue
 from onward.errors import BrokerError
@@ -253,10 +254,20 @@ class Letters:
             end_at = clock.now() + _CATCH_UP_S
             while behind := self._behind(ends):
                 if clock.now() > end_at:
+                    self._begin_anew()
                     raise BrokerError(f"Kafka: the aside of {behind} could not be read to its end")
                 self._take(0.1)
         except (KafkaException, TimeoutError) as error:
             raise explained(error, f"reading the aside of group {self._group}") from error
+
+    def _begin_anew(self) -> None:
+        """With another client: this one may never read on, see stall.py."""
+        if self._consumer is not None:
+            dismiss(self._consumer.close)
+            self._consumer = None
+        for table in self._tables.values():
+            table.clear()
+        self._tables.clear()
 
     def _behind(self, ends: Mapping[Partition, int]) -> list[Partition]:
         assert self._consumer is not None

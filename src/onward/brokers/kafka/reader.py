@@ -11,9 +11,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from onward import clock
-from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.holdings import Hold, Holdings
 from onward.brokers.kafka.message import received
+from onward.brokers.kafka.parting import dismiss
+from onward.brokers.kafka.stall import Stall
+from onward.brokers.kafka.topics import Cluster
 from onward.event import Delivery
 
 log = logging.getLogger("onward")
@@ -26,11 +28,12 @@ _LOST_PLACE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF
 
 
 class Reader:
-    def __init__(self, client: Client, holdings: Holdings, *, group: str, displaced: Callable[[Hold], None]) -> None:
+    def __init__(self, cluster: Cluster, holdings: Holdings, *, group: str, displaced: Callable[[Hold], None]) -> None:
         """`displaced` is told of a hold whose next position the log does not have any more."""
-        self._consumer: Consumer = client.consumer(
-            **{"group.id": group, "queued.max.messages.kbytes": 32_768, "fetch.wait.max.ms": 100}
-        )
+        self._client = cluster.client
+        self._conf = {"group.id": group, "queued.max.messages.kbytes": 32_768, "fetch.wait.max.ms": 100}
+        self._consumer: Consumer = self._client.consumer(**self._conf)
+        self._stall = Stall(cluster.catalogue.admin)
         self._holdings = holdings
         self._displaced = displaced
         self._reading: dict[tuple[str, int], Hold] = {}
@@ -53,6 +56,9 @@ class Reader:
                     self._follow()
                     if self._holdings.hungry.wait(_POLL_S):
                         self._read()
+                        self._go_on()
+                    else:
+                        self._stall.rest()
                 except KafkaException as error:
                     log.warning("Kafka: reading failed, trying again: %s", error.args[0].str())
                     self._holdings.hungry.wait(_POLL_S)
@@ -68,6 +74,16 @@ class Reader:
         self._holdings.stock(self._sorted(messages), {})
         if len(messages) < _BATCH:
             self._look()
+
+    def _go_on(self) -> None:
+        """Read with another client where this one has ceased to."""
+        stuck = self._stall.look(self._reading, clock.now())
+        if stuck:
+            names = ", ".join(f"{topic}/{index}" for topic, index in stuck)
+            log.warning("Kafka: %s: there is more to read, and the client does not: it is replaced", names)
+            dismiss(self._consumer.close)
+            self._consumer = self._client.consumer(**self._conf)
+            self._reading, self._stopped, self._version = {}, set(), -1
 
     def _sorted(self, messages: list[KafkaMessage]) -> dict[Hold, list[Delivery]]:
         found: dict[Hold, list[Delivery]] = {}
