@@ -37,7 +37,7 @@ test test-fast: export PYTHONDONTWRITEBYTECODE =
 .PHONY: test
 test: $(VENV)/.dev $(VENV)/.bench ## install and start what the tests need, then run all of them
 	@$(PY) -m tests.servers.install
-	@$(PY) -m pytest -n 2 --dist loadfile
+	@$(PY) -m pytest -n 3 --dist loadfile
 
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## the tests that need no server and little time

@@ -59,12 +59,9 @@ def test_a_partition_that_rested_is_read_when_it_comes_back(harness: KafkaHarnes
     play(scene())
 
 
-def test_a_topic_that_takes_less_than_a_batch_takes_its_events_after_all(
-    harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_that_takes_less_than_a_batch_takes_its_events_after_all(harness: KafkaHarness) -> None:
     """Each event fits, but not together in one of our batches: they get smaller until they fit. Meanwhile the answers
     for other partitions are heard, so that nobody is left in doubt about those."""
-    monkeypatch.setattr("onward.brokers.kafka.publisher._LAST_WORDS_S", 30.0)
 
     async def scene() -> None:
         async with staged(harness, partitions=2, publish_timeout_s=8.0) as stage:
