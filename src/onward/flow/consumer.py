@@ -284,7 +284,7 @@ class Consumer:
                 lost = await subscription.settle(settlement.progress, aside=settlement.aside, gone=settlement.gone)
             except AsideError as error:
                 if str(error) not in self._refused.values():  # once for each cause
-                    log.exception("%s: dead letters cannot be stored; their keys wait", self._handler.name)
+                    log.error("%s: dead letters cannot be stored; their keys wait: %s", self._handler.name, error)
                 self._refused |= {record.partition: str(error) for record in settlement.aside}
                 self.plane.aside_refused(instant())
                 break
@@ -292,8 +292,8 @@ class Consumer:
                 self.plane.settled([progress.partition for progress in settlement.progress], instant())
                 break
             except BrokerError as error:
-                if str(error) != self._unsettled:  # once for each cause, with its story
-                    log.exception("%s: settling failed, trying again until it succeeds", self._handler.name)
+                if str(error) != self._unsettled:  # once for each cause
+                    log.error("%s: settling failed, trying again until it succeeds: %s", self._handler.name, error)
                 self._unsettled = str(error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
