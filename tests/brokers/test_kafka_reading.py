@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import OFFSET_INVALID
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from onward import Event
@@ -124,6 +124,7 @@ class Silent:
 
     def list_topics(self, timeout: float) -> None:
         self.looked += 1
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # nor does anybody else, and that is no other matter
 
 
 @pytest.mark.parametrize(

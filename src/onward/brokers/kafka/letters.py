@@ -15,7 +15,7 @@ from confluent_kafka.admin import OffsetSpec
 from onward import clock
 from onward.brokers.base import AsideRecord
 from onward.brokers.kafka.bodies import Bodies
-from onward.brokers.kafka.client import Client, explained
+from onward.brokers.kafka.client import REQUEST_S, Client, explained
 from onward.brokers.kafka.origins import offsets
 from onward.brokers.kafka.parting import dismiss
 from onward.brokers.kafka.table import Entry, Room, Row, Table
@@ -250,7 +250,7 @@ class Letters:
         assert self._consumer is not None
         places = {Partition(topic_name(self._group, each.topic), each.index): each for each in partitions}
         try:
-            ends = offsets(self._catalogue.admin, list(places), OffsetSpec.latest())
+            ends = offsets(self._catalogue.admin, list(places), OffsetSpec.latest(), within_s=REQUEST_S)
             end_at = clock.now() + _CATCH_UP_S
             while behind := self._behind(ends):
                 if clock.now() > end_at:

@@ -1,5 +1,6 @@
 """Where the partitions that come to us begin: asked of the group's commits and of the logs themselves."""
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -104,11 +105,13 @@ def _grown(topic: Topic, begun: int) -> str:
     )
 
 
-def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Partition, int]:
+def offsets(
+    admin: Any, partitions: Sequence[Partition], spec: Any, *, within_s: float = _ASK_S
+) -> dict[Partition, int]:
     """Of each partition; a leader that has only just become one is asked again.
 
     KafkaException or BrokerError: somebody did not answer; ask again."""
-    end = clock.now() + _ASK_S
+    end = clock.now() + within_s
     while True:
         try:
             return _offsets(admin, partitions, spec)
@@ -116,8 +119,9 @@ def offsets(admin: Any, partitions: Sequence[Partition], spec: Any) -> dict[Part
             if isinstance(error, KafkaException) and error.args[0].code() not in _SOON:
                 raise
             time.sleep(_AGAIN_S)
-            # It keeps to what it knew of leaders until it is made to ask, and so would whoever asks next.
-            admin.list_topics(timeout=_LIST_S)
+            with contextlib.suppress(KafkaException):
+                # It keeps to what it knew of leaders until it is made to ask, and so would whoever asks next.
+                admin.list_topics(timeout=_LIST_S)
             if clock.now() > end:
                 raise explained(error, f"asking for the offsets of {partitions[0].topic}") from error
 
