@@ -100,7 +100,7 @@ def test_a_member_that_is_cut_off_is_sure_of_nothing_once_another_has_its_partit
     """Until then it is, also while it settles nothing. When the broker is back it can have the partition again."""
 
     async def scene() -> None:
-        options = {"group.protocol": protocol, "lease_s": SESSION_S}
+        options = {"group.protocol": protocol, "lease_s": SESSION_S, "takeover_grace_s": 1.0}
         with kafka_server.proxy() as proxy:
             async with staged(harness, **options) as stage:
                 set_session(harness, stage.group)

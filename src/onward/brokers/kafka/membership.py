@@ -33,6 +33,7 @@ _POLL_S = 0.02
 _MEMBER_LOOK_S = 0.1
 _RETRY_S = 0.5
 _HEARD_S = 0.5
+_NOTICE_S = 1.0  # a client that is cut off looks once a second whether its session is over, and is sure until then
 _PROVE_S = 0.25  # between two commits that are to prove that we are in the group
 _TURN_S = 10.0
 
@@ -383,7 +384,7 @@ class Membership:
             return
         now = clock.now()
         self._contact.look(now, self._commits)
-        hold.ready_at = now + (self._settings.takeover_grace_s if hold.source.unclean else 0.0)
+        hold.ready_at = now + (self._settings.takeover_grace_s + _NOTICE_S if hold.source.unclean else 0.0)
         self._holdings.add(hold)
 
     def _see_logs(self) -> None:
