@@ -13,9 +13,10 @@ class Answers(Protocol):
 
 
 class Contact:
-    """While we are awake a client of the classic protocol tells by itself when its session has ended, so that its
-    silence is an answer. After a sleep it is none: the client may go by an answer that came while we slept. That of
-    KIP-848 never tells. Then only a commit will do which was sent since, and which the coordinator took."""
+    """While we are awake a client of the classic protocol tells by itself when its session has ended, up to a second
+    late, for which whoever takes over waits; so its silence is an answer. After a sleep it is none: the client may go
+    by an answer that came while we slept. That of KIP-848 never tells. Then only a commit will do which was sent since,
+    and which the coordinator took."""
 
     def __init__(self, session_s: float, now: float, *, told: bool) -> None:
         self.session_s = session_s
