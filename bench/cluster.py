@@ -62,4 +62,4 @@ async def settled(server: KafkaServer, topic: str, group: str) -> int:
     """How many events the group has acknowledged for good, as the broker knows it."""
     async with Onward(server.url) as app:
         groups = {info.group: info for info in await app.broker.groups(topic)}
-    return sum(groups[group].watermarks.values()) if group in groups else 0
+    return sum(each.watermark for each in groups[group].partitions.values()) if group in groups else 0

@@ -87,4 +87,4 @@ async def settled(path: Path, group: str) -> int:
     """How many events the group has acknowledged for good, as the broker knows it."""
     async with application(path) as app:
         groups = {info.group: info for info in await app.broker.groups(TOPIC)}
-    return sum(groups[group].watermarks.values()) if group in groups else 0
+    return sum(each.watermark for each in groups[group].partitions.values()) if group in groups else 0

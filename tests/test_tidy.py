@@ -66,7 +66,7 @@ def test_a_contract_imports_only_the_ground_floor(path: Path) -> None:
 @pytest.mark.parametrize("stage", ["brokers", "flow", "engines", "failure", "inbox"])
 def test_a_stage_imports_contracts_never_a_neighbour(stage: str) -> None:
     allowed = FREE | CONTRACTS | {f"onward.{stage}"}
-    allowed |= {"onward.flow.progress"} if stage == "brokers" else set()
+
     allowed |= {"onward.handler"} if stage in ("flow", "engines") else set()
     allowed |= {"onward.failure.expiry", "onward.failure.judge"} if stage == "flow" else set()
     allowed |= {"onward.flow.entry"} if stage == "failure" else set()  # the outcomes that the judge answers with

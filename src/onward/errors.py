@@ -16,9 +16,10 @@ OnwardError
 │   ├── BadStore                not our file, a damaged file, or one from a newer version
 │   ├── GroupDropped            the group was dropped while this member was away
 │   ├── Closed                  the broker, subscription or application is closed
-│   ├── PublishError            some events were refused, or their fate is unknown
-│   │   └── Backlogged          the backlog is at max_backlog_bytes; consumers are behind
-│   └── AsideError              a record could not be set aside; nothing of that settle was done
+│   ├── PublishError            some events were refused, or it is unknown whether they were stored
+│   │   ├── Backlogged          a limit is reached: max_backlog_bytes, or max_outgoing_bytes in this process
+│   │   └── RelayFenced         a newer outbox relay publishes for this shard
+│   └── AsideError              records could not be set aside; names the partitions in which nothing was done
 ├── NoSuchLetter                no dead letter has this id
 ├── AlertError                  an alert could not be handed over
 ├── Decision                    raised by a handler: what is to become of its event
@@ -43,7 +44,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onward.event import Event
+    from onward.event import Event, Partition
 
 __all__ = [
     "AlertError",
@@ -70,6 +71,7 @@ __all__ = [
     "PartitionsDiffer",
     "PayloadError",
     "PublishError",
+    "RelayFenced",
     "RemoteError",
     "RetryLater",
     "Skip",
@@ -148,7 +150,7 @@ class Closed(BrokerError):
 
 
 class PublishError(BrokerError):
-    """Every event of the call that is named in neither list was accepted.
+    """Every event of the call that is in neither list was accepted.
 
     `refused`: certainly not accepted; publish them again in this order.
     `unknown`: the broker's answer was lost; publishing again may make duplicates.
@@ -164,8 +166,21 @@ class Backlogged(PublishError):
     pass
 
 
-class AsideError(BrokerError):
+class RelayFenced(PublishError):
     pass
+
+
+class AsideError(BrokerError):
+    """A settle whose records could not all be stored.
+
+    `partitions`: nothing was done there. `lost`: no longer ours, nothing was done there either. In all other
+    partitions of the call the settle took effect.
+    """
+
+    def __init__(self, why: str, *, partitions: Sequence[Partition], lost: Sequence[Partition] = ()) -> None:
+        super().__init__(why)
+        self.partitions = tuple(partitions)
+        self.lost = tuple(lost)
 
 
 class NoSuchLetter(OnwardError):

@@ -1,4 +1,4 @@
-"""What travels: Event, Partition, Delivery. Frozen values, no I/O."""
+"""What travels: Event, Partition, Tries, Delivery. Frozen values, no I/O."""
 
 import os
 import random
@@ -64,12 +64,21 @@ class Partition(NamedTuple):
         return f"{self.topic}/{self.index}"
 
 
+class Tries(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What an open event has been through. It travels in progress and in records, so it survives a crash."""
+
+    failed: int = 0
+    started: int = 0
+    crashes: int = 0
+
+
 class Delivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An event handed to this process, under one ownership (epoch) of its partition.
 
-    `position` grows within the partition; `attempt` counts the handler's tries of it from 1. `fence` numbers the
-    ownership over the whole fleet; None where the broker cannot. `log_id` is the incarnation of the partition's log;
-    `drawn`: it comes from the aside, not from the log.
+    `position` grows within the partition; `attempt` counts the handler's tries of it from 1. `fence` is the number of
+    the ownership over the whole fleet, None where the broker has none. `log_id` is the incarnation of the partition's
+    log. `drawn`: it comes from the aside, not from the log. `tries`: only in a shared partition, where a retry comes
+    back as a delivery.
     """
 
     event: Event
@@ -80,3 +89,4 @@ class Delivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
     fence: int | None = None
     log_id: str = ""
     drawn: bool = False
+    tries: Tries | None = None

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from onward import Event, settings
 from onward.brokers import open_broker
-from onward.brokers.partition import partition_of
+from onward.brokers.core.partitioner import partition_of
 from onward.errors import PublishError
 from onward.event import new_id
 from onward.testing.harness import event, first_times

@@ -10,10 +10,10 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from onward import Event
+from onward.brokers.core.partitioner import partition_of
 from onward.brokers.kafka import origins
 from onward.brokers.kafka.reader import _AHEAD
 from onward.brokers.kafka.subscription import KafkaSubscription
-from onward.brokers.partition import partition_of
 from onward.errors import BrokerError, PublishError
 from onward.event import Partition, new_id
 from onward.testing.harness import Member

@@ -43,8 +43,8 @@ from confluent_kafka.admin import NewTopic
 
 from onward import Event
 from onward.brokers.base import Fenced, Progress, Revoked
+from onward.brokers.core.partitioner import partition_of
 from onward.brokers.kafka.commits import Commits
-from onward.brokers.partition import partition_of
 from onward.context import current
 from onward.event import Partition, new_id
 from onward.testing.harness import OVER_LEASE_S, event

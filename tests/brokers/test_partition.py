@@ -2,7 +2,7 @@
 
 import pytest
 
-from onward.brokers.partition import KeyHashes, murmur2, partition_of
+from onward.brokers.core.partitioner import KeyHashes, murmur2, partition_of
 
 # From Kafka's own tests of its default partitioner.
 KNOWN = {

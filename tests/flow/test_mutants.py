@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from onward.brokers.base import Assigned, Failure, Progress, State, Tries
+from onward.brokers.core.progress_codec import LIMIT_CHARS
 from onward.event import Delivery, Partition
 from onward.flow import plane as plane_module
 from onward.flow import progress as codec
@@ -25,7 +26,6 @@ from onward.flow.limits import Limits
 from onward.flow.outside import Outside
 from onward.flow.parking import Parking
 from onward.flow.plane import ControlPlane
-from onward.flow.progress import LIMIT_CHARS
 from onward.flow.tracker import Tracker
 from onward.testing.simulator import simulate
 from onward.testing.simulator.profile import Profile

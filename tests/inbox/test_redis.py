@@ -337,4 +337,4 @@ def test_what_a_start_opened_is_closed_when_another_is_refused(url: str, tmp_pat
 
 
 async def settled(app: Onward) -> int:
-    return sum(sum(info.watermarks.values()) for info in await app.broker.groups("orders"))
+    return sum(sum(each.watermark for each in info.partitions.values()) for info in await app.broker.groups("orders"))

@@ -1,8 +1,9 @@
 """The broker contract. Every broker is partitions with an owner, an epoch and a position.
 
-`onward.testing.BrokerSuite` proves each sentence below on every broker. All ends are exclusive: a watermark is
-the next position not known done, intervals are [a, b). Times named `due` are Unix time; `sure_until` is on the
-clock of `onward.clock.now`.
+`onward.testing.BrokerSuite` proves each sentence below on every broker. All ends are exclusive: a watermark is the
+next position not known to be done, intervals are [a, b). Positions are sparse: they ascend, over ownerships too, and
+are never reused within a log id, but their differences count nothing. Times named `due` are Unix time; `sure_until`
+is on the clock of `onward.clock.now`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,45 +12,83 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from onward.event import Delivery, Event, Partition
+from onward.event import Delivery, Event, Partition, Tries
+
+__all__ = [
+    "PASSING",
+    "Aside",
+    "AsideRecord",
+    "Assigned",
+    "Broker",
+    "BrokerLag",
+    "Change",
+    "Count",
+    "Delivery",
+    "Durability",
+    "Event",
+    "Failure",
+    "Features",
+    "Fenced",
+    "Filter",
+    "Finding",
+    "GroupInfo",
+    "MemberInfo",
+    "Message",
+    "Moved",
+    "Ordering",
+    "Page",
+    "Partition",
+    "Progress",
+    "Reached",
+    "Relay",
+    "Revoked",
+    "Standing",
+    "Start",
+    "State",
+    "Subscription",
+    "TopicSpec",
+    "Topology",
+    "Tries",
+    "record_id",
+    "record_log",
+    "record_position",
+]
 
 Durability = Literal["fsync", "replicated", "window", "memory"]
 Ordering = Literal["key", "partition", "none"]
 Start = Literal["earliest", "latest"] | float  # or a Unix time
+Relay = tuple[str, int]  # the shard of an outbox, and the fence of the relay that publishes for it
 
-PASSING = "onward-passing."  # a group whose name begins so is of no use without a member: nothing of it need be kept
+# Groups with this prefix are useless without a member: brokers forget them, retention and trimming ignore them.
+PASSING = "onward-passing."
 _BRIEF = 200  # characters of an error's message
 
 
 class Features(msgspec.Struct, frozen=True):
-    """What a broker can do. The suite and the docs' table are told apart by this alone."""
+    """What a broker can do. The suites and the docs' table tell brokers apart by this alone."""
 
     stable_positions: bool  # a position names the same event in every delivery, for ever
     fence: bool  # Assigned carries a number that grows with every ownership over the fleet
-    durability: Durability  # what an accepted event survives: a power cut, a node, a window of loss, nothing
+    durability: (
+        Durability  # what an accepted event survives: a power cut, a lost node, all but the last moments, nothing
+    )
     aside: bool  # records can be browsed, filtered, moved and removed one by one
-    starts: frozenset[str]  # which of earliest, latest, time a new group may start at
+    starts: frozenset[str]  # of earliest, latest, time: where a new group may start
+    shared: bool = False  # with ordering="none" partitions are shared, see Assigned
+    fenced_publish: bool = False  # publish checks `relay`
 
 
 class State(StrEnum):
-    """Where an event stands that is out of the flow."""
+    """The states of an event that is out of the flow."""
 
     WAITING = "waiting"  # to be retried at `due`
-    HELD = "held"  # a successor of an unfinished or dead event of its key
+    HELD = "held"  # behind an unfinished or dead event of its key
     DEAD = "dead"  # given up
 
 
-class Tries(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What an open position has been through; it travels in the progress, so it survives a crash."""
-
-    failed: int = 0
-    started: int = 0
-    crashes: int = 0
-
-
 class Failure(msgspec.Struct, frozen=True):
-    """Why an event was given up: the whole story, for the person who reads the dead letter. Of one that is to be tried
-    again (reason `failed`), as much as its dead letter would not know without it."""
+    """Why an event was given up, for the person who reads the dead letter. For an event that is to be tried again
+    (reason `failed`): what its dead letter could not know otherwise."""
 
     reason: str  # exhausted, undecodable, expired, crashed, refused; failed
     error: str  # the exception's type
@@ -61,13 +100,13 @@ class Failure(msgspec.Struct, frozen=True):
     last: float
 
     def brief(self) -> "Failure":
-        """What is worth its room in memory, and in a record that is written often."""
+        """A short form, to be kept in memory and in records that are written often."""
         message = self.message if len(self.message) <= _BRIEF else f"{self.message[:_BRIEF]}…"
         return msgspec.structs.replace(self, message=message, traceback="")
 
 
 class AsideRecord(msgspec.Struct, frozen=True):
-    id: str  # from record_id: the same event set aside twice is one record
+    id: str  # from record_id: an event that is set aside twice is one record
     group: str
     partition: Partition
     position: int
@@ -76,12 +115,17 @@ class AsideRecord(msgspec.Struct, frozen=True):
     event: Event
     tries: Tries
     failure: Failure | None
-    wait_s: float | None = None  # from its failure to `due`: however clocks are set, no longer; None: until `due`
+    wait_s: float | None = None  # from the failure to `due`; the wait is never longer, however clocks are set
 
     def moved(self, to: State, due: float | None) -> "AsideRecord":
-        """As it stands when somebody has moved it: what leaves the state dead has its tries counted afresh."""
+        """The record after an operator moved it. Leaving the state dead resets the tries."""
         tries = Tries() if self.state is State.DEAD else self.tries
         return msgspec.structs.replace(self, state=to, due=due, tries=tries, wait_s=None)
+
+    def whole(self) -> "AsideRecord":
+        """The record with every field of its event decoded, fit for an encoder; see Event.whole."""
+        event = self.event.whole()
+        return self if event is self.event else msgspec.structs.replace(self, event=event)
 
 
 def record_id(group: str, log_id: str, partition: Partition, position: int) -> str:
@@ -92,8 +136,14 @@ def record_position(id_: str) -> int:
     return int(id_.rsplit(":", 1)[1])
 
 
+def record_log(id_: str) -> str:
+    """The log that a record's id names; empty: it is no record id."""
+    parts = id_.rsplit(":", 3)
+    return parts[1] if len(parts) == 4 else ""
+
+
 class Progress(msgspec.Struct, frozen=True):
-    """What is done in a partition. Each broker turns it into its own acknowledgement."""
+    """What is done in a partition. Each broker stores it in its own way."""
 
     partition: Partition
     epoch: int
@@ -107,9 +157,14 @@ class Assigned(msgspec.Struct, frozen=True):
     """This process owns the partition from here on, under this epoch.
 
     `epoch` grows with every ownership of this process and is never reset. `fence` grows over the fleet and was
-    stored durably before this message; None where the broker cannot. `log_id` is the incarnation of the log: a
-    recreated topic is another log. `stored` is the last settled progress. `unclean`: the owner before us ended
-    without a drained release, so what was running there may have run.
+    stored durably before this message; None where the broker has none. `log_id` is the incarnation of the log: a
+    recreated topic is another log. `stored` is the last settled progress. `unclean`: the last owner ended without a
+    drained release, so what it was running may have run.
+
+    `shared`, only with ordering="none" where `features.shared`: several members hold the partition at once, and each
+    event goes to one of them. `stored` and `fence` are None, `unclean` is False. The plane loads and draws no records:
+    a waiting record that settle stored comes back as a Delivery when it is due, to any member, with its `tries`. Only
+    `fresh` counts in settle. Positions need not be stable.
     """
 
     partition: Partition
@@ -130,7 +185,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Somebody else moved records of ours to another state, or removed them (`to` None)."""
+    """An operator moved records of ours to another state, or removed them (`to` None)."""
 
     partition: Partition
     epoch: int
@@ -140,9 +195,9 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """Please release these within `deadline_s` seconds from now; Fenced follows if you do not.
+    """Release these within `deadline_s` seconds of receipt, or Fenced follows.
 
-    No Delivery of them follows. Ownership is kept, and settles count, until the release.
+    No Delivery of them follows. They stay ours, and settles count, until the release.
     """
 
     partitions: Sequence[Partition]
@@ -150,7 +205,7 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class Fenced(msgspec.Struct, frozen=True):
-    """These are not ours any more. Settle nothing of them."""
+    """These are no longer ours. Settle nothing of them."""
 
     partitions: Sequence[Partition]
 
@@ -159,7 +214,7 @@ Message = Delivery | Assigned | Reached | Moved | Revoked | Fenced
 
 
 class BrokerLag(msgspec.Struct, frozen=True):
-    """What stands in the log and was not delivered to this subscription. Unknown is None, never 0."""
+    """What is in the log and was not delivered to this subscription. Unknown is None, never 0."""
 
     undelivered: int | None
     oldest_age_s: float | None
@@ -171,22 +226,55 @@ class TopicSpec(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    topics: Sequence[TopicSpec]
+    """What should exist at the broker. `own`: objects of kinds that only this broker has, such as exchanges."""
+
+    topics: Sequence[TopicSpec] = ()
+    own: Sequence[object] = ()
 
 
 class Change(msgspec.Struct, frozen=True):
     """One difference between what is declared and what the broker has."""
 
-    topic: str
+    what: str  # the object's kind and name, such as "topic orders"
     action: Literal["create", "refuse"]
     detail: str
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that an operator should know about the broker, and what to do about it."""
+
+    level: Literal["ok", "warning", "error"]
+    what: str
+    cure: str = ""
+
+
+class MemberInfo(msgspec.Struct, frozen=True):
+    """A live member. `endpoint`: the host:port at which its process serves readings; None: it serves none."""
+
+    name: str
+    endpoint: str | None = None
+
+    @classmethod
+    def parse(cls, member: str) -> "MemberInfo":
+        """From the text that was given to `subscribe`: a name, and its endpoint behind an @."""
+        name, _, endpoint = member.partition("@")
+        return cls(name, endpoint or None)
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How far a group is in one partition. Positions are sparse: `end - watermark` is no count of events."""
+
+    watermark: int
+    end: int | None  # of the log; None: unknown
+    owner: str | None  # the name of a live member
+    fence: int | None  # of the last ownership
 
 
 class GroupInfo(msgspec.Struct, frozen=True):
     group: str
     topic: str
-    members: Sequence[str]  # those alive now
-    watermarks: Mapping[int, int]  # by partition index
+    members: Sequence[MemberInfo]  # those that are alive
+    partitions: Mapping[int, Standing]  # by index
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -203,74 +291,76 @@ class Filter(msgspec.Struct, frozen=True):
 
 class Page(msgspec.Struct, frozen=True):
     records: Sequence[AsideRecord]
-    after: str | None  # hand this back for the next page; None: there is no more
+    after: str | None  # pass it to the next scan; None: there is no more
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many records there are of a kind."""
+    """How many records match."""
 
     records: int
     oldest: float | None  # Unix time: the earliest of their last failures; None: none of them has failed
 
 
 class Aside(Protocol):
-    """Everything of one group that is out of the flow. The owner of a partition writes only through settle."""
+    """All records of one group. The owner of a partition writes only through settle."""
 
     async def load(
         self, partition: Partition, *, after: int | None, limit: int, max_bytes: int, dead: bool = False
     ) -> Sequence[AsideRecord]:
-        """Waiting and held records (and `dead` ones) above position `after`, ascending by position; at least one if
-        there is one. What a former owner wrote after it lost the partition is not among them."""
+        """Waiting and held records (`dead`: dead ones too) above position `after`, ascending by position; at least one
+        if there is one. None that a former owner wrote after it lost the partition, and none of a former log."""
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         """A page in a stable order. Records that come and go meanwhile neither repeat nor hide the others."""
 
     async def count(self, where: Filter) -> Count:
-        """How many match, told without reading them; so `where` names no text."""
+        """How many match, without reading them; so `where` has no text."""
 
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
-        """Compare and set: how many were still in `expect` and moved. The partition's owner hears of it by Moved.
-        What leaves the state dead has its tries counted afresh."""
+        """Compare and set: how many were still in `expect` and moved. The partition's owner gets Moved.
+        Leaving the state dead resets the tries."""
 
     async def remove(self, ids: Sequence[str], *, expect: State) -> int:
-        """Compare and remove. The partition's owner hears of it by Moved."""
+        """Compare and remove. The partition's owner gets Moved."""
 
 
 class Subscription(Protocol):
     """One member of a group. `receive` has one caller and runs beside settle, release and lag.
 
-    Partitions named to release, pause and resume mean the ownership that receive has told of last.
+    Partitions passed to release, pause and resume mean the ownership that receive reported last.
     """
 
     async def receive(self, limit: int, max_bytes: int, wait_s: float) -> Sequence[Message]:
         """What happened, in the order it happened; empty after `wait_s` of silence.
 
-        At most `limit` deliveries, and at most `max_bytes` of them but always one. Positions of a partition
-        ascend within an epoch. Cancelling it loses nothing.
+        At most `limit` deliveries (0: none, but everything else arrives), and at most `max_bytes` of them but always
+        one. Positions of a partition ascend within an epoch. Cancelling it loses nothing.
         """
 
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
     ) -> Sequence[Partition]:
-        """Record what is done. `aside` is durable before, or atomically with, the progress, and that before `gone`.
+        """Store what is done. `aside`: records to store; `gone`: ids of records to remove. `aside` is durable before,
+        or atomically with, the progress, and the progress before `gone`. Idempotent.
 
-        Answers the partitions that were not ours any more: nothing took effect there. Idempotent.
-        AsideError: nothing of this call was done. Any other error: call again with the same.
+        Returns the partitions that are no longer ours: nothing took effect there. AsideError: nothing was done in its
+        `partitions`, its `lost` are no longer ours, all others were settled. Any other error: repeat the same call.
         """
 
     async def release(self, partitions: Sequence[Partition], *, drained: bool) -> None:
-        """Give partitions up. `drained` False, or a close without release: the next owner is told `unclean`.
-
-        Asked by Revoked, or unasked by a member that is about to leave: then they are not given back to it."""
+        """Give partitions up: after Revoked, or unasked by a member that is about to leave, which is then given no
+        partition any more. After `drained` False, or close without release, the next owner is assigned unclean."""
 
     def troubles(self) -> Sequence[str]:
-        """Why some of the group's events are not delivered, for those who watch; empty: nothing keeps them."""
+        """Why some of the group's events are not delivered; empty: nothing stops them. Readiness shows them."""
 
     def sure_until(self) -> float:
-        """The time up to which ownership of everything held is certain. Nobody else is given a partition before."""
+        """Until then ownership of everything held is certain: no other member is given a partition before. In the past
+        while a Fenced message is undelivered. After the process was suspended, only a reply to a request sent since
+        then extends it."""
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
-        """No Delivery of these until resume, but for what a running receive already took. Ownership is kept."""
+        """No Delivery of these until resume, except what a running receive already took. Ownership is kept."""
 
     async def resume(self, partitions: Sequence[Partition]) -> None: ...
 
@@ -278,35 +368,50 @@ class Subscription(Protocol):
         """For every partition held."""
 
     async def close(self) -> None:
-        """Leave the group. Idempotent; a blocked receive returns. Unsettled events come to the next owner."""
+        """Leave the group. Idempotent; a blocked receive returns. Unsettled events go to the next owner."""
 
 
 class Broker(Protocol):
     features: Features
 
-    async def publish(self, events: Sequence[Event]) -> None:
+    async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
         """Returns when every event is durably accepted.
 
         Per key, calls take effect in the order they entered this object. When an event is not accepted, no later
-        event of its key is, in this call and in calls already entered; later calls are tried afresh.
-        PublishError: names what was refused and what is unknown; everything else was accepted.
+        event of its key is, in this call and in calls already entered; later calls are tried normally.
+        PublishError: its `refused` and `unknown` were not, or perhaps not, accepted; everything else was.
+
+        `relay`, where `features.fenced_publish`: RelayFenced, and nothing is accepted, if the broker has seen a higher
+        fence for that shard.
         """
 
     async def subscribe(
         self, topics: Sequence[str], *, group: str, member: str, ordering: Ordering, start: Start
     ) -> Subscription:
-        """Join the group. `start` counts only where the group has no progress; a partition added later always
-        starts at its beginning."""
+        """Join the group. `member`: a name, and optionally its endpoint, as MemberInfo.parse reads it. `start` counts
+        only where the group has no progress; a partition added later always starts at its beginning."""
 
     def aside(self, group: str) -> Aside: ...
 
     async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
-        """What differs from the topology; with `apply`, what can be made so is made so."""
+        """What differs from the topology; with `apply`, what can be made is made. BadSetting: an object of
+        `topology.own` is not of this broker's kinds."""
 
-    async def groups(self, topic: str) -> Sequence[GroupInfo]: ...
+    async def topics(self) -> Sequence[TopicSpec]:
+        """The topics that events can be published to, by name; not what a broker stores for its own use."""
+
+    async def groups(self, topic: str) -> Sequence[GroupInfo]:
+        """Every group that has progress in the topic; none if there is no such topic."""
 
     async def drop_group(self, topic: str, group: str) -> None:
-        """Forget the group's progress and records. Refused with BrokerError while a member is alive."""
+        """Forget the group's progress and records in the topic. BrokerError while a member is alive."""
+
+    async def drop_topic(self, topic: str) -> None:
+        """Delete the topic with its events, and every group's progress and records in it. Harmless if there is no such
+        topic. BrokerError while a member of any group is alive."""
+
+    async def diagnose(self) -> Sequence[Finding]:
+        """What an operator should know: what was looked at and is well, and what is not. It changes nothing."""
 
     async def close(self) -> None:
-        """Idempotent. Subscriptions end; publishes that were entered are finished or refused, never forgotten."""
+        """Idempotent. Subscriptions end; publishes already entered are finished or refused, never forgotten."""

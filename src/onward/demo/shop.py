@@ -12,7 +12,7 @@ import msgspec
 
 from onward import Onward, Retry
 from onward.brokers.base import AsideRecord, Ordering
-from onward.brokers.partition import partition_of
+from onward.brokers.core.partitioner import partition_of
 from onward.demo.effects import Effects, Subject
 from onward.errors import PublishError
 from onward.event import Event

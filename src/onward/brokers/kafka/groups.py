@@ -7,7 +7,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from onward import clock
-from onward.brokers.base import GroupInfo
+from onward.brokers.base import GroupInfo, MemberInfo, Standing
 from onward.brokers.kafka import marks
 from onward.brokers.kafka.client import REQUEST_S, Client, explained
 from onward.brokers.kafka.topics import Catalogue
@@ -42,8 +42,9 @@ class Groups:
         for group in sorted(each.group_id for each in listing.valid):
             progress = self.progress(group, places)
             if progress:
-                watermarks = {place.partition: place.offset for place in progress}
-                found.append(GroupInfo(group, topic, self._members(group, topic), watermarks))
+                standings = {place.partition: Standing(place.offset, None, None, None) for place in progress}
+                members = [MemberInfo.parse(name) for name in self._members(group, topic)]
+                found.append(GroupInfo(group, topic, members, standings))
         return found
 
     def drop(self, topic: str, group: str) -> None:

@@ -8,8 +8,8 @@ import time
 from typing import NamedTuple
 
 from onward.brokers.base import Progress
+from onward.brokers.core.progress_codec import LIMIT_CHARS, Alphabet, Decoded, Encoded, decode, encode
 from onward.event import Partition
-from onward.flow.progress import LIMIT_CHARS, Alphabet, Decoded, Encoded, decode, encode
 
 FORGOTTEN = "onward: forgotten"  # in place of a mark: the group was dropped, and begins anew
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError
 
 from onward import clock
+from onward.brokers.core.partitioner import partition_of
 from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.courier import Courier
 from onward.brokers.kafka.message import headers_of
 from onward.brokers.kafka.parting import parted
 from onward.brokers.kafka.window import BEHIND, LOST, OF_ONE, PURGED, Fate, Key, Outgoing, Window
-from onward.brokers.partition import partition_of
 from onward.errors import Backlogged, Closed, OnwardError, PublishError, TooLarge, Unserialisable
 from onward.event import Event
 from onward.settings import Settings

@@ -84,13 +84,18 @@ class Warden:
                 before = self._letters.standing(topic, entries)
                 answers = self._letters.write(topic, entries)
             except (OnwardError, msgspec.MsgspecError, TypeError, ValueError) as error:
-                raise AsideError(f"records of {topic} could not be set aside: {error}") from error
+                raise AsideError(
+                    f"records of {topic} could not be set aside: {error}", partitions=[r.partition for r in records]
+                ) from error
             failures = [answer for answer in answers if isinstance(answer, str)]
             if failures:
                 stored = [at for at, answer in enumerate(answers) if not isinstance(answer, str)]
                 undo = [entries[at] for at in stored]
                 self._letters.write(topic, self._letters.restored(topic, undo, [before[at] for at in stored]))
-                raise AsideError(f"records of {topic} could not be set aside: {failures[0]}")
+                raise AsideError(
+                    f"records of {topic} could not be set aside: {failures[0]}",
+                    partitions=[r.partition for r in records],
+                )
 
     def remove(self, ids: Sequence[str], holds: Sequence[Hold]) -> None:
         """These are done with. What is not stored now is said again by the caller."""

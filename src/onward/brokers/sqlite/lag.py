@@ -4,7 +4,7 @@ import sqlite3
 import time
 from collections.abc import Mapping
 
-from onward.brokers.base import BrokerLag, GroupInfo
+from onward.brokers.base import BrokerLag, GroupInfo, MemberInfo, Standing
 from onward.brokers.sqlite import leases, log
 from onward.event import Partition
 
@@ -30,7 +30,15 @@ def groups(db: sqlite3.Connection, topic: str, now: float, boot: str) -> list[Gr
     watermarks: dict[str, dict[int, int]] = {}
     for group, index, watermark in db.execute(_WATERMARKS, row):
         watermarks.setdefault(group, {})[index] = watermark
-    return [GroupInfo(group, topic, alive(db, group, row[0], now, boot), marks) for group, marks in watermarks.items()]
+    return [
+        GroupInfo(
+            group,
+            topic,
+            [MemberInfo.parse(name) for name in alive(db, group, row[0], now, boot)],
+            {index: Standing(mark, None, None, None) for index, mark in marks.items()},
+        )
+        for group, marks in watermarks.items()
+    ]
 
 
 def alive(db: sqlite3.Connection, group: str, topic: int, now: float, boot: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from onward.brokers.partition import key_hashes
+from onward.brokers.core.partitioner import key_hashes
 from onward.brokers.sqlite import log
 from onward.brokers.sqlite.backlog import Backlog
 from onward.brokers.sqlite.log import Pack, Tail

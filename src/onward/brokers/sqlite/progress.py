@@ -51,7 +51,10 @@ def settle(db: sqlite3.Connection, settlement: Settlement) -> list[Partition]:
     try:
         aside.store(db, [(record, settlement.claims[record.partition].part) for record in records])
     except (sqlite3.Error, msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise AsideError(f"records of group {settlement.group} could not be set aside: {error}") from error
+        raise AsideError(
+            f"records of group {settlement.group} could not be set aside: {error}",
+            partitions=[each.partition for each in settlement.progress],
+        ) from error
     for progress in settlement.progress:
         part = standing.part(progress.partition)
         if part is not None:

@@ -19,8 +19,8 @@ from onward.brokers.base import (
     Revoked,
     State,
 )
+from onward.brokers.core.progress_codec import LIMIT_CHARS, decode, encode
 from onward.event import Delivery, Event, Partition
-from onward.flow.progress import LIMIT_CHARS, decode, encode
 
 if TYPE_CHECKING:
     from onward.testing.simulator.process import Process

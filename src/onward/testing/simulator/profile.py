@@ -6,8 +6,8 @@ from typing import Literal
 import msgspec
 
 from onward.brokers.base import Ordering
+from onward.brokers.core.progress_codec import LIMIT_CHARS
 from onward.flow.limits import Limits
-from onward.flow.progress import LIMIT_CHARS
 
 FATES = ("ok", "slow", "flaky", "timeout", "poison", "killer")
 

@@ -9,8 +9,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from onward.brokers.base import Progress, Tries
+from onward.brokers.core.progress_codec import Alphabet, Decoded, Encoded, decode, encode
 from onward.event import Partition
-from onward.flow.progress import Alphabet, Decoded, Encoded, decode, encode
 
 Spans = Sequence[tuple[int, int]]
 

@@ -1,0 +1,76 @@
+"""Filters, pages and cursors of an aside. Pure."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from onward.brokers.base import AsideRecord, Filter, State
+from onward.errors import BrokerError
+
+
+class Listed(Protocol):
+    """What an aside knows of a record without reading its event."""
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def failed_at(self) -> float | None: ...
+    @property
+    def size(self) -> int: ...
+
+
+AnyListed = TypeVar("AnyListed", bound=Listed)
+
+
+class Place(NamedTuple):
+    """Where a record stands in a scan: it never changes."""
+
+    topic: str
+    index: int  # type: ignore[assignment]  # as in Partition
+    position: int
+    id: str
+
+    def cursor(self) -> str:
+        return f"{self.topic}:{self.index}:{self.position}:{self.id}"
+
+    @classmethod
+    def parse(cls, cursor: str) -> "Place":
+        try:
+            topic, index, position, id_ = cursor.split(":", 3)
+            return cls(topic, int(index), int(position), id_)
+        except ValueError:
+            raise BrokerError(f"the cursor {cursor!r} does not come from this aside; start without one") from None
+
+
+def matches(row: Listed, where: Filter) -> bool:
+    """Whether the filter matches, as far as the event is not needed: `topic` and `text` are not looked at."""
+    last = row.failed_at
+    return (
+        row.state in where.states
+        and where.key in (None, row.key)
+        and where.error in (None, row.error or "")
+        and (where.since is None or (last is not None and last >= where.since))
+        and (where.until is None or (last is not None and last < where.until))
+    )
+
+
+def mentions(record: AsideRecord, text: str) -> bool:
+    """Whether the text is in the error's message or in the value."""
+    if record.failure is not None and text in record.failure.message:
+        return True
+    return text.encode() in (record.event.value or b"")
+
+
+def fitting(rows: Sequence[AnyListed], limit: int, max_bytes: int) -> list[AnyListed]:
+    """The first rows that fit, but always one."""
+    sizes = itertools.accumulate(row.size for row in rows[:limit])
+    return [row for at, (row, size) in enumerate(zip(rows[:limit], sizes, strict=True)) if not at or size <= max_bytes]
+
+
+def oldest(rows: Iterable[Listed]) -> float | None:
+    """The earliest of their last failures."""
+    return min((row.failed_at for row in rows if row.failed_at is not None), default=None)

@@ -1,0 +1,67 @@
+"""Wakes a waiting receive. Any thread may ring."""
+
+import asyncio
+import contextlib
+import threading
+
+
+class Bell:
+    """A ring is a hint and nothing more. A receiver takes the count before it looks for news, so a ring between the
+    look and the wait is not lost."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._waiters: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = {}
+
+    def listen(self) -> int:
+        """How often it rang until now. Take this before looking, and pass it to `wait`."""
+        return self._count
+
+    async def wait(self, seen: int, timeout_s: float) -> None:
+        """Return when it rang since `seen` was taken, or after the time."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            self._waiters.setdefault(loop, set()).add(waiter)
+        self._attend(loop)
+        timer = loop.call_later(max(0.0, timeout_s), resolve, waiter)
+        try:
+            if self.listen() == seen:
+                await waiter
+        finally:
+            timer.cancel()
+            self._leave(loop, waiter)
+
+    def ring(self) -> None:
+        """Wake everyone who waits in this process."""
+        with self._lock:
+            self._count += 1
+            loops = list(self._waiters)
+        for loop in loops:
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nothing waits there
+                loop.call_soon_threadsafe(self._wake_all, loop)
+
+    def _attend(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The first waiter of this loop has come, or one more."""
+
+    def _depart(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The last waiter of this loop has gone."""
+
+    def _leave(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+        with self._lock:
+            waiting = self._waiters[loop]
+            waiting.discard(waiter)
+            if waiting:
+                return
+            del self._waiters[loop]
+        self._depart(loop)
+
+    def _wake_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        for waiter in tuple(self._waiters.get(loop, ())):
+            resolve(waiter)
+
+
+def resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,190 @@
+"""Ordered publishing: calls queue up in the loop and go out in windows, each answered whole.
+
+One window is sent at a time, so that what fails stops what follows it before that is sent. A broker writes only the
+sending of one window, and answers for each event of it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from onward import clock
+from onward.errors import Backlogged, Closed, OnwardError, PublishError
+from onward.event import Event
+
+T = TypeVar("T")
+
+WINDOW_EVENTS = 10_000
+WINDOW_BYTES = 16 << 20
+_MOST_CAUSES = 5  # in one error
+
+Key = tuple[str, str | None]  # a topic and a key
+
+
+class Outgoing(NamedTuple, Generic[T]):
+    """An event on its way. `packed` is what the broker made of it."""
+
+    event: Event
+    partition: int
+    size: int
+    packed: T
+
+    @property
+    def lane(self) -> Key:
+        return self.event.topic, self.event.key
+
+
+class Refusal(NamedTuple):
+    """Why an event was not accepted. `unknown`: it may have been stored all the same."""
+
+    why: str
+    unknown: bool = False
+
+
+BEHIND = Refusal("refused, because an earlier event of the same key was not accepted; publish both again, in order")
+UNANSWERED = Refusal("the broker gave no answer for it", unknown=True)
+
+
+class Window(Generic[T]):
+    """What is sent at once. `answers` has an entry for each event by its index, None where it was accepted."""
+
+    __slots__ = ("answers", "deadline", "items")
+
+    def __init__(self, items: Sequence[Outgoing[T]] = (), deadline: float = 0.0) -> None:
+        self.items = items
+        self.deadline = deadline  # on the clock of onward.clock.now
+        self.answers: dict[int, Refusal | None] = {}
+
+
+class Courier(Protocol[T]):
+    """Sends windows, one at a time. Within a window it accepts no event of a key behind one that it refused."""
+
+    def take(self, window: Window[T], done: Callable[[Window[T]], object]) -> None:
+        """Send it, and call `done` from any thread when every event has its answer, by its deadline or soon after."""
+
+
+class Call(Generic[T]):
+    """What is left of one publish call."""
+
+    __slots__ = ("deadline", "failed", "future", "items", "size", "unanswered")
+
+    def __init__(self, items: Sequence[Outgoing[T]], deadline: float, future: "asyncio.Future[None]") -> None:
+        self.items: deque[Outgoing[T]] = deque(items)  # not yet in a window
+        self.unanswered = len(items)
+        self.size = sum([item.size for item in items])
+        self.deadline = deadline
+        self.future = future
+        self.failed: list[tuple[Event, Refusal]] = []
+
+
+class Publisher(Generic[T]):
+    def __init__(self, courier: Courier[T], *, label: str, timeout_s: float, max_outgoing_bytes: int) -> None:
+        self._courier = courier
+        self._label = label  # the broker's name, in errors
+        self._timeout_s = timeout_s
+        self._max_outgoing_bytes = max_outgoing_bytes
+        self._calls: deque[Call[T]] = deque()
+        self._queued_bytes = 0
+        self._busy = False
+        self._closed = False
+        self._idle: asyncio.Future[None] | None = None
+
+    def enter(self, items: Sequence[Outgoing[T]]) -> "asyncio.Future[None]":
+        """Done when all are accepted. A caller that cancels leaves them on their way: others may be behind them."""
+        if self._closed:
+            raise Closed("the broker is closed")
+        loop = asyncio.get_running_loop()
+        call = Call(items, clock.now() + self._timeout_s, loop.create_future())
+        if self._queued_bytes and self._queued_bytes + call.size > self._max_outgoing_bytes:
+            raise Backlogged(
+                f"{self._queued_bytes:,} bytes wait to be sent to {self._label}; slow down, or raise "
+                f"max_outgoing_bytes={self._max_outgoing_bytes:,}",
+                refused=[item.event for item in items],
+            )
+        self._calls.append(call)
+        self._queued_bytes += call.size
+        self._send_next(loop)
+        return asyncio.shield(call.future)
+
+    async def close(self) -> None:
+        """Finish what was entered; what cannot be sent in its time is refused."""
+        self._closed = True
+        if self._busy:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+
+    def _send_next(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._busy or not self._calls:
+            return
+        items: list[Outgoing[T]] = []
+        calls: list[Call[T]] = []  # beside the items
+        room, deadline = WINDOW_BYTES, self._calls[0].deadline
+        while self._calls and room > 0 and len(items) < WINDOW_EVENTS:
+            call = self._calls[0]
+            while call.items and room > 0 and len(items) < WINDOW_EVENTS:
+                item = call.items.popleft()
+                room -= item.size
+                items.append(item)
+                calls.append(call)
+            if not call.items:
+                self._calls.popleft()
+                self._queued_bytes -= call.size
+        self._busy = True
+        self._courier.take(
+            Window(items, deadline), lambda done: loop.call_soon_threadsafe(self._answered, done, calls, loop)
+        )
+
+    def _answered(self, window: Window[T], calls: Sequence[Call[T]], loop: asyncio.AbstractEventLoop) -> None:
+        self._busy = False
+        failed: set[Key] = set()
+        for at, (item, call) in enumerate(zip(window.items, calls, strict=True)):
+            refusal = window.answers.get(at, UNANSWERED)
+            call.unanswered -= 1
+            if refusal is not None:
+                call.failed.append((item.event, refusal))
+                failed.add(item.lane)
+        if failed:
+            self._stop_behind({lane for lane in failed if lane[1] is not None})
+        for call in dict.fromkeys(calls):
+            self._answer(call)
+        self._send_next(loop)
+        if not self._busy and self._idle is not None:
+            self._idle.set_result(None)
+
+    def _stop_behind(self, failed: set[Key]) -> None:
+        """No event of a key that failed goes out, of the calls that have been entered."""
+        for call in tuple(self._calls):
+            kept: deque[Outgoing[T]] = deque()
+            for item in call.items:
+                if item.lane in failed:
+                    call.failed.append((item.event, BEHIND))
+                    call.unanswered -= 1
+                else:
+                    kept.append(item)
+            call.items = kept
+            if not kept:
+                self._calls.remove(call)
+                self._queued_bytes -= call.size
+                self._answer(call)
+
+    def _answer(self, call: Call[T]) -> None:
+        if call.unanswered or call.future.done():
+            return
+        if not call.failed:
+            call.future.set_result(None)
+            return
+        call.future.set_exception(combined(self._label, call.failed))
+        call.future.exception()  # a caller that was cancelled does not look
+
+
+def combined(label: str, failed: Iterable[tuple[Event, Refusal]]) -> OnwardError:
+    """One error for a call, with every cause once."""
+    failed = list(failed)
+    causes = list(dict.fromkeys(refusal.why for _, refusal in failed))
+    more = [f"and {len(causes) - _MOST_CAUSES} more causes"] if len(causes) > _MOST_CAUSES else []
+    return PublishError(
+        f"{label}: {len(failed)} events were not accepted: {', '.join([*causes[:_MOST_CAUSES], *more])}",
+        refused=[event for event, refusal in failed if not refusal.unknown],
+        unknown=[event for event, refusal in failed if refusal.unknown],
+    )

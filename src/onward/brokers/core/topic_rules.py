@@ -1,0 +1,75 @@
+"""Partition counts: which ones a process insists on, and what is refused. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from onward.brokers.base import Change, TopicSpec, Topology
+from onward.errors import BadSetting, BrokerError, PartitionsDiffer
+from onward.settings import Settings, check_name
+
+DEFAULT_PARTITIONS = 8
+
+
+class TopicRules:
+    """Of one process: the counts that it declared or was set to, and what follows from them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._declared: dict[str, int] = {}
+
+    def insisted(self, name: str) -> int | None:
+        """The count that this process must find; None: whatever is stored will do."""
+        return self._declared.get(name, self._settings.partitions)
+
+    def for_new(self, name: str) -> int:
+        """The count of a topic that is created on first use. BrokerError: it must not be."""
+        check_name("topic", name)
+        if not self._settings.auto_declare:
+            raise BrokerError(
+                f"topic {name} does not exist and auto_declare is off; declare it first, or turn auto_declare on"
+            )
+        return self.insisted(name) or DEFAULT_PARTITIONS
+
+    def check(self, name: str, stored: int, known: int | None) -> None:
+        """PartitionsDiffer: the stored count is not what this process insists on or has known before (`known`), so
+        that keys would change their partitions."""
+        wanted = self.insisted(name) or known or stored
+        grown = stored > wanted and self._settings.on_partition_growth == "accept"
+        if stored != wanted and not grown:
+            raise PartitionsDiffer(_differs(name, stored, wanted))
+
+    def plan(
+        self, topology: Topology, count: Callable[[str], int | None], create: Callable[[TopicSpec], object] | None
+    ) -> list[Change]:
+        """What differs. `count`: a topic's stored count, None where there is none. `create`: makes a topic; None: this
+        is only a plan."""
+        changes = []
+        for spec in _topics(topology):
+            stored = count(spec.name)
+            if stored is None:
+                detail = f"create topic {spec.name} with {spec.partitions} partitions"
+                changes.append(Change(f"topic {spec.name}", "create", detail))
+                if create is None:
+                    continue
+                create(spec)
+            elif stored != spec.partitions:
+                changes.append(Change(f"topic {spec.name}", "refuse", _differs(spec.name, stored, spec.partitions)))
+                continue
+            self._declared[spec.name] = spec.partitions
+        return changes
+
+
+def _topics(topology: Topology) -> Sequence[TopicSpec]:
+    for own in topology.own:
+        raise BadSetting(f"{own!r}: this broker has topics only; declare it with a broker that has such objects")
+    for spec in topology.topics:
+        check_name("topic", spec.name)
+        if spec.partitions < 1:
+            raise BadSetting(f"topic {spec.name}: {spec.partitions} partitions; use at least 1")
+    return topology.topics
+
+
+def _differs(name: str, stored: int, wanted: int) -> str:
+    return (
+        f"topic {name} has {stored} partitions, this process expects {wanted}; keys would change their partitions and "
+        f"lose their order. Set partitions={stored} here, or use a new topic"
+    )
