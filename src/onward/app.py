@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from onward import context
 from onward import settings as settings_
-from onward.brokers import open_broker
+from onward.brokers import completed, open_broker
 from onward.brokers.base import Broker, Ordering, Start
 from onward.door import SyncDoor, refuse_loop_thread, wait_for
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
@@ -45,7 +45,7 @@ class Onward:
     """
 
     def __init__(self, url: str | None = None, *, retry: Retry | None = None, **settings: Any) -> None:
-        self.settings = settings_.load(url, **settings)
+        self.settings = completed(settings_.load(url, **settings))
         if not isinstance(retry, Retry | None):
             raise BadSetting(f"retry={retry!r}: use Retry(attempts=...)")
         self.retry = Retry() if retry is None else retry  # of handlers that have none of their own

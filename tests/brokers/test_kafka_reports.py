@@ -83,8 +83,8 @@ def test_other_lines_keep_their_level_and_small_talk_is_for_those_who_debug(line
 
 
 def test_no_secret_comes_to_the_log_or_into_an_error(lines: pytest.LogCaptureFixture) -> None:
-    url = "kafka://ann:pa%40ss@one:9093?sasl.oauthbearer.client.secret=hidden-1"
-    loaded = settings.load(url, **{"ssl.key.password": "hidden-2", "security.protocol": "SASL_SSL"})
+    url = "kafka://ann:pa%40ss@one:9093?client.sasl.oauthbearer.client.secret=hidden-1"
+    loaded = settings.load(url, client={"ssl.key.password": "hidden-2", "security.protocol": "SASL_SSL"})
     voice = Client(loaded.url, loaded)._reports
     voice.log(logging.WARNING, "", "SASL", "client-1", "tried pa@ss, hidden-1 and hidden-2 of ann")
     assert said(lines) == ["client-1: SASL: tried ***, *** and *** of ann"]

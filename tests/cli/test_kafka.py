@@ -132,15 +132,16 @@ def test_a_topic_that_may_not_be_made_is_named(kafka_server: KafkaServer, shop: 
 
 
 def test_a_misspelt_setting_of_the_client_is_named(shop: Shell) -> None:
-    code, err = said_at_start(shop, "kafka://127.0.0.1:1?lingre.ms=5", "")
+    code, err = said_at_start(shop, "kafka://127.0.0.1:1?client.lingre.ms=5", "")
     assert code == 2
     assert 'No such configuration property: "lingre.ms"' in err
 
 
 @pytest.mark.slow
 def test_a_wrong_password_is_named_at_once_and_not_printed(secured: SecureKafka, shop: Shell) -> None:
-    how = f"security.protocol=SASL_SSL&sasl.mechanism=PLAIN&ssl.ca.location={secured.authority}"
-    url = secured.secure.replace("//", "//ann:wr0ng-pass@") + "?" + how
+    how = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "ssl.ca.location": secured.authority}
+    query = "&".join(f"client.{name}={value}" for name, value in how.items())
+    url = f"{secured.secure.replace('//', '//ann:wr0ng-pass@')}?{query}"
     for command in ("publish orders 1", "tail orders", "dead list --group billing"):
         done = shop.run(*command.split(), "--url", url)
         assert done.returncode == 3, done.stderr

@@ -204,7 +204,7 @@ class RecordScenarios:
 
     @scenario()
     async def test_what_is_set_aside_survives_the_end_of_its_events_in_the_log(self, kit: Kit) -> None:
-        owner = await Owner.of(kit, 3, retention_s=0.0, retention_bytes=1)
+        owner = await Owner.of(kit, 3, retention_s=0.0)
         await owner.set_aside([owner.record(n) for n in range(3)], 3)
         await owner.broker.publish(kit.events(5))
         await owner.member.take(8)

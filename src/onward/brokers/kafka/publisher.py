@@ -84,9 +84,9 @@ class Publisher:
             raise Closed("the broker is closed")
         loop = asyncio.get_running_loop()
         parcel = Parcel(items, clock.now() + self._settings.publish_timeout_s, loop.create_future())
-        if self._queued_bytes and self._queued_bytes + parcel.size > self._settings.max_backlog_bytes:
+        if self._queued_bytes and self._queued_bytes + parcel.size > self._settings.max_outgoing_bytes:
             raise Backlogged(
-                f"{self._queued_bytes} bytes wait to be published; slow down, or raise max_backlog_bytes",
+                f"{self._queued_bytes} bytes wait to be published; slow down, or raise max_outgoing_bytes",
                 refused=[item.event for item in items],
             )
         self._parcels.append(parcel)

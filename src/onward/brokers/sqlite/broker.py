@@ -51,7 +51,7 @@ class SqliteBroker:
         self.features = Features(
             stable_positions=True,
             fence=True,
-            durability=settings.durability,
+            durability=settings.durability or "fsync",
             aside=True,
             starts=frozenset({"earliest", "latest", "time"}),
         )

@@ -38,7 +38,7 @@ class Store:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
         self._patience_s = settings.publish_timeout_s
-        self._synchronous = "FULL" if settings.durability == "fsync" else "NORMAL"
+        self._synchronous = "NORMAL" if settings.durability == "window" else "FULL"
 
     def prepare(self, gate: Gate) -> None:
         """Make the tables where they are missing, and bring older ones up to date."""
