@@ -62,7 +62,7 @@ def completed(settings: Settings) -> Settings:
     """The settings with their scheme's defaults. BadSetting: one was given that the scheme does not take."""
     if settings.sources is None:
         return settings
-    scheme = scheme_of(settings)
+    scheme = scheme_of(settings.url)
     for name, source in settings.sources.items():
         if name in _SPECIAL - scheme.takes:
             raise BadSetting(_not_taken(f"{name}={getattr(settings, name)!r} from {source}", name, scheme))
@@ -75,15 +75,15 @@ def _not_taken(given: str, name: str, scheme: Scheme) -> str:
     return f"{given}: {scheme.label} does not take it; remove it there (it is for {' and '.join(others)})"
 
 
-def scheme_of(settings: Settings) -> Scheme:
+def scheme_of(url: str) -> Scheme:
     """What is known of the URL's scheme. One of another package takes every setting."""
-    name = urlsplit(settings.url).scheme
+    name = urlsplit(url).scheme
     return SCHEMES.get(name) or Scheme("", name, takes=_SPECIAL, least_lease_s=Scheme("", "").lease_s)
 
 
 def label(settings: Settings) -> str:
     """The broker's name, for people."""
-    return scheme_of(settings).label
+    return scheme_of(settings.url).label
 
 
 def absent(settings: Settings) -> str:

@@ -194,7 +194,7 @@ def export(
     try:
         say(f"{_with(app, url, work):,} letters")
     except BrokenPipeError:
-        # Nobody reads any more. Python flushes stdout once again at its end, which must not fail.
+        # The reader of our output is gone. Python flushes stdout again at its end, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -229,24 +229,13 @@ def send(
 
 
 def _with(app: str | None, url: str | None, work: Callable[["Onward"], Awaitable[T]]) -> T:
-    system = find.system(app, url)
-    _check_file(system.settings.url)
+    system = find.existing(app, url)
 
     async def run() -> T:
         async with system:
             return await work(system)
 
     return asyncio.run(run())
-
-
-def _check_file(url: str) -> None:
-    """Opening a database would create it, and nobody has died in a new one."""
-    if url.startswith("sqlite:"):
-        from onward.brokers.sqlite.store import locate
-
-        path = locate(url)
-        if not path.exists():
-            raise Misuse(f"{path.absolute()} does not exist: nothing was ever published there; is the URL right?")
 
 
 async def _confirm(system: "Onward", where: "Where", limit: int | None) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from onward import brokers
 from onward import settings as settings_
 from onward.app import Onward
 from onward.cli.say import Misuse, say
@@ -34,6 +35,14 @@ def system(app: str | None, url: str | None) -> Onward:
     return found
 
 
+def existing(app: str | None, url: str | None) -> Onward:
+    """The same, for a command that must not create what it looks at."""
+    found = system(app, url)
+    if why := brokers.absent(found.settings):
+        raise Misuse(f"{why}: nothing was ever published there; is the URL right?")
+    return found
+
+
 def application() -> str:
     """The application that the environment or onward.toml names, for a command that was given none."""
     known = settings_.load().app
@@ -51,7 +60,7 @@ class Choice(NamedTuple):
 
 
 def choose(app: str | None, url: str | None, environment: Mapping[str, str]) -> Choice:
-    """The first that speaks: an option, ONWARD_APP, ONWARD_URL, onward.toml, the default."""
+    """The first that is given: an option, ONWARD_APP, ONWARD_URL, onward.toml, the default."""
     if app is not None and url is not None:
         raise Misuse("--app and --url both name a system; give one of them")
     if app is not None:

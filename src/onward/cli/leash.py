@@ -20,7 +20,7 @@ class Hello(msgspec.Struct, frozen=True):
     """What a child tells when it has loaded its application."""
 
     drain_timeout_s: float
-    database: str | None = None  # the SQLite file whose lock it may hold
+    url: str | None = None  # of its broker, whose lock it may hold
 
 
 class Leash:

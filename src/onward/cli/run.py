@@ -82,7 +82,7 @@ def run(
 async def _run_supervised(app: "Onward", held: leash.Leash, place: tuple[str, int] | None) -> None:
     """Say hello only when the broker is open: what cannot be opened is said once, and not by every worker."""
     async with app:
-        held.greet(leash.Hello(app.settings.drain_timeout_s, _database(app)))
+        held.greet(leash.Hello(app.settings.drain_timeout_s, app.settings.url))
         await _run(app, place, held.number)
 
 
@@ -135,11 +135,3 @@ def _child_command(application: str, log_level: Level, debug: bool, metrics: str
 
 def _log_to_stderr(level: Level, who: str = "") -> None:
     logging.basicConfig(level=level.upper(), format=f"%(asctime)s %(levelname)-7s {who}%(message)s")
-
-
-def _database(app: "Onward") -> str | None:
-    if not app.settings.url.startswith("sqlite:"):
-        return None
-    from onward.brokers.sqlite.store import locate
-
-    return str(locate(app.settings.url).absolute())

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from onward import clock
+from onward import brokers, clock
 from onward.cli import policy
 from onward.cli.leash import MARKER, Hello
 from onward.cli.watch import Watch
+from onward.settings import Settings, redacted
 
 log = logging.getLogger("onward")
 
@@ -122,7 +123,7 @@ class Supervisor:
         self._start_limit = start_limit
         self._proven = False  # a child has started well with the code as it is
         self._worked = False  # one has also lived for a while
-        self._database: str | None = None
+        self._url: str | None = None  # of the children's broker
         self._next_look = 0.0
         self._asked_at = 0.0
 
@@ -209,7 +210,7 @@ class Supervisor:
         if child.hello is not None and child.kill_at is None:
             self._proven = True
             self._worked |= slot.works(now)
-            self._database = child.hello.database
+            self._url = child.hello.url
         end = child.ended(now)
         if end is None:
             return
@@ -266,23 +267,21 @@ class Supervisor:
 
     def _look_at_lock(self, now: float) -> None:
         """A child that stopped while it wrote holds up everybody; its death releases the lock."""
-        holder = None if self._database is None else _lock_holder(self._database)
+        holder = None if self._url is None else _lock_holder(self._url)
         if holder is None or not self._stall.look(holder, now):
             return
         for slot in self.slots:
             if slot.child is not None and slot.child.pid == holder.pid:
                 held_s = now - holder.since
-                log.error("%s has held the lock of %s for %.1f s: killed", slot, self._database, held_s)
+                log.error("%s has held the lock of %s for %.1f s: killed", slot, redacted(self._url or ""), held_s)
                 slot.child.process.kill()
 
 
-def _lock_holder(database: str) -> policy.Held | None:
-    from onward.brokers.sqlite import lock_holder
-
+def _lock_holder(url: str) -> policy.Held | None:
     try:
-        return lock_holder(database)
+        return brokers.holder(Settings(url=url))
     except OSError as error:  # not ours to repair, and no reason to end the children
-        log.warning("the lock of %s cannot be read: %s", database, error)
+        log.warning("the lock of %s cannot be read: %s", redacted(url), error)
         return None
 
 

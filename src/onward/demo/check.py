@@ -8,11 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
-from onward import Onward
+from onward import Onward, brokers
 from onward.demo import effects
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Effect, Judge
@@ -47,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """Whoever watches the run: a terminal, a log, nobody."""
+    """Shows how the run goes: on a terminal, in a log, or (as here) not at all."""
 
     def say(self, text: str) -> None: ...
 
@@ -73,7 +72,7 @@ class Check:
         effects.create(self._folder)
         async with open_app(self._folder) as app:
             durability = app.broker.features.durability
-            where = urlsplit(app.settings.url).scheme.replace("sqlite", "SQLite")
+            where = brokers.label(app.settings)
             await reach(app.broker, self._folder)
             keys = min(KEYS, self._events)
             self._reader.say(
@@ -88,7 +87,7 @@ class Check:
         return Verdict(balance, "; ".join(reasons), durability, self._killed_pid, time.monotonic() - started)
 
     async def _flow(self, app: Onward, shop: Shop) -> str:
-        """Orders in, workers at it, one killed; ends with everybody stopped. Answers why it gave up, if it did."""
+        """Place the orders, run the workers, kill one, stop all of them. Returns why it gave up, if it did."""
         fleet = Fleet(self._folder, self._workers, self._work, self._hear)
         placing = asyncio.create_task(shop.place(customers(self._events)))
         try:
@@ -135,7 +134,7 @@ class Check:
 
 
 def judged(folder: Path, dead: Iterable[int]) -> tuple[Balance, list[str]]:
-    """The verdict of a judge who was not there, and what speaks against the path."""
+    """The verdict of a judge that saw only the results, and what it found wrong."""
     with contextlib.closing(Judge(folder)) as judge:
         judge.read()
         judge.bury(dead)

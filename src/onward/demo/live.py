@@ -18,7 +18,7 @@ from onward.demo.check import KEYS
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Judge, News
 from onward.demo.page import Page, Server
-from onward.demo.shop import ATTEMPTS, LEASE_S, PARTITIONS, Shop, Work, dead_letters, group_of, lane_of, open_app
+from onward.demo.shop import ATTEMPTS, PARTITIONS, Shop, Work, dead_letters, group_of, lane_of, open_app
 from onward.demo.sweep import reach
 from onward.demo.view import TICK_S, Lanes, View
 from onward.errors import BrokerError
@@ -73,7 +73,12 @@ class Live:
 
     def __init__(self, folder: Path, app: Onward, shop: Shop, *, workers: int, burst: int) -> None:
         # `run` tells an open page that another demo has taken this one's place.
-        facts = {"run": f"{os.getpid()}-{time.time():.0f}", "burst": burst, "attempts": ATTEMPTS, "lease_s": LEASE_S}
+        facts = {
+            "run": f"{os.getpid()}-{time.time():.0f}",
+            "burst": burst,
+            "attempts": ATTEMPTS,
+            "lease_s": app.settings.lease_s,
+        }
         self._view = View(Lanes(PARTITIONS, lane_of), facts)
         self._folder = folder
         self._fleet = Fleet(folder, workers, LIVE, self._view.log.add)
@@ -178,7 +183,7 @@ class Live:
         if slot not in map(str, alive):
             return HTTPStatus.CONFLICT, "nobody is alive there"
         pid = self._fleet.kill(int(slot))
-        text = f"worker {slot} (pid {pid}) killed with SIGKILL; its lease passes in {LEASE_S:.0f} s"
+        text = f"worker {slot} (pid {pid}) killed with SIGKILL; its lease passes in {self._app.settings.lease_s:.0f} s"
         self._view.log.add("bad", text)
         return HTTPStatus.ACCEPTED, text
 
