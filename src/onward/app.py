@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from onward import context
 from onward import settings as settings_
 from onward.brokers import completed, open_broker
-from onward.brokers.base import Broker, Ordering, Start
+from onward.brokers.base import Broker, Ordering, Start, TopicSpec, Topology
 from onward.door import SyncDoor, refuse_loop_thread, wait_for
-from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
+from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PartitionsDiffer, TooLarge
 from onward.event import Event, new_id, new_ids
 from onward.failure.expiry import EXPIRES, stamp
 from onward.failure.retry import Retry
@@ -50,6 +50,7 @@ class Onward:
             raise BadSetting(f"retry={retry!r}: use Retry(attempts=...)")
         self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
         self.handlers: list[Handler] = []
+        self.declared = Topology()  # by `topology`
         self._hooks: list[Hook] = []
         self._broker: Broker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,6 +136,16 @@ class Onward:
                     "they would share its events; give one of them another group"
                 )
 
+    def topology(self, *objects: object) -> None:
+        """Declare topics, as TopicSpec("orders", 24), and objects of kinds that only this broker has.
+
+        What does not exist is created when the application opens, unless `auto_declare` is off, or by
+        `onward topology apply`. PartitionsDiffer when it opens: a topic has another partition count.
+        """
+        topics = [each for each in objects if isinstance(each, TopicSpec)]
+        own = [each for each in objects if not isinstance(each, TopicSpec)]
+        self.declared = Topology([*self.declared.topics, *topics], [*self.declared.own, *own])
+
     # -- publishing ---------------------------------------------------------------------------------------------
 
     @property
@@ -196,7 +207,7 @@ class Onward:
     def _sync_door(self) -> "SyncDoor":
         with self._opening:  # several threads may come first
             if self._door is None:
-                self._door = SyncDoor(self.settings)
+                self._door = SyncDoor(self.settings, self._open)
             return self._door
 
     def _close_in_child(self) -> None:
@@ -278,9 +289,21 @@ class Onward:
     async def __aenter__(self) -> Self:
         if self._broker is not None:
             raise ConfigError("the application is already open")
-        self._broker = await open_broker(self.settings)
+        self._broker = await self._open()
         self._loop = asyncio.get_running_loop()
         return self
+
+    async def _open(self) -> Broker:
+        broker = await open_broker(self.settings)
+        try:
+            if self.declared != Topology():
+                changes = await broker.declare(self.declared, apply=self.settings.auto_declare)
+                if refused := [change.detail for change in changes if change.action == "refuse"]:
+                    raise PartitionsDiffer("; ".join(refused))
+        except BaseException:
+            await broker.close()
+            raise
+        return broker
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

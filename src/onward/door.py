@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from onward.brokers import open_broker
+from onward.brokers.base import Broker
 from onward.errors import ConfigError, PublishError
 from onward.event import Event
 from onward.settings import Settings
@@ -28,14 +28,14 @@ class SyncDoor:
     It ends with the process: what publish has returned for is durable, so there is nothing left to finish.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, opening: Callable[[], Coroutine[Any, Any, Broker]]) -> None:
         refuse_loop_thread()
         self._settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="onward-sync", daemon=True)
         self._thread.start()
         try:
-            self._broker = wait_for(open_broker(settings), self._loop, settings)
+            self._broker = wait_for(opening(), self._loop, settings)
         except BaseException:
             self._stop()
             raise

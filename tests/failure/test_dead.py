@@ -74,8 +74,14 @@ def test_where_to_look_and_for_what(tmp_path: Path) -> None:
         assert await count(ids=[events[0].id, "nobody"]) == 2
         stranger = DeadLetters(app.broker, ())
         assert await stranger.count(topic="orders") == 10
-        with pytest.raises(ConfigError, match="Name a topic or a group"):
-            await stranger.count()
+        assert await stranger.count() == 11
+        assert await stranger.count(text="no c-1") == 4
+        assert len((await stranger.list()).letters) == 11
+        assert (await stranger.show(events[1].id, topic="orders", group="billing")).event == events[1]
+        for change in (stranger.replay(), stranger.drop(), stranger.drop(dry_run=True), stranger.send("copies")):
+            with pytest.raises(ConfigError, match="name a topic or a group"):
+                await change
+        assert (await stranger.drop(ids=[events[1].id])).dropped == 2
         with pytest.raises(BrokerError, match="cursor"):
             await app.dead.list(after="billing:nonsense")
         with pytest.raises(BadSetting, match="no cursor"):

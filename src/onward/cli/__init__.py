@@ -5,6 +5,9 @@ run.py        `onward run`, by the way of supervisor.py when there are several p
 publish.py    `onward publish`
 tail.py       `onward tail`: follow.py reads, show.py makes lines of events
 dead.py       `onward dead`: its options in dead_choice.py, tables in dead_show.py, the bar in dead_replay.py
+groups.py     `onward groups`
+topology.py   `onward topology`
+doctor.py     `onward doctor`
 demo.py       `onward demo`
 find.py       which system a command talks to; say.py: how it talks to the person; policy.py: exit codes
 """
@@ -27,6 +30,9 @@ COMMANDS = {
     "publish": "Publish one event.",
     "tail": "Show a topic's events as they come.",
     "dead": "Look at events that were given up, run them again or drop them.",
+    "groups": "Look at the groups that read a topic, or drop one.",
+    "topology": "Compare what an application declares with the broker, or create it.",
+    "doctor": "Look at the broker and say what is wrong.",
     "demo": "See the whole path on one SQLite file, with workers to kill.",
 }
 

@@ -17,6 +17,7 @@ import typer
 from onward import brokers
 from onward import settings as settings_
 from onward.app import Onward
+from onward.brokers.base import Topology
 from onward.cli.say import Misuse, say
 from onward.errors import OnwardError
 
@@ -35,19 +36,27 @@ def system(app: str | None, url: str | None) -> Onward:
     return found
 
 
-def existing(app: str | None, url: str | None) -> Onward:
-    """The same, for a command that must not create what it looks at."""
+def observed(app: str | None, url: str | None) -> Onward:
+    """The system, for a command that only looks: opening the application does not create what it declares."""
     found = system(app, url)
+    found.declared = Topology()
+    return found
+
+
+def existing(app: str | None, url: str | None) -> Onward:
+    """The system, for a command that must not create what it looks at."""
+    found = observed(app, url)
     if why := brokers.absent(found.settings):
         raise Misuse(f"{why}: nothing was ever published there; is the URL right?")
     return found
 
 
-def application() -> str:
-    """The application that the environment or onward.toml names, for a command that was given none."""
+def application(written: str) -> str:
+    """The application that the environment or onward.toml names, for a command that was given none. `written`: how the
+    command would be given one."""
     known = settings_.load().app
     if not known:
-        raise Misuse("no application is named: write `onward run shop:app`, or set ONWARD_APP, or app in onward.toml")
+        raise Misuse(f"no application is named: write {written}, or set ONWARD_APP, or app in onward.toml")
     source = "ONWARD_APP" if os.environ.get("ONWARD_APP") else "onward.toml"
     say(f"using {known} ({source})")
     return known

@@ -60,7 +60,7 @@ def run(
       onward run shop:app --reload
       onward run shop:app --metrics 9464
     """
-    application = application or find.application()
+    application = application or find.application("`onward run shop:app`")
     place = None if metrics is None else _place(metrics)
     held = leash.take()
     if held is None and (workers > 1 or reload):

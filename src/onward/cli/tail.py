@@ -70,7 +70,7 @@ def tail(
     place = Place(topic, _ONCE + uuid4().hex if group is None else _KEPT + group, _start(start))
     screen = Screen(json=json, key=key, limit=limit)
     try:
-        asyncio.run(_tail(find.system(app, url), place, screen))
+        asyncio.run(_tail(find.observed(app, url), place, screen))
     except BrokenPipeError:
         # The reader of our output is gone. Python flushes stdout again at its end, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
