@@ -18,7 +18,7 @@ from onward import clock
 from onward.brokers.base import PASSING, Assigned, Broker, Progress, Reached, Subscription, TopicSpec, Topology
 from onward.brokers.sqlite import lock_holder, open_broker
 from onward.brokers.sqlite.backlog import Backlog
-from onward.brokers.sqlite.membership import Lease, Seat, quotas, wish
+from onward.brokers.sqlite.leases import Lease
 from onward.brokers.sqlite.mounts import network_type
 from onward.brokers.sqlite.retention import Retention
 from onward.brokers.sqlite.store import Store
@@ -662,32 +662,6 @@ def test_a_lease_counts_only_in_its_time_and_boot() -> None:
     assert not Lease(until=5_000.0, ttl=10.0, boot="").counts(100.0, ""), "from before a reboot, where boots have no id"
     now = clock.now()
     assert all(Lease(now + ttl, ttl, "a").counts(now, "a") for ttl in (0.1, 1 / 3, 10.0)), "whatever the rounding"
-
-
-@pytest.mark.parametrize("partitions", [1, 3, 8, 64])
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_quotas_are_fair_and_stable(partitions: int, count: int) -> None:
-    members = [f"m{n}" for n in range(count)]
-    first = quotas("orders", partitions, members, {})
-    assert sum(first.values()) == partitions
-    assert max(first.values()) - min(first.values()) <= 1
-    assert quotas("orders", partitions, members, first) == first, "what is right does not move"
-    more = quotas("orders", partitions, [*members, "new"], first)
-    moved = sum(max(0, first[member] - more[member]) for member in members)
-    assert moved == more["new"], "a join moves what the new member gets, and no more"
-
-
-def test_small_topics_do_not_all_go_to_one_member() -> None:
-    members = ["a", "b", "c"]
-    owners = {max(quotas(f"topic-{n}", 1, members, {}).items(), key=lambda item: item[1])[0] for n in range(20)}
-    assert owners == set(members)
-
-
-def test_wishes_add_up() -> None:
-    seats = [Seat(n, n, "a" if n < 6 else None, 1, True) for n in range(8)]
-    assert wish("orders", "b", seats, ["a", "b"], 0).claim == seats[6:]
-    assert wish("orders", "a", seats, ["a", "b"], 0).surplus == 2
-    assert wish("orders", "a", seats, ["a", "b"], 2).surplus == 0, "two are on their way already"
 
 
 def test_an_unannounced_partition_goes_back_as_it_came(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The process that holds a store's lock. Two equal answers some time apart mean that it does not move."""
+    """The process that holds a store's lock. Two equal answers some time apart mean that it is stuck."""
 
     pid: int
     since: float  # on the clock of onward.clock.now

@@ -12,7 +12,7 @@ from onward.brokers.sqlite.gate import Gate
 from onward.errors import BadSetting, BadStore, BrokerError
 from onward.settings import Settings
 
-_SCRIPTS = ("schema.sql", "schema_2.sql", "schema_3.sql")  # from each version of the tables to the next
+_SCRIPTS = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql")  # from each version of the tables to the next
 SCHEMA_VERSION = len(_SCRIPTS)
 _SQLITE_NEEDED = (3, 35, 0)  # RETURNING
 _BUSY_MS = 1_000
