@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from onward.app import Onward
 from onward.brokers import SCHEMES
 from onward.errors import BadSetting, MissingExtra, UnknownScheme
 from onward.settings import Settings
+from tests.examples import ROOT
 
 ELSEWHERE = """
 async def open_broker(url, settings): return (url, settings.lease_s)
 
 def open_at_once(url, settings): return (url, settings.retention_bytes)
 
-def absent(settings): return "nobody is there"
+def absent(settings): return "no server"
 """
 
 
@@ -56,7 +58,7 @@ class TestAnotherPackage:
         assert opened("once://host/x?retention_bytes=5&durability=window&client.a=b") == ("once://host/x", 5)
 
     def test_may_say_that_there_is_nothing_to_open(self) -> None:
-        assert brokers.absent(settings.load("later://host")) == "nobody is there"
+        assert brokers.absent(settings.load("later://host")) == "no server"
         assert brokers.holder(settings.load("later://host")) is None
         assert brokers.label(settings.load("later://host")) == "later"
 
@@ -65,7 +67,7 @@ class TestAnotherPackage:
             with pytest.raises(MissingExtra, match="no_such_module"):
                 ask(settings.load("broken://host"))
             with pytest.raises(UnknownScheme, match="later://"):
-                ask(settings.load("nobody://host"))
+                ask(settings.load("unknown://host"))
 
 
 class TestSettings:
@@ -132,3 +134,13 @@ class TestWhatIsThere:
     def test_brokers_have_names_for_people(self) -> None:
         assert brokers.label(settings.load("sqlite:///a.db")) == "SQLite"
         assert brokers.label(settings.load("kafka://host")) == "Kafka"
+
+
+def test_the_docs_say_which_settings_each_broker_takes() -> None:
+    text = (ROOT / "docs/start.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"<!-- settings -->\n(.*?)<!-- /settings -->", text, re.DOTALL)
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert head[2:] == [scheme.label for scheme in SCHEMES.values()]
+    written = {row[0].strip("`"): row[2:] for row in rows}
+    names = sorted(set().union(*[scheme.takes for scheme in SCHEMES.values()]))
+    assert written == {name: ["yes" if name in scheme.takes else "no" for scheme in SCHEMES.values()] for name in names}

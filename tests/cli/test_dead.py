@@ -85,7 +85,7 @@ def test_pages_follow_the_cursor(shell: Shell) -> None:
     assert sorted(found) == sorted(ids)
 
 
-def test_show_tells_the_whole_story(shell: Shell) -> None:
+def test_show_prints_the_whole_letter(shell: Shell) -> None:
     ids = bury(shell.folder, 2)
     text = dead(shell, "show", ids[1])
     assert "GiveUp: no stock for 1" in text
@@ -154,7 +154,7 @@ def test_drop_asks_and_export_and_send_leave_the_letters(shell: Shell) -> None:
         (["lst"], "No such command"),
     ],
 )
-def test_misuse_is_told_with_its_cure(shell: Shell, arguments: list[str], said: str) -> None:
+def test_misuse_is_named_with_its_cure(shell: Shell, arguments: list[str], said: str) -> None:
     done = shell.run("dead", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
@@ -185,7 +185,7 @@ def test_a_system_without_groups_has_no_dead_letters(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("command", ["replay", "drop"])
-def test_an_id_that_nobody_has_is_an_error_and_nothing_is_done(shell: Shell, command: str) -> None:
+def test_an_id_of_no_letter_is_an_error_and_nothing_is_done(shell: Shell, command: str) -> None:
     (id_,) = bury(shell.folder, 1)
     yes = ["--yes"] if command == "drop" else []
     done = shell.run("dead", command, id_, "nosuch", "--app", "shop:app", *yes)

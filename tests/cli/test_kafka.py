@@ -33,7 +33,7 @@ async def bill(order: dict) -> None:
     print("billed", order["id"], flush=True)
 """
 RAW = r"^%\d\||rdkafka#"
-NOBODY = "kafka://127.0.0.1:{port}"
+NO_SERVER = "kafka://127.0.0.1:{port}"
 COMMANDS = [
     "publish orders 1 --url {url}",
     "tail orders --url {url}",
@@ -63,7 +63,7 @@ def is_clean(err: str) -> bool:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_is_not_there_is_named_once_and_soon(shell: Shell, command: str) -> None:
-    url = NOBODY.format(port=free_port())
+    url = NO_SERVER.format(port=free_port())
     shell.write("shop.py", SHOP.format(url=url, settings=""))
     done = shell.run(*command.format(url=url).split())
     assert done.returncode == 3, done.stderr
@@ -73,8 +73,12 @@ def test_a_server_that_is_not_there_is_named_once_and_soon(shell: Shell, command
     assert is_clean(done.stderr), done.stderr
 
 
-def test_a_demo_that_made_nothing_does_not_speak_of_what_it_left(shell: Shell) -> None:
-    for url, code in ((NOBODY.format(port=free_port()), 3), ("kafka://ann:pass@127.0.0.1:1", 2), ("nobody://there", 2)):
+def test_a_demo_that_created_nothing_reports_nothing_left(shell: Shell) -> None:
+    for url, code in (
+        (NO_SERVER.format(port=free_port()), 3),
+        ("kafka://ann:pass@127.0.0.1:1", 2),
+        ("nobody://there", 2),
+    ):
         for options in (["--check"], ["--port", "0"]):
             done = shell.run("demo", *options, "--url", url)
             assert done.returncode == code, done.stderr
@@ -84,7 +88,7 @@ def test_a_demo_that_made_nothing_does_not_speak_of_what_it_left(shell: Shell) -
 
 
 @pytest.mark.slow
-def test_a_server_killed_in_the_middle_is_told_once_and_waited_for(kafka_server: KafkaServer, shop: Shell) -> None:
+def test_a_server_killed_in_the_middle_is_reported_once_and_waited_for(kafka_server: KafkaServer, shop: Shell) -> None:
     running = shop.start("run", "shop:app")
     assert shop.run("publish", "orders", '{"id": 1}', "--url", kafka_server.url).returncode == 0
     running.saw("billed 1")
@@ -101,7 +105,7 @@ def test_a_server_killed_in_the_middle_is_told_once_and_waited_for(kafka_server:
 
 
 def test_ctrl_c_while_the_server_is_not_there_ends_it(shell: Shell) -> None:
-    shell.write("shop.py", SHOP.format(url=NOBODY.format(port=free_port()), settings=""))
+    shell.write("shop.py", SHOP.format(url=NO_SERVER.format(port=free_port()), settings=""))
     running = shell.start("run", "shop:app")
     running.saw("Connection refused")
     running.send(signal.SIGINT)
@@ -152,7 +156,7 @@ def test_a_wrong_password_is_named_at_once_and_not_printed(secured: SecureKafka,
 
 
 class Guarded(KafkaServer):
-    """Nobody may create the topic `orders`."""
+    """No user may create the topic `orders`."""
 
     def properties(self) -> str:
         return super().properties() + (
@@ -161,12 +165,12 @@ class Guarded(KafkaServer):
         )
 
     def forbid(self) -> None:
-        anybody = ("User:*", "*")
+        everyone = ("User:*", "*")
         rules = [
-            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *anybody, AclOperation.ALL, ALLOW),
-            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *anybody, AclOperation.CREATE, DENY),
-            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *anybody, AclOperation.ALL, ALLOW),
-            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *anybody, AclOperation.CREATE, DENY),
+            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *everyone, AclOperation.ALL, ALLOW),
+            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *everyone, AclOperation.CREATE, DENY),
+            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *everyone, AclOperation.ALL, ALLOW),
+            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *everyone, AclOperation.CREATE, DENY),
         ]
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         for future in admin.create_acls(rules).values():
@@ -174,7 +178,7 @@ class Guarded(KafkaServer):
 
 
 @pytest.mark.slow
-def test_who_may_not_create_a_topic_is_told_so(kafka_server: KafkaServer, shop: Shell) -> None:
+def test_a_user_who_may_not_create_a_topic_gets_an_error_that_says_so(kafka_server: KafkaServer, shop: Shell) -> None:
     server = Guarded()
     try:
         server.start()

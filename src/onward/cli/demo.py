@@ -91,7 +91,7 @@ def _live(folder: Path, burst: int | None, workers: int, port: int) -> bool:
 
 
 def _tidy(folder: Path, keep: bool, lost: BrokerError | None) -> None:
-    """`lost`: the broker does not answer, so that nothing can be removed there."""
+    """`lost`: the broker does not answer, so nothing can be removed there."""
     from onward.demo import sweep
 
     where = sweep.place(folder)
@@ -111,7 +111,7 @@ def _tidy(folder: Path, keep: bool, lost: BrokerError | None) -> None:
 
 @contextmanager
 def _reader(events: int) -> Iterator["Reader"]:
-    """Lines go to stderr, so that stdout is the verdict alone; the bar only where somebody watches it."""
+    """Lines go to stderr, so that stdout is the verdict alone; the progress bar is only for a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

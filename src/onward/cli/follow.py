@@ -11,7 +11,7 @@ from onward.event import Delivery, Event, Partition
 _BATCH = 500
 _BATCH_BYTES = 8 << 20
 _WAIT_S = 1.0
-_SETTLE_S = 1.0  # our group must hold up the topic's retention no longer, and must not write for every event
+_SETTLE_S = 1.0  # any later and our group would hold up retention; any sooner and it would write for every event
 _MOST_FRESH = 5_000
 
 Answer = TypeVar("Answer")
@@ -25,7 +25,7 @@ class Screen(Protocol):
     def show(self, event: Event) -> None: ...
 
     def flush(self) -> None:
-        """BrokenPipeError if nobody reads any more, be there something to write or not."""
+        """BrokenPipeError: the reader of our output is gone. It is noticed also when there is nothing to write."""
 
 
 async def follow(subscription: Subscription, screen: Screen, stop: asyncio.Event) -> None:
@@ -59,7 +59,7 @@ async def _release(subscription: Subscription, reading: "Reading", partitions: S
 
 
 class Reading:
-    """How far each partition was read. In order and one at a time, so the watermark is all there is to know."""
+    """How far each partition was read. Events are shown in order, one at a time, so a watermark says all of it."""
 
     def __init__(self) -> None:
         self.fresh = 0  # positions read and not settled
@@ -70,7 +70,7 @@ class Reading:
         return list(self._open)
 
     def take(self, messages: Sequence[Message], screen: Screen) -> list[Partition]:
-        """Show what came until the screen is full; answers what we shall give up."""
+        """Show what came, until the screen is full. Returns the partitions that we must give up."""
         revoked: list[Partition] = []
         for message in messages:
             if screen.full:
@@ -94,7 +94,7 @@ class Reading:
     def _read(self, delivery: Delivery) -> bool:
         place = self._open.get(delivery.partition)
         if place is None or place.epoch != delivery.epoch:
-            return False  # lost meanwhile: whoever has it now shows it
+            return False  # lost meanwhile: its new owner shows it
         place.watermark = delivery.position + 1
         place.fresh.append(delivery.position)
         self.fresh += 1
@@ -127,7 +127,7 @@ class _Open:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Answer]) -> Answer | None:
-    """The work's answer; None if `stop` came first, and then the work is cancelled."""
+    """What the work returns; None if `stop` came first, and then the work is cancelled."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

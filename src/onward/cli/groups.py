@@ -1,4 +1,4 @@
-"""`onward groups`: who reads a topic, and how far each group is."""
+"""`onward groups`: the groups that read a topic, their members, and how far each group is."""
 
 import asyncio
 import difflib

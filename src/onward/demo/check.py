@@ -88,7 +88,7 @@ class Check:
 
     async def _flow(self, app: Onward, shop: Shop) -> str:
         """Place the orders, run the workers, kill one, stop all of them. Returns why it gave up, if it did."""
-        fleet = Fleet(self._folder, self._workers, self._work, self._hear)
+        fleet = Fleet(self._folder, self._workers, self._work, self._report)
         placing = asyncio.create_task(shop.place(customers(self._events)))
         try:
             why = await self._watch(app, placing, fleet)
@@ -127,7 +127,7 @@ class Check:
         self._killed_pid = fleet.kill(slot)
         self._reader.say(f"killed worker {slot} (pid {self._killed_pid}) with SIGKILL after {balance.handled:,} orders")
 
-    def _hear(self, kind: str, text: str) -> None:
+    def _report(self, kind: str, text: str) -> None:
         if kind == "bad":
             self._deaths += 1
             self._reader.say(text)
@@ -161,7 +161,7 @@ def summary(balance: Balance) -> str:
 
 
 def customers(events: int) -> Sequence[str]:
-    """Who orders: every customer equally often, in a mixed but repeatable order."""
+    """The customer of each order: all of them equally often, in a mixed but repeatable order."""
     names = [f"c-{i % KEYS:04d}" for i in range(events)]
     random.Random(8400).shuffle(names)
     return names

@@ -23,7 +23,7 @@ from onward.demo.sweep import reach
 from onward.demo.view import TICK_S, Lanes, View
 from onward.errors import BrokerError
 
-# Slow enough that a burst lasts some seconds: time to kill somebody in the middle of it.
+# Slow enough that a burst lasts some seconds: time to kill a worker in the middle of it.
 LIVE = Work(concurrency=20, longest_s=0.05)
 ORDERS_PER_S = 20
 REGULARS = 24  # customers who keep ordering, so that the page shows their sequence grow
@@ -35,7 +35,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def run(folder: Path, server: Server, *, workers: int, burst: int, say: Callable[[str], None]) -> Balance:
-    """Until SIGINT, SIGTERM or SIGHUP. Answers how things stood then."""
+    """Until SIGINT, SIGTERM or SIGHUP. Returns the balance at that time."""
     loop = asyncio.get_running_loop()
     stop = stop_on_signals(loop)
     effects.create(folder)
@@ -55,7 +55,7 @@ async def run(folder: Path, server: Server, *, workers: int, burst: int, say: Ca
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Set by the first signal; a second one gets the system's own handling, for those who will not wait."""
+    """Set by the first signal; a second one gets the system's own handling and ends the process at once."""
     stop = asyncio.Event()
 
     def first() -> None:
@@ -72,7 +72,7 @@ class Live:
     """The running demo: a shop, a fleet and a judge, and what the page's buttons do to them."""
 
     def __init__(self, folder: Path, app: Onward, shop: Shop, *, workers: int, burst: int) -> None:
-        # `run` tells an open page that another demo has taken this one's place.
+        # By `run` an open page notices that another demo has taken this one's place.
         facts = {
             "run": f"{os.getpid()}-{time.time():.0f}",
             "burst": burst,
@@ -181,7 +181,7 @@ class Live:
         if not slot and alive:
             slot = str(max(alive, key=self._view.rate_of))
         if slot not in map(str, alive):
-            return HTTPStatus.CONFLICT, "nobody is alive there"
+            return HTTPStatus.CONFLICT, "no worker is alive there"
         pid = self._fleet.kill(int(slot))
         text = f"worker {slot} (pid {pid}) killed with SIGKILL; its lease passes in {self._app.settings.lease_s:.0f} s"
         self._view.log.add("bad", text)

@@ -67,7 +67,7 @@ class Lanes:
         self._owner: list[int | None] = [None] * count
 
     def take(self, news: News) -> Mapping[int, Sequence[int]]:
-        """Answers which lanes passed to which worker."""
+        """Returns which lanes passed to which worker."""
         passed: dict[int, list[int]] = {}
         for _, customer in news.published:
             self._open[self.of(customer)] += 1
