@@ -1,5 +1,6 @@
 """The commands on Kafka, as a newcomer meets them: what is wrong is named in seconds, once, and without a traceback."""
 
+import json
 import re
 import signal
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.brokers.test_kafka_secure import SecureKafka, secured
-from tests.cli.shell import Running, Shell
+from tests.cli.shell import Running, Shell, until
 from tests.servers.kafka import KafkaServer
 from tests.servers.server import free_port
 
@@ -40,6 +41,9 @@ COMMANDS = [
     "dead list --group billing --url {url}",
     "dead list --topic orders --url {url}",
     "demo --check --url {url}",
+    "groups list --url {url}",
+    "topology plan --app shop:app",
+    "doctor {url}",
     "run shop:app",
 ]
 
@@ -85,6 +89,46 @@ def test_a_demo_that_created_nothing_reports_nothing_left(shell: Shell) -> None:
             assert "error: " in done.stderr
             assert "may still be there" not in done.stderr, done.stderr
             assert is_clean(done.stderr), done.stderr
+
+
+def test_topology_groups_doctor_and_every_topic_s_dead_letters(kafka_server: KafkaServer, shop: Shell) -> None:
+    def onward(*arguments: str, code: int = 0) -> str:
+        done = shop.run(*arguments)
+        assert done.returncode == code, done.stderr
+        assert is_clean(done.stderr), done.stderr
+        return done.stdout
+
+    url = ("--url", kafka_server.url)
+    shop.write("shop.py", SHOP.format(url=kafka_server.url, settings="auto_declare=False"))
+    created = "+ create topic orders with 8 partitions\n"
+    assert onward("topology", "plan", "--app", "shop:app") == created
+    assert onward("topology", "apply", "--app", "shop:app") == created
+    until(lambda: "has all" in onward("topology", "plan", "--app", "shop:app"), "every node knows the topic")
+    shop.write("shop.py", SHOP.format(url=kafka_server.url, settings="partitions=5"))
+    assert "! topic orders has 8 partitions" in onward("topology", "plan", "--app", "shop:app", code=1)
+    shop.write("shop.py", SHOP.format(url=kafka_server.url, settings=""))
+    running = shop.start("run", "shop:app")
+    onward("publish", "orders", '{"id": 1}', "--key", "c-1", *url)
+    onward("publish", "orders", '{"id": "x"}', "--key", "c-2", *url)
+    running.saw("billed 1")
+    running.saw("billed x")
+
+    def settled() -> bool:
+        (info,) = json.loads(onward("groups", "list", "--json", *url))
+        places = info["partitions"].values()
+        return any(place["end"] for place in places) and all(place["watermark"] == place["end"] for place in places)
+
+    until(settled, "both events are settled")
+    (info,) = json.loads(onward("groups", "show", "billing", "--json", *url))
+    (member,) = info["members"]
+    assert {place["owner"] for place in info["partitions"].values()} == {member["name"]}
+    assert "is running" in shop.run("groups", "drop", "billing", "--yes", *url).stderr
+    assert onward("dead", "list", *url) == "no dead letters\n"
+    assert re.search(r"^ok ", onward("doctor", kafka_server.url), re.MULTILINE)
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
+    until(lambda: shop.run("groups", "drop", "billing", "--yes", *url).returncode == 0, "the group has no member")
+    assert onward("groups", "list", *url) == "no groups\n"
 
 
 @pytest.mark.slow

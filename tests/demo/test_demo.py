@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from onward import Onward, brokers
 from onward.demo.check import Check, Reader
 from onward.demo.shop import Work
 from tests.demo.running import ONWARD, Running
@@ -31,6 +32,21 @@ def test_the_check_ends_well_and_tidies_up(tmp_path: Path) -> None:
     assert re.fullmatch(pattern, done.stdout.splitlines()[-1])
     assert re.search(r"killed worker \d \(pid \d+\) with SIGKILL after [\d,]+ orders", done.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_on_a_broker_that_others_use_the_check_removes_what_it_created(tmp_path: Path) -> None:
+    url = brokers.embedded(tmp_path / "ours.db")
+    done = run("--check", "--events", "300", "--workers", "2", "--url", url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 workers, SQLite with fsync" in done.stderr
+    assert "may still be there" not in done.stderr
+
+    async def topics() -> list[str]:
+        async with Onward(url) as app:
+            return [spec.name for spec in await app.broker.topics()]
+
+    assert asyncio.run(topics()) == []
 
 
 @pytest.mark.slow
