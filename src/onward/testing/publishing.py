@@ -118,7 +118,7 @@ class PublishScenarios:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(answers[0], RelayFenced)
         assert isinstance(answers[1], PublishError), "a later event of the key overtook the refused one"
-        assert [each.key for each in answers[1].refused][0] == "a"
+        assert "a" in {each.key for each in answers[1].refused}
         assert answers[2:] == [None, None], "a refusal stopped what has another key"
         member = await kit.member(broker)
         await member.until(lambda: {0, 3, 4} <= {*member.values})
