@@ -94,25 +94,56 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
             raise BrokerError(self._writer.too_late()) from None
 
     async def _read(self, limit: int, max_bytes: int) -> None:
-        if not self._holdings.is_stocked(limit, max_bytes):
-            await self._reader.run(lambda db: self._fill(db, limit, max_bytes))
+        if self._holdings.is_stocked(limit, max_bytes):
+            return
+        # The thread only reads: deliveries built there would compete with the loop for the interpreter.
+        for hold, rows, reached in await self._reader.run(lambda db: self._fill(db, limit, max_bytes)):
+            self._stock(hold, rows, reached)
+
+    def _stock(self, hold: Held, found: Sequence[log.Rows], reached: int) -> None:
+        for rows in found:
+            if rows.start > hold.ahead.position:  # what was below is trimmed
+                self._holdings.stock((), [(hold, rows.start)])
+            self._holdings.stock([(hold, _chunk(hold, rows))])
+        if reached > hold.ahead.position:
+            self._holdings.stock((), [(hold, reached)])
 
     # -- in the reader's thread -----------------------------------------------------------------------------------
 
-    def _fill(self, db: sqlite3.Connection, limit: int, max_bytes: int) -> None:
+    def _fill(self, db: sqlite3.Connection, limit: int, max_bytes: int) -> list[tuple[Held, list[log.Rows], int]]:
         """Read on in the partitions that flow, until there is enough for a receive."""
         self._manager.saw(group_version.read(db, self._manager.group))
-        now = clock.now()
+        now, found = clock.now(), []
         for hold in self._holdings.flowing():
             limit -= hold.ahead.events
+            if limit <= 0 or max_bytes <= 0:
+                break
             if hold.own.rests_until > now:
                 continue
-            try:
-                limit, max_bytes = self._read_hold(db, hold, limit, max_bytes)
-            except BadStore as error:
-                self._rest(hold, error)
-            if limit <= 0 or max_bytes <= 0:
-                return
+            rows, reached = self._read_hold(db, hold, limit, max_bytes)
+            found.append((hold, rows, reached))
+            limit -= sum([len(each.events) for each in rows])
+            max_bytes -= sum([each.size for each in rows])
+        return found
+
+    def _read_hold(self, db: sqlite3.Connection, hold: Held, limit: int, max_bytes: int) -> tuple[list[log.Rows], int]:
+        """Record batches of a partition, and up to where its log was read."""
+        found: list[log.Rows] = []
+        (tail,) = db.execute(_TAIL, (hold.own.part,)).fetchone()
+        if hold.ahead.position >= tail:
+            return found, 0
+        try:
+            for rows in log.read(db, hold.own.part, hold.ahead.position):
+                found.append(rows)
+                limit -= len(rows.events)
+                max_bytes -= rows.size
+                if limit <= 0 or max_bytes <= 0:
+                    return found, 0
+        except BadStore as error:
+            self._rest(hold, error)
+            return found, 0
+        hold.own.damage = ""
+        return found, tail
 
     def _rest(self, hold: Held, error: BadStore) -> None:
         """This partition stands still, and only this one. It is tried again: an operator may repair it."""
@@ -120,22 +151,6 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
             hold.own.damage = str(error)
             log_.error("%s of group %s stands still: %s", hold.partition, self._manager.group, error)
         hold.own.rests_until = clock.now() + _REST_S
-
-    def _read_hold(self, db: sqlite3.Connection, hold: Held, limit: int, max_bytes: int) -> tuple[int, int]:
-        (tail,) = db.execute(_TAIL, (hold.own.part,)).fetchone()
-        if hold.ahead.position >= tail:
-            return limit, max_bytes
-        for rows in log.read(db, hold.own.part, hold.ahead.position):
-            if rows.start > hold.ahead.position:  # what was below is trimmed
-                self._holdings.stock((), [(hold, rows.start)])
-            self._holdings.stock([(hold, _chunk(hold, rows))])
-            hold.own.damage = ""
-            limit -= len(rows.events)
-            max_bytes -= rows.size
-            if limit <= 0 or max_bytes <= 0:
-                return limit, max_bytes
-        self._holdings.stock((), [(hold, tail)])
-        return limit, max_bytes
 
 
 def _chunk(hold: Held, rows: log.Rows) -> Chunk:
