@@ -12,7 +12,7 @@ from onward.brokers.sqlite.gate import Gate
 from onward.errors import BadSetting, BadStore, BrokerError
 from onward.settings import Settings
 
-_SCRIPTS = ("schema.sql", "schema_2.sql", "schema_3.sql")  # from each version of the tables to the next
+_SCRIPTS = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql")  # from each version of the tables to the next
 SCHEMA_VERSION = len(_SCRIPTS)
 _SQLITE_NEEDED = (3, 35, 0)  # RETURNING
 _BUSY_MS = 1_000
@@ -38,7 +38,7 @@ class Store:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
         self._patience_s = settings.publish_timeout_s
-        self._synchronous = "FULL" if settings.durability == "fsync" else "NORMAL"
+        self._synchronous = "NORMAL" if settings.durability == "window" else "FULL"
 
     def prepare(self, gate: Gate) -> None:
         """Make the tables where they are missing, and bring older ones up to date."""
