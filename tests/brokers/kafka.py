@@ -16,8 +16,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from onward.brokers.core.cloudevents import Header, headers_of
 from onward.brokers.kafka import publisher
-from onward.brokers.kafka.message import Header, headers_of
 from onward.event import Event
 from tests.servers.kafka import KafkaServer
 
@@ -33,9 +33,9 @@ class KafkaHarness:
 
     @contextmanager
     def refuse(self, event: Event) -> Iterator[None]:
-        """The broker refuses this one event, for a header that makes it longer than the topic takes.
+        """The broker refuses this one event, because a header makes it longer than the topic allows.
 
-        It is longer than a batch may be, too, so that it travels alone: what goes with it is not refused with it.
+        It is also longer than a batch, so it travels alone, and no other event is refused with it.
         """
         self.limit(event.topic, "1000000")
         padding = ("padding", b"x" * 1_040_000)
@@ -78,15 +78,15 @@ class KafkaHarness:
         deadline = time.monotonic() + 30
         while self.admin.describe_configs([asked])[asked].result(30)["max.message.bytes"].value != size:
             assert time.monotonic() < deadline
-        time.sleep(0.5)  # told by the broker a moment before its logs follow it
+        time.sleep(0.5)  # the broker shows the new value a moment before its logs follow it
 
     def warm_up(self) -> None:
-        """Wait until a topic that is made is seen: a server that has only just begun takes a while on a busy machine,
-        and whoever publishes waits for it no longer than is good for a user."""
+        """Wait until the server shows a topic that was created: a new server takes a while on a busy machine, longer
+        than publish waits."""
         name, deadline = f"first-{uuid4().hex[:8]}", time.monotonic() + 60
         self.admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
         while name not in self.admin.list_topics(timeout=30).topics:
-            assert time.monotonic() < deadline, "the server does not show a topic that it has made"
+            assert time.monotonic() < deadline, "the server does not show a topic that it has created"
             time.sleep(0.05)
         self.admin.delete_topics([name])[name].result(30)
 

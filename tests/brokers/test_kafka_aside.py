@@ -12,10 +12,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from onward.brokers.base import AsideRecord, Filter, State, Tries, record_id
-from onward.brokers.kafka.bodies import Bodies
-from onward.brokers.kafka.client import Client
-from onward.brokers.kafka.letters import Letters, topic_name
-from onward.brokers.kafka.topics import Catalogue, Topic
+from onward.brokers.kafka.aside_log import AsideLog
+from onward.brokers.kafka.aside_topics import AsideTopics, topic_name
+from onward.brokers.kafka.record_bodies import RecordBodies
+from onward.brokers.kafka.topics import Cluster, KafkaTopic, KafkaTopics
 from onward.event import Event, Partition
 from onward.failure.dead import DeadLetters
 from onward.settings import load
@@ -51,7 +51,7 @@ async def drained(owner: Owner, **options: Any) -> list[tuple[int, str]]:
 
 
 async def foreign(kit: Kit, messages: Sequence[tuple[bytes, bytes]], **headers: bytes) -> list[int]:
-    """Somebody else writes into the aside; answers the offsets."""
+    """Another program writes into the aside; returns the offsets."""
     producer = Producer({"bootstrap.servers": cast("KafkaHarness", kit.harness).bootstrap})
     offsets: list[int] = []
     for key, value in messages:
@@ -123,7 +123,7 @@ class TestCount:
         await owner.set_aside([owner.record(n) for n in range(4)], 4)
         letters = DeadLetters(owner.broker, [(kit.topic, GROUP)])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Bodies, "read", _unread)
+            patch.setattr(RecordBodies, "read", _unread)
             assert (await letters.tally(kit.topic, GROUP)).depth == 4
             assert await letters.count(key="key-0") == 4
             with pytest.raises(AssertionError, match="was read"):
@@ -154,20 +154,19 @@ class TestRemoved:
     async def test_the_newer_record_of_an_id_is_read_in_place_of_a_removed_one(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 3)
         await owner.set_aside([owner.record(n, State.HELD) for n in range(3)], 3)
-        client = Client(kit.harness.url, settings := load(kit.harness.url, max_in_flight_bytes=1))
-        letters = Letters(client, Catalogue(client, settings), settings, GROUP)
-        with letters.reading([owner.partition]) as tables:
+        aside = AsideLog(Cluster.at(kit.harness.url, load(kit.harness.url, max_in_flight_bytes=1)), GROUP)
+        with aside.reading([owner.partition]) as tables:
             rows = list(tables[owner.partition].above(-1))
         again = [owner.record(n, State.HELD, tries=Tries(failed=9)) for n in range(2)]
         await owner.set_aside(again)
         await owner.gone(owner.record(2).id)
         await self.cut(kit, rows[-1].offset + 1)
-        assert letters.records(owner.partition, rows) == again
-        letters.close()
+        assert aside.records(owner.partition, rows) == again
+        aside.close()
         assert not [each for each in self.log.records if each.levelname == "ERROR"]
 
     @scenario(max_in_flight_bytes=1)
-    async def test_a_record_that_somebody_removed_from_the_log_is_named_and_stops_nobody(self, kit: Kit) -> None:
+    async def test_a_record_that_was_deleted_from_the_log_is_named_and_stops_no_other(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 3)
         await owner.set_aside([owner.record(n, State.HELD) for n in range(2)], 2)
         assert len(await owner.loaded()) == 2
@@ -209,7 +208,7 @@ class TestForeign:
         return f"{topic_name(GROUP, kit.topic)}/0 holds something at offset {offset} " in self.log.text
 
     @scenario(partitions=1)
-    async def test_foreign_bytes_before_everything_stop_nobody(self, kit: Kit) -> None:
+    async def test_foreign_bytes_before_all_records_stop_none_of_them(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(3))
         await broker.aside(GROUP).load(Partition(kit.topic, 0), after=None, limit=1, max_bytes=1)  # makes the topic
@@ -222,7 +221,7 @@ class TestForeign:
         assert all(self.named(kit, offset) for offset in offsets), self.log.text
 
     @scenario()
-    async def test_foreign_bytes_between_records_stop_nobody_and_hide_none(self, kit: Kit) -> None:
+    async def test_foreign_bytes_between_records_hide_none_of_them(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 6)
         records = [owner.record(n, State.HELD) for n in range(5)]
         await owner.set_aside(records[:3], 3)
@@ -239,8 +238,8 @@ class TestForeign:
         assert again.values == [5]
 
 
-class LateCatalogue:
-    """The broker that is asked has not heard of the topic yet."""
+class LateTopics:
+    """The node that is asked does not know of the topic yet."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, int]] = []
@@ -248,17 +247,16 @@ class LateCatalogue:
     def described(self, name: str) -> None:
         return None
 
-    def appeared(self, name: str) -> Topic:
-        return Topic(name, "log", 4)
+    def appeared(self, name: str) -> KafkaTopic:
+        return KafkaTopic(name, "log", 4)
 
-    def create(self, name: str, partitions: int, settings: dict[str, str]) -> Topic:
+    def create(self, name: str, partitions: int, config: dict[str, str]) -> KafkaTopic:
         self.made.append((name, partitions))
-        return Topic(name, "log", partitions)
+        return KafkaTopic(name, "log", partitions)
 
 
-def test_a_topic_that_is_not_seen_yet_has_its_aside_all_the_same() -> None:
-    settings = load("kafka://localhost:1")
-    catalogue = LateCatalogue()
-    letters = Letters(Client(settings.url, settings), cast("Catalogue", catalogue), settings, GROUP)
-    assert letters.prepare("orders", 3), "else its new owner would not mark it as its own"
-    assert catalogue.made == [(topic_name(GROUP, "orders"), 4)]
+def test_a_topic_that_its_node_does_not_show_yet_gets_its_aside() -> None:
+    topics = LateTopics()
+    asides = AsideTopics(cast("KafkaTopics", topics), load("kafka://localhost:1"), GROUP)
+    assert asides.prepare("orders", 3), "its new owner would not mark it as its own"
+    assert topics.made == [(topic_name(GROUP, "orders"), 4)]

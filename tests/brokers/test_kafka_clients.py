@@ -135,7 +135,7 @@ def test_one_event_too_large_fails_none_of_its_neighbours(harness: KafkaHarness)
             for n in bad:
                 (each,) = calls[n]
                 assert f"event {each.id} of {each.size} bytes is more than topic {stage.topic}" in str(answers[n])
-            assert all("published before it" in str(answers[n]) for n in behind)
+            assert all("an earlier event of the same key" in str(answers[n]) for n in behind)
             assert all(isinstance(each, PublishError) and not each.unknown for each in answers if each is not None)
             member = await stage.member()
             accepted = [call[0] for n, call in enumerate(calls) if answers[n] is None]
@@ -161,7 +161,7 @@ def test_many_events_too_large_are_told_from_the_others(harness: KafkaHarness) -
             bad = range(0, 1_000, 10)
             for n in bad:
                 call[n] = Event(new_id(), stage.topic, f"k{n}", b"x" * 21_000)
-            with pytest.raises(PublishError, match=r"100 events were not accepted: .* and 95 causes more") as raised:
+            with pytest.raises(PublishError, match=r"100 events were not accepted: .* and 95 more causes") as raised:
                 await broker.publish(call)
             assert [each.id for each in raised.value.refused] == [call[n].id for n in bad]
             assert not raised.value.unknown
@@ -254,8 +254,8 @@ def test_what_a_producer_counts_does_not_pile_up_while_nothing_is_published(
     harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
-    monkeypatch.setattr("onward.brokers.kafka.courier._COUNT_S", 0.1)
-    monkeypatch.setattr("onward.brokers.kafka.courier.Counters.hear", lambda _, text: heard.append(text))
+    monkeypatch.setattr("onward.brokers.kafka.producer_thread.INTERVAL_S", 0.1)
+    monkeypatch.setattr("onward.brokers.kafka.sent_counts.SentCounts.update", lambda _, text: heard.append(text))
 
     async def scene() -> None:
         async with staged(harness) as stage:

@@ -11,9 +11,8 @@ from confluent_kafka import KafkaError, TopicPartition
 from onward import settings
 from onward.brokers import open_broker
 from onward.brokers.base import Fenced, Progress
-from onward.brokers.kafka.client import Client
 from onward.brokers.kafka.groups import Groups
-from onward.brokers.kafka.topics import Catalogue, Topic
+from onward.brokers.kafka.topics import Cluster, KafkaTopic, KafkaTopics
 from onward.errors import BrokerError
 from onward.testing.harness import Member, event
 from tests.brokers.kafka_mock import OFFSET_COMMIT, OFFSET_FETCH, MockCluster, mock_cluster
@@ -27,10 +26,10 @@ TOPIC = "orders"
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
     """The mock has no controller, so it describes no topic: this one is there, and none for an aside."""
 
-    def described(_: Catalogue, name: str) -> Topic | None:
-        return Topic(name, "log", 1) if name == TOPIC else None
+    def described(_: KafkaTopics, name: str) -> KafkaTopic | None:
+        return KafkaTopic(name, "log", 1) if name == TOPIC else None
 
-    monkeypatch.setattr(Catalogue, "described", described)
+    monkeypatch.setattr(KafkaTopics, "described", described)
     with mock_cluster() as cluster:
         cluster.create(TOPIC, 1)
         yield cluster
@@ -116,8 +115,7 @@ def test_progress_is_read_though_the_coordinator_moves(cluster: MockCluster, cod
 
     async def scene(member: Member) -> None:
         await member.settle()
-        client = Client(cluster.url, settings.load(cluster.url))
-        groups = Groups(client, Catalogue(client, settings.load(cluster.url)))
+        groups = Groups(Cluster.at(cluster.url, settings.load(cluster.url)))
         cluster.fail(OFFSET_FETCH, code)
         found = await asyncio.to_thread(groups.progress, "billing", [TopicPartition(TOPIC, 0)])
         assert [place.offset for place in found] == [10]

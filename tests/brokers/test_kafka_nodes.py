@@ -211,7 +211,7 @@ def test_the_node_that_is_asked_about_topics_is_killed(cluster: KafkaCluster) ->
         while len(member.assigned) < PARTITIONS:
             await member.receive(limit=0)
         assert await undelivered(member) == EVENTS
-        asked = asker._catalogue.admin.list_topics(timeout=30).controller_id
+        asked = asker._cluster.admin.client.list_topics(timeout=30).controller_id
         await killed(cluster.node(asked), view)
         assert await asker.declare(Topology([TopicSpec(topic, PARTITIONS)]), apply=False) == []
         async with asyncio.timeout(OURS_S):

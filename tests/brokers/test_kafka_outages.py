@@ -130,7 +130,7 @@ def test_what_stands_still_is_committed_again_before_the_cluster_forgets_it(
         written.extend(place.offset for place in made)
         return made
 
-    monkeypatch.setattr("onward.brokers.kafka.commits._IDLE_S", 0.3)
+    monkeypatch.setattr("onward.brokers.kafka.commit_queue._IDLE_S", 0.3)
     monkeypatch.setattr(Commits, "_places", counted)
 
     async def scene() -> None:
@@ -242,7 +242,7 @@ def test_partitions_added_stop_the_publishing_or_are_accepted_by_setting(
             await accepts.publish([event(stage.topic, "a", 1)])
             harness.admin.create_partitions([NewPartitions(stage.topic, 4)])[stage.topic].result(30)
             await until(lambda: stage.partitions() == 4)
-            with pytest.raises(PartitionsDiffer, match=f"{stage.topic} has 4 partitions, this process says 2"):
+            with pytest.raises(PartitionsDiffer, match=f"{stage.topic} has 4 partitions, this process expects 2"):
                 await stops.publish([event(stage.topic, "a", 2)])
             await accepts.publish([event(stage.topic, f"k{n}", n) for n in range(40)])
             member = await stage.member(accepts)

@@ -11,7 +11,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from onward import Event
 from onward.brokers.core.partitioner import partition_of
-from onward.brokers.kafka import origins
+from onward.brokers.kafka import log_offsets
 from onward.brokers.kafka.reader import _AHEAD
 from onward.brokers.kafka.subscription import KafkaSubscription
 from onward.errors import BrokerError, PublishError
@@ -134,7 +134,7 @@ def test_a_leader_that_never_answers_is_a_broker_error(
     monkeypatch: pytest.MonkeyPatch, answer: int | None, why: str
 ) -> None:
     admin = Silent(answer)
-    monkeypatch.setattr(origins, "_ASK_S", 0.01)
+    monkeypatch.setattr(log_offsets, "ASK_S", 0.01)
     with pytest.raises(BrokerError, match=why):
-        origins.offsets(admin, [Partition("t", 0)], OffsetSpec.latest())
+        log_offsets.offsets(admin, [Partition("t", 0)], OffsetSpec.latest())
     assert admin.looked, "whoever asks next would ask the same leader"

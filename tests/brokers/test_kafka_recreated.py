@@ -11,7 +11,7 @@ from confluent_kafka.admin import NewTopic
 
 from onward import Event
 from onward.brokers.base import AsideRecord, State
-from onward.brokers.kafka import marks
+from onward.brokers.kafka import commit_metadata
 from onward.testing.aside import make_record
 from onward.testing.harness import Member, event
 from tests.brokers.kafka import KafkaHarness, harness
@@ -38,7 +38,7 @@ def test_a_clock_that_was_ahead_voids_no_record_of_a_later_owner(
         async with staged(harness) as stage:
             await stage.publish(4)
             with monkeypatch.context() as ahead:
-                ahead.setattr(marks, "time", SimpleNamespace(time=lambda: time.time() + _DAY_S))
+                ahead.setattr(commit_metadata, "time", SimpleNamespace(time=lambda: time.time() + _DAY_S))
                 first = await stage.member()
                 await first.take(4)
             (before,) = first.assigned.values()

@@ -116,7 +116,7 @@ def test_events_go_through_tls_and_sasl(secured: SecureKafka, way: str) -> None:
 def test_a_wrong_password_is_an_error_that_does_not_print_it(
     secured: SecureKafka, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onward.brokers.kafka.topics.REQUEST_S", 80.0)
+    monkeypatch.setattr("onward.brokers.kafka.admin.REQUEST_S", 80.0)
 
     async def scene() -> None:
         options = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(secured.authority)}

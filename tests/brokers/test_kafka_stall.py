@@ -1,4 +1,4 @@
-"""A client that has ceased to read though there is more, and says nothing: librdkafka #5430 and #5593."""
+"""A client that has stopped reading although the log has more, without an error: librdkafka #5430 and #5593."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from onward.brokers.kafka import letters, stall
+from onward.brokers.kafka import aside_follower, stall_check
+from onward.brokers.kafka.aside_topics import topic_name
 from onward.brokers.kafka.broker import KafkaBroker
-from onward.brokers.kafka.letters import topic_name
-from onward.brokers.kafka.stall import STALL_S, Stall
+from onward.brokers.kafka.stall_check import STALL_S, StallCheck
 from onward.brokers.kafka.subscription import KafkaSubscription
 from onward.errors import BrokerError
 from onward.testing.aside import GROUP, Owner, scanned
@@ -24,7 +24,7 @@ PLACE = ("orders", 0)
 
 
 class Log:
-    """An admin client to whom a log has this length; None: its leader does not answer."""
+    """An admin client that sees a log of this length; None: its leader does not answer."""
 
     def __init__(self, end: int | Exception | None) -> None:
         self._end = end
@@ -39,13 +39,13 @@ class Log:
         return futures
 
 
-def read(position: int, *, buffered: int = 0, flows: bool = True) -> Any:
-    return SimpleNamespace(position=position, buffered=buffered, flows=flows)
+def read(position: int, *, events: int = 0, flows: bool = True) -> Any:
+    return SimpleNamespace(ahead=SimpleNamespace(position=position, events=events), flows=flows)
 
 
-def test_what_stands_still_though_the_log_has_more_is_stuck() -> None:
+def test_a_partition_that_stands_still_although_the_log_has_more_is_stuck() -> None:
     hold = read(7)
-    look = Stall(Log(9)).look
+    look = StallCheck(Log(9)).look
     assert look({PLACE: hold}, 100.0) == []
     assert look({PLACE: hold}, 100.0 + STALL_S / 2) == []
     assert look({PLACE: hold}, 100.0 + STALL_S) == [PLACE]
@@ -54,32 +54,32 @@ def test_what_stands_still_though_the_log_has_more_is_stuck() -> None:
 @pytest.mark.parametrize(
     "end", [7, None, KafkaException(KafkaError(KafkaError._TIMED_OUT))], ids=["read", "unknown", "failed"]
 )
-def test_what_is_read_to_its_end_or_of_no_known_end_is_not(end: int | Exception | None) -> None:
+def test_a_partition_that_is_read_to_its_end_or_whose_end_is_unknown_is_not_stuck(end: int | Exception | None) -> None:
     hold = read(7)
-    look = Stall(Log(end)).look
+    look = StallCheck(Log(end)).look
     assert look({PLACE: hold}, 100.0) == look({PLACE: hold}, 100.0 + STALL_S) == []
 
 
-@pytest.mark.parametrize("now", [read(8), read(7, buffered=1), read(7, flows=False)], ids=["read", "full", "paused"])
-def test_what_moves_or_is_not_to_be_read_is_not(now: Any) -> None:
+@pytest.mark.parametrize("now", [read(8), read(7, events=1), read(7, flows=False)], ids=["read", "full", "paused"])
+def test_a_partition_that_moves_or_is_not_to_be_read_is_not_stuck(now: Any) -> None:
     hold = read(7)
-    look = Stall(Log(9)).look
+    look = StallCheck(Log(9)).look
     look({PLACE: hold}, 100.0)
     hold.__dict__.update(now.__dict__)
     assert look({PLACE: hold}, 100.0 + STALL_S) == []
 
 
-def test_a_rest_and_another_ownership_begin_anew() -> None:
-    hold, watch = read(7), Stall(Log(9))
+def test_the_check_starts_over_after_a_rest_and_for_another_ownership() -> None:
+    hold, watch = read(7), StallCheck(Log(9))
     watch.look({PLACE: hold}, 100.0)
     watch.rest()
     assert watch.look({PLACE: hold}, 100.0 + STALL_S) == []
     assert watch.look({PLACE: read(7)}, 100.0 + 2 * STALL_S) == []
 
 
-def test_a_reader_that_stands_still_is_replaced(harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is made to look as in those defects: it fetches nothing of one partition, and nobody told it to."""
-    monkeypatch.setattr(stall, "STALL_S", 1.0)
+def test_a_reader_that_has_stopped_is_replaced(harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client behaves as in those defects: it fetches nothing of one partition, although it should."""
+    monkeypatch.setattr(stall_check, "STALL_S", 1.0)
 
     async def scene() -> None:
         async with staged(harness, partitions=2) as stage:
@@ -101,17 +101,17 @@ def test_a_reader_that_stands_still_is_replaced(harness: KafkaHarness, monkeypat
 
 class TestAside:
     @scenario(partitions=1)
-    async def test_what_cannot_be_read_on_is_read_with_another_client(self, kit: Kit) -> None:
+    async def test_an_aside_that_cannot_be_read_further_is_read_with_a_new_client(self, kit: Kit) -> None:
         owner, other = await Owner.of(kit, 6), await kit.broker(partitions=1)
         assert isinstance(other, KafkaBroker)
         await owner.set_aside([owner.record(0)], 1)
         assert await scanned(other) == [owner.record(0)]
-        kept = other._of_group(GROUP)
-        assert kept._consumer is not None
-        kept._consumer.pause([TopicPartition(topic_name(GROUP, kit.topic), 0)])
+        follower = other._aside_log(GROUP)._follower
+        assert follower._consumer is not None
+        follower._consumer.pause([TopicPartition(topic_name(GROUP, kit.topic), 0)])
         await owner.set_aside([owner.record(1)], 2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(letters, "_CATCH_UP_S", 1.0)
+            patch.setattr(aside_follower, "_CATCH_UP_S", 1.0)
             with pytest.raises(BrokerError, match="could not be read to its end"):
                 await scanned(other)
         assert await scanned(other) == [owner.record(0), owner.record(1)]

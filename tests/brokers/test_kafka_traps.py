@@ -313,7 +313,7 @@ def test_trap_7_what_is_asked_back_before_it_was_told_of_goes_back_as_it_came(
         async with staged(harness, partitions=2) as stage:
             await stage.publish(40, keys=40)
             first = await stage.member()
-            await first.until(lambda: bool(slow) and len(slow[0]._orders) == 2)
+            await first.until(lambda: bool(slow) and len(slow[0]._queue._orders) == 2)
             second = await (await stage.member()).hold(1)
             await second.until(lambda: len(second.deliveries) > 5)
             assert not await second.settle()

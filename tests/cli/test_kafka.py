@@ -169,7 +169,7 @@ def test_other_partitions_than_the_topic_has_are_named(kafka_server: KafkaServer
     assert shop.run("publish", "orders", "1", "--url", kafka_server.url).returncode == 0
     code, err = said_at_start(shop, kafka_server.url, "partitions=5")
     assert code == 2
-    assert "topic orders has 8 partitions, this process says 5" in err
+    assert "topic orders has 8 partitions, this process expects 5" in err
     assert "Set partitions=8" in err
 
 

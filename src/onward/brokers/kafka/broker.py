@@ -1,24 +1,40 @@
-"""The Kafka broker as the contract has it; the work is done by its publisher, memberships and readers."""
+"""The Kafka broker as the contract has it."""
 
 import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
 
-from onward.brokers.base import Broker, Change, Features, GroupInfo, Ordering, Start, Topology
+from onward.brokers.base import (
+    Broker,
+    Change,
+    Features,
+    Finding,
+    GroupInfo,
+    Ordering,
+    Relay,
+    Start,
+    TopicSpec,
+    Topology,
+)
+from onward.brokers.core.bell import Bell
+from onward.brokers.core.holdings import Holdings
 from onward.brokers.kafka.aside import KafkaAside
-from onward.brokers.kafka.client import Client
+from onward.brokers.kafka.aside_log import AsideLog
+from onward.brokers.kafka.aside_owner import AsideOwner
+from onward.brokers.kafka.aside_topics import groups_of, missing
+from onward.brokers.kafka.closing import close_in_time
+from onward.brokers.kafka.cluster_facts import gather
+from onward.brokers.kafka.diagnosis import diagnose
+from onward.brokers.kafka.group_consumer import Enrolment
 from onward.brokers.kafka.groups import Groups
-from onward.brokers.kafka.holdings import Holdings
-from onward.brokers.kafka.letters import Letters, missing
-from onward.brokers.kafka.membership import Enrolment, Membership
-from onward.brokers.kafka.parting import parted
-from onward.brokers.kafka.publisher import Publisher
-from onward.brokers.kafka.reader import Reader
+from onward.brokers.kafka.hold import KafkaHoldings
+from onward.brokers.kafka.membership import Membership
+from onward.brokers.kafka.publisher import KafkaPublisher
+from onward.brokers.kafka.reader import LogReader
 from onward.brokers.kafka.subscription import KafkaSubscription
-from onward.brokers.kafka.topics import Catalogue, Cluster
-from onward.brokers.kafka.warden import Warden
-from onward.errors import BadSetting, Closed
+from onward.brokers.kafka.topics import Cluster
+from onward.errors import BadSetting, BrokerError, Closed
 from onward.event import Event
 from onward.settings import Settings, check_name
 
@@ -26,33 +42,34 @@ log = logging.getLogger("onward")
 
 
 def open_broker(url: str, settings: Settings) -> Broker:
-    """The cluster that the URL names. Nothing is asked of it yet."""
-    client = Client(url, settings)
-    client.producer()  # a setting that cannot be is refused now, not when the first event is published
-    return KafkaBroker(client, settings)
+    """The cluster that the URL names. Nothing is sent to it yet."""
+    cluster = Cluster.at(url, settings)
+    cluster.factory.producer()  # so that a wrong setting is refused now, not when the first event is published
+    return KafkaBroker(cluster)
 
 
 class KafkaBroker:
-    def __init__(self, client: Client, settings: Settings) -> None:
-        self.features = Features(
-            stable_positions=True,
-            fence=True,
-            durability="replicated",
-            aside=True,
-            starts=frozenset({"earliest", "latest", "time"}),
-        )
-        self._client = client
-        self._settings = settings
-        self._catalogue = Catalogue(client, settings)
-        self._groups = Groups(client, self._catalogue)
-        self._publisher = Publisher(client, settings)
-        self._letters: dict[str, Letters] = {}
+    features = Features(
+        stable_positions=True,
+        fence=True,
+        durability="replicated",
+        aside=True,
+        starts=frozenset({"earliest", "latest", "time"}),
+    )
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._groups = Groups(cluster)
+        self._publisher = KafkaPublisher(cluster.factory, cluster.settings)
+        self._aside_logs: dict[str, AsideLog] = {}
         self._in_turn = asyncio.Lock()
         self._epochs = itertools.count(1)
         self._subscriptions: set[KafkaSubscription] = set()
         self._closed = False
 
-    async def publish(self, events: Sequence[Event]) -> None:
+    async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
+        """`relay` is not checked: a Kafka transaction fences a producer by its own epoch, which an outbox's database
+        does not know. A relay that was suspended may publish old events again, behind newer ones."""
         self._check_open()
         if not events:
             return
@@ -61,18 +78,15 @@ class KafkaBroker:
         if counts is None:
             self._publisher.warm()
         if counts is None or self._in_turn.locked():
-            async with self._in_turn:  # calls take effect as they were entered, also while a topic is looked up
-                counts = {name: (await self._catalogue.resolve(name)).partitions for name in topics}
-                sent = self._enter(events, counts)
+            async with self._in_turn:  # calls take effect in the order they entered, even while a topic is looked up
+                counts = {name: (await self._cluster.topics.resolve(name)).partitions for name in topics}
+                sent = self._publisher.enter(events, counts)
         else:
-            sent = self._enter(events, counts)
+            sent = self._publisher.enter(events, counts)
         await sent
 
-    def _enter(self, events: Sequence[Event], counts: dict[str, int]) -> "asyncio.Future[None]":
-        return self._publisher.enter(self._publisher.pack(events, counts))
-
     def _counts(self, topics: set[str]) -> dict[str, int] | None:
-        found = {name: self._catalogue.remembered(name) for name in topics}
+        found = {name: self._cluster.topics.remembered(name) for name in topics}
         known = {name: topic.partitions for name, topic in found.items() if topic is not None}
         return known if len(known) == len(topics) else None
 
@@ -83,33 +97,39 @@ class KafkaBroker:
         check_name("group", group)
         if not isinstance(start, int | float) and start not in ("earliest", "latest"):
             raise BadSetting(f"start={start!r}: use earliest, latest or a Unix time")
-        for topic in dict.fromkeys(topics):
-            await self._catalogue.resolve(topic)
-            if not await asyncio.to_thread(self._of_group(group).prepare, topic):
+        names = list(dict.fromkeys(topics))
+        for topic in names:
+            await self._cluster.topics.resolve(topic)
+            if not await asyncio.to_thread(self._aside_log(group).prepare, topic):
                 log.warning("Kafka: %s", missing(group, topic))
-        holdings = Holdings()
-        warden = Warden(self._of_group(group), holdings, group)
-        cluster = Cluster(self._client, self._catalogue, self._settings)
-        enrolment = Enrolment(group, member, list(dict.fromkeys(topics)), start)
-        membership = Membership(cluster, enrolment, holdings, warden, self._epochs)
-        reader = Reader(cluster, holdings, group=group, displaced=membership.displaced)
-        subscription = KafkaSubscription(
-            membership, reader, warden, holdings, self._catalogue.admin, timeout_s=self._settings.publish_timeout_s
-        )
+        subscription = self._subscribed(Enrolment(group, member, names, start))
         self._subscriptions = {kept for kept in self._subscriptions if not kept.is_closed} | {subscription}
         return subscription
 
-    def aside(self, group: str) -> KafkaAside:
-        return KafkaAside(self._of_group(group), self._catalogue)
+    def _subscribed(self, enrolment: Enrolment) -> KafkaSubscription:
+        cluster, group = self._cluster, enrolment.group
+        holdings: KafkaHoldings = Holdings(Bell())
+        aside = AsideOwner(self._aside_log(group), holdings, group)
+        membership = Membership(cluster, enrolment, holdings, aside, self._epochs)
+        reader = LogReader(cluster, holdings, group=group, displaced=membership.displaced)
+        timeout_s = cluster.settings.publish_timeout_s
+        return KafkaSubscription(membership, reader, aside, holdings, cluster.admin.client, timeout_s=timeout_s)
 
-    def _of_group(self, group: str) -> Letters:
-        if group not in self._letters:
-            self._letters[group] = Letters(self._client, self._catalogue, self._settings, group)
-        return self._letters[group]
+    def aside(self, group: str) -> KafkaAside:
+        return KafkaAside(self._aside_log(group), self._cluster.topics)
+
+    def _aside_log(self, group: str) -> AsideLog:
+        if group not in self._aside_logs:
+            self._aside_logs[group] = AsideLog(self._cluster, group)
+        return self._aside_logs[group]
 
     async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
         self._check_open()
-        return await asyncio.to_thread(self._catalogue.declare, topology.topics, apply=apply)
+        return await asyncio.to_thread(self._cluster.topics.declare, topology, apply=apply)
+
+    async def topics(self) -> Sequence[TopicSpec]:
+        self._check_open()
+        return await asyncio.to_thread(self._cluster.topics.specs)
 
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
         self._check_open()
@@ -117,20 +137,36 @@ class KafkaBroker:
 
     async def drop_group(self, topic: str, group: str) -> None:
         self._check_open()
-        await asyncio.to_thread(self._groups.drop, topic, group)
-        await asyncio.to_thread(self._of_group(group).delete, topic)
+        await asyncio.to_thread(self._drop_group, topic, group)
+
+    def _drop_group(self, topic: str, group: str) -> None:
+        self._groups.drop(topic, group)
+        self._aside_log(group).delete(topic)
 
     async def drop_topic(self, topic: str) -> None:
-        """Delete the topic and what is in it."""
         self._check_open()
-        await asyncio.to_thread(self._catalogue.delete, topic)
+        await asyncio.to_thread(self._drop_topic, topic)
+
+    def _drop_topic(self, topic: str) -> None:
+        groups = [*self._groups.unused(topic), *groups_of(topic, self._cluster.topics.counts())]
+        for group in dict.fromkeys(groups):
+            self._drop_group(topic, group)
+        self._cluster.topics.delete(topic)
+
+    async def diagnose(self) -> Sequence[Finding]:
+        self._check_open()
+        try:
+            facts = await asyncio.to_thread(gather, self._cluster, self._groups)
+        except BrokerError as error:
+            return [Finding("error", str(error), "start Kafka, or correct the URL and the settings of the client")]
+        return diagnose(facts, self._cluster.settings)
 
     async def close(self) -> None:
         self._closed = True
         await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
         await self._publisher.close()
-        await asyncio.gather(*[parted(letters.close) for letters in self._letters.values()])
+        await asyncio.gather(*[close_in_time(aside.close) for aside in self._aside_logs.values()])
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"the broker on {self._client.servers} is closed")
+            raise Closed(f"the broker on {self._cluster.factory.servers} is closed")

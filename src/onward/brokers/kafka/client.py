@@ -1,4 +1,4 @@
-"""What librdkafka is told: the user's own settings by their names, under those that our promises rest on."""
+"""Makes the clients of one cluster: the user's librdkafka settings, and those that our guarantees depend on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from urllib.parse import unquote, urlsplit
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from onward.brokers.kafka.reports import Reports, told_of
+from onward.brokers.kafka.client_log import ClientLog, server_and_cause
 from onward.errors import BadSetting, BrokerError
 from onward.settings import Settings
 
-REQUEST_S = 10.0  # for one question to the cluster
+REQUEST_S = 10.0  # time limit of one request to the cluster
 _PORT = 9092
 _OURS = frozenset(
     {
@@ -41,8 +41,8 @@ _SINGLE = {
 _PRODUCING = ("linger.", "batch.", "compression.", "queue.buffering.", "sticky.", "retries", "acks", "request.required")
 
 
-class Client:
-    """Makes clients of one cluster. Its text holds no secret."""
+class ClientFactory:
+    """Makes clients of one cluster. Its repr holds no secret."""
 
     def __init__(self, url: str, settings: Settings) -> None:
         for name in settings.client:
@@ -54,8 +54,8 @@ class Client:
             raise BadSetting("a Kafka URL names its brokers: kafka://host:9092, or kafka://one:9092,two:9092")
         self.servers = ",".join(each if ":" in each else f"{each}:{_PORT}" for each in hosts.split(","))
         self._settings = settings
-        self.denied = ""  # why the cluster does not let us in
-        self.down = ""  # why it is not to be reached
+        self.denied = ""  # why the cluster refuses our login
+        self.down = ""  # why it cannot be reached
         self._common: dict[str, Any] = {
             "bootstrap.servers": self.servers,
             "log.connection.close": False,
@@ -63,16 +63,16 @@ class Client:
         }
         self._common |= _credentials(parts.netloc.rpartition("@")[0])
         _check_used(self._common | settings.client)
-        self._reports = Reports(_secrets(self._common | settings.client))
+        self._log = ClientLog(_secrets(self._common | settings.client))
 
     def __repr__(self) -> str:
-        return f"Client({self.servers})"
+        return f"ClientFactory({self.servers})"
 
     def producer(self, **more: Any) -> Producer:
         conf = {
             "enable.idempotence": True,
             "enable.gapless.guarantee": True,  # after a refusal nothing later of that partition is accepted
-            "message.timeout.ms": 0,  # the publisher has a deadline of its own, and purges
+            "message.timeout.ms": 0,  # the publisher has its own deadline, and purges
             "linger.ms": 1,
             "message.max.bytes": self._message_bytes,
             "queue.buffering.max.messages": 100_000,
@@ -81,7 +81,7 @@ class Client:
         return self._made(Producer, self._picked(_PRODUCING), conf, more)
 
     def single_producer(self) -> Producer:
-        """Each message goes out alone and once: what is not answered is not known."""
+        """Each message is sent alone and once: without an answer its outcome is unknown."""
         conf = {"message.timeout.ms": 0, "message.max.bytes": self._message_bytes}
         return self._made(Producer, self._picked(_PRODUCING) | _SINGLE, conf, {})
 
@@ -93,26 +93,26 @@ class Client:
         conf = {
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",  # where to go on is never guessed
+            "auto.offset.reset": "error",  # the position is never guessed
             "topic.metadata.refresh.interval.ms": 30_000,
             "fetch.error.backoff.ms": 100,
         }
         return self._made(Consumer, self._picked(_CONSUMING, _CONSUMING_TOO), conf, more)
 
     def admin(self) -> AdminClient:
-        # It asks the one node that it was last told is the controller: it must hear of it when that is dead.
+        # It sends requests to the node that it knows as the controller. Fresh metadata replaces a dead one.
         conf = {"error_cb": self._failed, "topic.metadata.refresh.interval.ms": 10_000}
         return self._made(AdminClient, self._picked(()), conf, {})
 
     def _failed(self, error: KafkaError) -> None:
-        server, cause = told_of(self._reports.scrubbed(error.str()))
+        server, cause = server_and_cause(self._log.scrubbed(error.str()))
         if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
             self.denied = cause
         elif error.code() in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
             self.down = cause if server in self.servers else f"{server}: {cause}"
 
     def _picked(self, prefixes: tuple[str, ...], names: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """The user's settings but for those of another kind of client, about which librdkafka would complain."""
+        """The user's settings, without those of another kind of client: librdkafka would warn about them."""
         return {
             name: value
             for name, value in self._settings.client.items()
@@ -123,21 +123,19 @@ class Client:
 
     def _made(self, kind: Any, picked: Mapping[str, Any], conf: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
         try:
-            return kind(self._common | dict(conf) | dict(more) | dict(picked), logger=self._reports)
+            return kind(self._common | dict(conf) | dict(more) | dict(picked), logger=self._log)
         except KafkaException as error:
-            raise BadSetting(
-                f"Kafka at {self.servers}: {_said(self._reports.scrubbed(error.args[0].str()))}"
-            ) from error
+            raise BadSetting(f"Kafka at {self.servers}: {_cured(self._log.scrubbed(error.args[0].str()))}") from error
         except (TypeError, ValueError) as error:
-            raise BadSetting(f"Kafka at {self.servers}: {self._reports.scrubbed(str(error))}") from error
+            raise BadSetting(f"Kafka at {self.servers}: {self._log.scrubbed(str(error))}") from error
 
 
 def _secrets(conf: Mapping[str, Any]) -> list[str]:
     return [str(value) for name, value in conf.items() if any(word in name for word in _SECRET)]
 
 
-def _said(text: str) -> str:
-    """What librdkafka says of a setting, and how to mend it."""
+def _cured(text: str) -> str:
+    """librdkafka's error about a setting, and what to do."""
     if "No such configuration property" not in text:
         return text
     return f"{text}; client.NAME sets what librdkafka calls NAME, and its CONFIGURATION.md lists all of them"
@@ -151,7 +149,7 @@ def _credentials(userinfo: str) -> dict[str, str]:
 
 
 def _check_used(conf: Mapping[str, Any]) -> None:
-    """librdkafka speaks plaintext unless told otherwise, and then says nothing of a user it did not use."""
+    """Without a security.protocol librdkafka speaks plain text, and ignores a user without a warning."""
     given = sorted(name for name in conf if name.startswith("sasl.") or name == "oauth_cb")
     if given and "security.protocol" not in conf:
         raise BadSetting(
@@ -161,7 +159,20 @@ def _check_used(conf: Mapping[str, Any]) -> None:
 
 
 def explained(error: KafkaError | KafkaException | TimeoutError, doing: str) -> BrokerError:
-    """The error with what was being done."""
+    """The error, with what we were doing."""
     cause = error.args[0] if isinstance(error, KafkaException) else error
     text = cause.str() if isinstance(cause, KafkaError) else str(cause) or "no answer in time"
     return BrokerError(f"Kafka: {doing}: {text}")
+
+
+def produce(producer: Producer, *message: Any, headers: Any) -> None:
+    """Hand a message to the producer: topic, value, key, partition, and what to call with its report.
+
+    KafkaException, BufferError: the producer does not take it."""
+    try:
+        producer.produce(*message, headers=headers)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+            raise
+        producer.list_topics(timeout=REQUEST_S)  # the partition was added after the producer's last refresh
+        producer.produce(*message, headers=headers)

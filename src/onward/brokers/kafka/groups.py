@@ -1,17 +1,20 @@
-"""Groups of the cluster: who is in them, how far they are, and how to forget one."""
+"""Groups of the cluster: their members, how far they are, and how to drop one. Calls block."""
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from onward import clock
 from onward.brokers.base import GroupInfo, MemberInfo, Standing
-from onward.brokers.kafka import marks
-from onward.brokers.kafka.client import REQUEST_S, Client, explained
-from onward.brokers.kafka.topics import Catalogue
+from onward.brokers.kafka import commit_metadata
+from onward.brokers.kafka.client import REQUEST_S, explained
+from onward.brokers.kafka.log_offsets import offsets
+from onward.brokers.kafka.topics import Cluster
 from onward.errors import BrokerError
+from onward.event import Partition
 
 _AGAIN_S = 0.1
 _MOVING = frozenset(
@@ -19,107 +22,161 @@ _MOVING = frozenset(
 )
 
 
-class Groups:
-    """Progress is read and written by consumers that join nothing: the admin client's own request for it ends the
-    process when a coordinator answers that it is none (confluentinc/librdkafka#5040)."""
+class GroupMember(NamedTuple):
+    """A live member, and the partitions that the group has assigned to it."""
 
-    def __init__(self, client: Client, catalogue: Catalogue) -> None:
-        self._client = client
-        self._catalogue = catalogue
+    info: MemberInfo
+    partitions: frozenset[Partition]
+
+    def may_use(self, topic: str) -> bool:
+        """While a group rebalances, its members have no partitions."""
+        return not self.partitions or any(partition.topic == topic for partition in self.partitions)
+
+
+class Groups:
+    """Progress is read and written by consumers that join no group: the admin client's own request for it crashes the
+    process when a node answers that it is not the coordinator (confluentinc/librdkafka#5040)."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._factory = cluster.factory
+        self._admin = cluster.admin
+        self._topics = cluster.topics
 
     def of(self, topic: str) -> list[GroupInfo]:
         """Those that have progress in the topic."""
-        admin = self._catalogue.admin
-        described = self._catalogue.described(topic)
-        if described is None:
+        progress = self._progress_in(topic)
+        if not progress:
             return []
-        places = [TopicPartition(topic, index) for index in range(described.partitions)]
-        try:
-            listing = self._catalogue.answer(admin.list_consumer_groups(request_timeout=REQUEST_S), "listing groups")
-        except KafkaException as error:
-            raise explained(error, "listing groups") from error
-        found = []
-        for group in sorted(each.group_id for each in listing.valid):
-            progress = self.progress(group, places)
-            if progress:
-                standings = {place.partition: Standing(place.offset, None, None, None) for place in progress}
-                members = [MemberInfo.parse(name) for name in self._members(group, topic)]
-                found.append(GroupInfo(group, topic, members, standings))
-        return found
+        members = self._members(progress)
+        ends = self._ends(sorted({Partition(topic, place.partition) for each in progress.values() for place in each}))
+        return [_info(group, topic, progress[group], members[group], ends) for group in progress]
 
-    def drop(self, topic: str, group: str) -> None:
-        progress = self.progress(group, self._everywhere())
-        here = [place for place in progress if place.topic == topic]
-        if not here:
-            return
-        members = self._members(group, None)
-        if members:
-            raise BrokerError(f"group {group} of topic {topic} is in use by {', '.join(members)}; stop them first")
+    def names(self) -> list[str]:
+        doing = "listing groups"
         try:
-            if len(here) == len(progress):
-                futures = self._catalogue.admin.delete_consumer_groups([group], request_timeout=REQUEST_S)
-                self._catalogue.answer(futures[group], f"forgetting group {group}")
-            else:  # the client cannot delete the commits of one topic
-                self._forget(group, here)
+            listing = self._admin.answer(self._admin.client.list_consumer_groups(request_timeout=REQUEST_S), doing)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
-                raise explained(error, f"forgetting group {group}") from error
+            raise explained(error, doing) from error
+        return sorted(each.group_id for each in listing.valid)
 
-    def progress(self, group: str, places: list[TopicPartition]) -> list[TopicPartition]:
-        """Where the group has progress, of these places."""
-        consumer = self._client.consumer(**{"group.id": group})
+    def progress(self, group: str, places: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """The commits of the group, of these places."""
+        consumer = self._factory.consumer(**{"group.id": group})
         try:
             found = _committed(consumer, places)
         except KafkaException as error:
             raise explained(error, f"reading the progress of group {group}") from error
         finally:
             consumer.close()
-        return [place for place in found if place.offset >= 0 and place.metadata != marks.FORGOTTEN]
+        return [place for place in found if place.offset >= 0 and place.metadata != commit_metadata.FORGOTTEN]
 
-    def _forget(self, group: str, places: list[TopicPartition]) -> None:
-        consumer = self._client.consumer(**{"group.id": group})
+    def progress_everywhere(self, group: str) -> list[TopicPartition]:
+        counts = self._topics.counts()
+        return self.progress(group, [TopicPartition(name, at) for name, count in counts.items() for at in range(count)])
+
+    def drop(self, topic: str, group: str) -> None:
+        """Forget the group's progress in the topic. BrokerError: it has a live member."""
+        progress = self.progress_everywhere(group)
+        here = [place for place in progress if place.topic == topic]
+        if not here:
+            return
+        if members := self._members([group])[group]:
+            raise BrokerError(f"group {group} of topic {topic} is in use by {_names(members)}; stop them first")
+        doing = f"dropping group {group}"
         try:
-            forgotten = [TopicPartition(each.topic, each.partition, 0, marks.FORGOTTEN) for each in places]
+            if len(here) == len(progress):
+                futures = self._admin.client.delete_consumer_groups([group], request_timeout=REQUEST_S)
+                self._admin.answer(futures[group], doing)
+            else:  # the client cannot delete the commits of one topic
+                self._forget(group, here)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+                raise explained(error, doing) from error
+
+    def unused(self, topic: str) -> list[str]:
+        """The groups that have progress in the topic. BrokerError: some group has a live member that may use it."""
+        progress = self._progress_in(topic)
+        for group, members in self._members(self.names()).items():
+            if users := [each for each in members if each.may_use(topic) and (each.partitions or group in progress)]:
+                raise BrokerError(f"topic {topic} is in use by {_names(users)} of group {group}; stop them first")
+        return list(progress)
+
+    def _progress_in(self, topic: str) -> dict[str, list[TopicPartition]]:
+        """By group."""
+        described = self._topics.described(topic)
+        if described is None:
+            return {}
+        places = [TopicPartition(topic, index) for index in range(described.partitions)]
+        found = {group: self.progress(group, places) for group in self.names()}
+        return {group: progress for group, progress in found.items() if progress}
+
+    def _members(self, groups: Iterable[str]) -> dict[str, list[GroupMember]]:
+        names = list(groups)
+        if not names:
+            return {}
+        futures = self._admin.client.describe_consumer_groups(names, request_timeout=REQUEST_S)
+        return {group: self._members_of(group, future) for group, future in futures.items()}
+
+    def _members_of(self, group: str, future: Any) -> list[GroupMember]:
+        doing = f"describing group {group}"
+        try:
+            described = self._admin.answer(future, doing)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return []
+            raise explained(error, doing) from error
+        return [GroupMember(MemberInfo.parse(each.client_id), _assigned(each)) for each in described.members]
+
+    def _ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Where the logs end; nothing if a leader does not answer."""
+        try:
+            return offsets(self._admin.client, partitions, OffsetSpec.latest())
+        except (KafkaException, BrokerError):
+            return {}
+
+    def _forget(self, group: str, places: Sequence[TopicPartition]) -> None:
+        consumer = self._factory.consumer(**{"group.id": group})
+        try:
+            forgotten = [TopicPartition(each.topic, each.partition, 0, commit_metadata.FORGOTTEN) for each in places]
             for place in consumer.commit(offsets=forgotten, asynchronous=False):
                 if place.error is not None:
                     raise KafkaException(place.error)
         finally:
             consumer.close()
 
-    def _everywhere(self) -> list[TopicPartition]:
-        try:
-            topics = self._catalogue.admin.list_topics(timeout=REQUEST_S).topics
-        except KafkaException as error:
-            raise explained(error, "listing topics") from error
-        return [TopicPartition(name, index) for name, topic in topics.items() for index in topic.partitions]
 
-    def _members(self, group: str, topic: str | None) -> Sequence[str]:
-        futures = self._catalogue.admin.describe_consumer_groups([group], request_timeout=REQUEST_S)
-        try:
-            described: Any = self._catalogue.answer(futures[group], f"describing group {group}")
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-                return []
-            raise explained(error, f"describing group {group}") from error
-        return [
-            member.client_id
-            for member in described.members
-            if topic is None or not member.assignment or _concerns(member.assignment, topic)
-        ]
+def _info(
+    group: str,
+    topic: str,
+    progress: Sequence[TopicPartition],
+    members: Sequence[GroupMember],
+    ends: dict[Partition, int],
+) -> GroupInfo:
+    owners = {partition: member.info.name for member in members for partition in member.partitions}
+    standings = {}
+    for place in progress:
+        partition = Partition(topic, place.partition)
+        fence = commit_metadata.read(place.metadata or "", place.offset).progress.fence
+        standings[partition.index] = Standing(place.offset, ends.get(partition), owners.get(partition), fence)
+    return GroupInfo(group, topic, [each.info for each in members if each.may_use(topic)], standings)
 
 
-def _committed(consumer: Any, places: list[TopicPartition]) -> list[TopicPartition]:
+def _assigned(member: Any) -> frozenset[Partition]:
+    places = member.assignment.topic_partitions if member.assignment else ()
+    return frozenset(Partition(place.topic, place.partition) for place in places or ())
+
+
+def _names(members: Iterable[GroupMember]) -> str:
+    return ", ".join(each.info.name for each in members)
+
+
+def _committed(consumer: Any, places: Sequence[TopicPartition]) -> list[TopicPartition]:
     """Asked again while the coordinator moves."""
     end = clock.now() + REQUEST_S
     while True:
         try:
-            return list(consumer.committed(places, REQUEST_S))
+            return list(consumer.committed(list(places), REQUEST_S))
         except KafkaException as error:
             if error.args[0].code() not in _MOVING or clock.now() > end:
                 raise
             time.sleep(_AGAIN_S)
-
-
-def _concerns(assignment: Any, topic: str) -> bool:
-    places = assignment.topic_partitions
-    return not places or any(place.topic == topic for place in places)

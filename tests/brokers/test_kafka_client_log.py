@@ -1,12 +1,12 @@
-"""What librdkafka says, as it comes to the log of the application."""
+"""librdkafka's log lines, as they appear in the application's log."""
 
 import logging
 
 import pytest
 
 from onward import settings
-from onward.brokers.kafka.client import Client
-from onward.brokers.kafka.reports import Reports, told_of
+from onward.brokers.kafka.client import ClientFactory
+from onward.brokers.kafka.client_log import ClientLog, server_and_cause
 
 REFUSED = (
     "[thrd:127.0.0.1:19/bootstrap]: 127.0.0.1:19/bootstrap: "
@@ -20,7 +20,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def said(lines: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
+def logged(lines: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
     return [record.getMessage() for record in lines.records if record.levelno >= level]
 
 
@@ -46,45 +46,45 @@ def said(lines: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str
         ("[thrd:main]: 3/3 brokers are down", "the cluster", "[thrd:main]: 3/3 brokers are down"),
     ],
 )
-def test_a_line_is_told_of_its_server(line: str, server: str, cause: str) -> None:
-    assert told_of(line) == (server, cause)
+def test_a_line_names_its_server_and_the_cause(line: str, server: str, cause: str) -> None:
+    assert server_and_cause(line) == (server, cause)
 
 
-def test_a_trouble_that_lasts_is_told_once_a_minute(
+def test_an_error_that_lasts_is_logged_once_a_minute(
     lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_000.0
     monkeypatch.setattr("onward.clock.now", lambda: now)
-    voice = Reports([])
+    client_log = ClientLog([])
     for _ in range(100):
-        voice.log(logging.ERROR, "", "FAIL", "client-1", REFUSED)
-        voice.log(logging.ERROR, "", "FAIL", "client-2", REFUSED)
-    assert said(lines) == ["Kafka at 127.0.0.1:19: Connection refused; trying again"]
-    voice.log(logging.ERROR, "", "FAIL", "client-1", REFUSED.replace("refused", "reset"))
-    assert len(said(lines)) == 2
+        client_log.log(logging.ERROR, "", "FAIL", "client-1", REFUSED)
+        client_log.log(logging.ERROR, "", "FAIL", "client-2", REFUSED)
+    assert logged(lines) == ["Kafka at 127.0.0.1:19: Connection refused; trying again"]
+    client_log.log(logging.ERROR, "", "FAIL", "client-1", REFUSED.replace("refused", "reset"))
+    assert len(logged(lines)) == 2
     now += 61
-    voice.log(logging.ERROR, "", "FAIL", "client-1", REFUSED)
-    assert len(said(lines)) == 3
+    client_log.log(logging.ERROR, "", "FAIL", "client-1", REFUSED)
+    assert len(logged(lines)) == 3
 
 
-def test_other_lines_keep_their_level_and_small_talk_is_for_those_who_debug(lines: pytest.LogCaptureFixture) -> None:
-    voice = Reports([])
-    voice.log(logging.WARNING, "", "SESSTMOUT", "client-1", "the session timed out")
-    voice.log(logging.WARNING, "", "BGQUEUE", "client-1", "Purging 3 unserved events from background queue")
-    voice.log(
+def test_other_lines_keep_their_level_and_expected_ones_are_logged_at_debug(lines: pytest.LogCaptureFixture) -> None:
+    client_log = ClientLog([])
+    client_log.log(logging.WARNING, "", "SESSTMOUT", "client-1", "the session timed out")
+    client_log.log(logging.WARNING, "", "BGQUEUE", "client-1", "Purging 3 unserved events from background queue")
+    client_log.log(
         logging.CRITICAL, "", "FATAL", "client-1", "Fatal error: Local: Gap-less ordering would not be guaranteed"
     )
-    voice.log(logging.CRITICAL, "", "FATAL", "client-1", "Fatal error: Broker: Static member fenced")
-    assert said(lines) == [
+    client_log.log(logging.CRITICAL, "", "FATAL", "client-1", "Fatal error: Broker: Static member fenced")
+    assert logged(lines) == [
         "client-1: SESSTMOUT: the session timed out",
         "client-1: FATAL: Fatal error: Broker: Static member fenced",
     ]
-    assert len(said(lines, logging.DEBUG)) == 4
+    assert len(logged(lines, logging.DEBUG)) == 4
 
 
-def test_no_secret_comes_to_the_log_or_into_an_error(lines: pytest.LogCaptureFixture) -> None:
+def test_no_secret_is_in_the_log(lines: pytest.LogCaptureFixture) -> None:
     url = "kafka://ann:pa%40ss@one:9093?client.sasl.oauthbearer.client.secret=hidden-1"
     loaded = settings.load(url, client={"ssl.key.password": "hidden-2", "security.protocol": "SASL_SSL"})
-    voice = Client(loaded.url, loaded)._reports
-    voice.log(logging.WARNING, "", "SASL", "client-1", "tried pa@ss, hidden-1 and hidden-2 of ann")
-    assert said(lines) == ["client-1: SASL: tried ***, *** and *** of ann"]
+    client_log = ClientFactory(loaded.url, loaded)._log
+    client_log.log(logging.WARNING, "", "SASL", "client-1", "tried pa@ss, hidden-1 and hidden-2 of ann")
+    assert logged(lines) == ["client-1: SASL: tried ***, *** and *** of ann"]

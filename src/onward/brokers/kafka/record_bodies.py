@@ -1,4 +1,4 @@
-"""Entries of a log that are read again, where they stand."""
+"""Reads the bodies of records again, at their offsets in the log."""
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -6,27 +6,27 @@ from collections.abc import Collection, Iterator, Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from onward import clock
-from onward.brokers.kafka.client import Client
-from onward.brokers.kafka.parting import dismiss
+from onward.brokers.kafka.client import ClientFactory
+from onward.brokers.kafka.closing import close_in_background
 from onward.errors import BrokerError
 
-_GAP = 50  # entries that nobody asked for are read over; more of them are jumped
+_GAP = 50  # up to so many entries between two wanted ones are read and dropped; more are skipped with a seek
 _WAIT_S = 0.1
 _READ_S = 30.0  # for the entries of one call
 _AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT})
 
 
-class Bodies:
+class RecordBodies:
     """Safe to call from any thread. Calls block."""
 
-    def __init__(self, client: Client, group: str) -> None:
-        self._client = client
+    def __init__(self, factory: ClientFactory, group: str) -> None:
+        self._factory = factory
         self._group = group
         self._lock = threading.Lock()
         self._consumer: Consumer | None = None
 
     def read(self, topic: str, index: int, wanted: Collection[int]) -> dict[int, bytes]:
-        """The values by offset; those that the log has not are not among them. BrokerError: nobody answers."""
+        """The values by offset, without those that the log no longer has. BrokerError: the cluster does not answer."""
         end = clock.now() + _READ_S
         with self._lock:
             consumer = self._opened()
@@ -37,7 +37,7 @@ class Bodies:
                     found |= {at: value for at, value in _values(consumer, run[-1], end) if at in wanted}
                 return found
             except (KafkaException, BrokerError) as error:
-                dismiss(consumer.close)  # another one may do better, see stall.py
+                close_in_background(consumer.close)  # a new client may succeed, see stall_check.py
                 self._consumer = None
                 why = error.args[0].str() if isinstance(error, KafkaException) else str(error)
                 raise BrokerError(f"Kafka: records of {topic}/{index} cannot be read: {why}") from error
@@ -54,12 +54,12 @@ class Bodies:
     def _opened(self) -> Consumer:
         if self._consumer is None:
             more = {"auto.offset.reset": "earliest", "enable.partition.eof": True, "queued.max.messages.kbytes": 2_048}
-            self._consumer = self._client.consumer(**{"group.id": self._group, "fetch.wait.max.ms": 100}, **more)
+            self._consumer = self._factory.consumer(**{"group.id": self._group, "fetch.wait.max.ms": 100}, **more)
         return self._consumer
 
 
 def _runs(offsets: Sequence[int]) -> Iterator[list[int]]:
-    """Offsets that stand so near to each other that they are read in one go."""
+    """Offsets that are near enough to each other to be read in one go."""
     run: list[int] = []
     for offset in offsets:
         if run and offset - run[-1] > _GAP:
@@ -71,7 +71,7 @@ def _runs(offsets: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _values(consumer: Consumer, last: int, end: float) -> Iterator[tuple[int, bytes]]:
-    """From where the consumer stands up to an offset, or to the end of the log."""
+    """From the consumer's position up to an offset, or to the end of the log."""
     while True:
         for message in consumer.consume(_GAP, _WAIT_S):
             error = message.error()

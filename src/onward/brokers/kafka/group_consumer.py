@@ -1,0 +1,178 @@
+"""The client that is in the group. It reads nothing: what the group assigns to it is paused at once."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as NoAnswer
+from typing import Any, NamedTuple, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import ConfigResource, ResourceType
+
+from onward import clock
+from onward.brokers.base import Start
+from onward.brokers.core.session_clock import BEATS
+from onward.brokers.kafka.client import REQUEST_S, explained
+from onward.brokers.kafka.topics import Cluster
+from onward.errors import BadSetting, OnwardError
+from onward.settings import Settings
+
+log = logging.getLogger("onward")
+
+_POLL_S = 0.02
+_ANSWER_S = 0.5
+_LEAVE_S = 10.0
+_USUAL_SESSION_S = 45.0
+
+_FORBIDDEN = frozenset(
+    {
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+        KafkaError.GROUP_MAX_SIZE_REACHED,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError.UNSUPPORTED_ASSIGNOR,
+        KafkaError._FATAL,
+        KafkaError._AUTHENTICATION,
+    }
+)
+
+Places = Sequence[TopicPartition]
+
+
+class Enrolment(NamedTuple):
+    """What a member joins, and under which name."""
+
+    group: str
+    member: str
+    topics: Sequence[str]
+    start: Start
+
+
+class Listener(Protocol):
+    """Called within a poll when the group assigns partitions, asks for them back, or has given them to others."""
+
+    def on_assign(self, consumer: Consumer, places: Places) -> None: ...
+    def on_revoke(self, consumer: Consumer, places: Places) -> None: ...
+    def on_lost(self, consumer: Consumer, places: Places) -> None: ...
+
+
+class GroupConsumer:
+    """`client` is librdkafka's consumer; only the member's thread may call it."""
+
+    def __init__(self, cluster: Cluster, enrolment: Enrolment, on_commit: Callable[..., None]) -> None:
+        settings = cluster.settings
+        self._settings = settings
+        self._admin = cluster.admin.client
+        self._enrolment = enrolment
+        self.is_modern = settings.client.get("group.protocol") == "consumer"  # KIP-848
+        self._is_cooperative = self.is_modern or "cooperative" in str(
+            settings.client.get("partition.assignment.strategy", "cooperative-sticky")
+        )
+        self.client: Consumer = cluster.factory.consumer(**self._conf(), on_commit=on_commit)
+        self.is_subscribed = False
+        self.failure: OnwardError | None = None  # why we can never be in the group
+
+    def _conf(self) -> dict[str, Any]:
+        settings = self._settings
+        session_ms = self._session_ms
+        longest_s = max(settings.max_poll_gap_s, settings.revoke_grace_s + 10, session_ms / 1000)
+        conf: dict[str, Any] = {
+            "group.id": self._enrolment.group,
+            "client.id": self._enrolment.member,
+            "max.poll.interval.ms": int(longest_s * 1000),
+        }
+        if not self.is_modern:
+            conf |= {
+                "session.timeout.ms": session_ms,
+                "heartbeat.interval.ms": max(1, session_ms // BEATS),
+                "partition.assignment.strategy": "cooperative-sticky",
+            }
+        return conf
+
+    @property
+    def _session_ms(self) -> int:
+        return int(self._settings.client.get("session.timeout.ms", self._settings.lease_s * 1000))
+
+    @property
+    def session_s(self) -> float:
+        """As this member asks for it."""
+        return self._session_ms / 1000
+
+    def group_session_s(self) -> float:
+        """As the cluster has it for the group (KIP-848); if it does not answer, `lease_s`, but no more than usual."""
+        asked = ConfigResource(ResourceType.GROUP, self._enrolment.group)
+        try:
+            answer = self._admin.describe_configs([asked], request_timeout=REQUEST_S)[asked]
+            return int(answer.result(REQUEST_S)["consumer.session.timeout.ms"].value) / 1000
+        except (KafkaException, KeyError, NoAnswer):
+            return min(self._settings.lease_s, _USUAL_SESSION_S)
+
+    @property
+    def member_id(self) -> str:
+        """Given by the coordinator; another one means that it ended our session."""
+        return str(self.client.memberid())
+
+    def join(self, listener: Listener) -> None:
+        self.client.subscribe(
+            list(self._enrolment.topics),
+            on_assign=listener.on_assign,
+            on_revoke=listener.on_revoke,
+            on_lost=listener.on_lost,
+        )
+        self.is_subscribed = True
+
+    def unsubscribe(self) -> None:
+        self.is_subscribed = False
+        self.client.unsubscribe()
+
+    def accept(self, places: Places) -> None:
+        """Confirm an assignment, paused. Called within `on_assign`."""
+        paused = [TopicPartition(place.topic, place.partition, 0) for place in places]
+        if self._is_cooperative:
+            self.client.incremental_assign(paused)
+        else:
+            self.client.assign(paused)
+        if paused:
+            self.client.pause(paused)
+
+    def poll(self) -> None:
+        """Serve the group for a moment. A failure that lasts is kept in `failure`."""
+        message = self.client.poll(_POLL_S)
+        if message is not None and message.error() is not None:
+            self._note(message.error())
+
+    def leave(self) -> None:
+        """Leave the group, and close.
+
+        While the group rebalances, the coordinator does not read what we send. If it misses that we leave, the other
+        members wait for us for a whole session. The coordinator answers in order, so an answer to a later request
+        means that it has read the earlier one."""
+        end = clock.now() + min(self._settings.lease_s, _LEAVE_S)
+        if self.is_subscribed and self._is_answered(end):
+            self.client.unsubscribe()
+            self._is_answered(end)
+        self.client.close()
+
+    def _is_answered(self, end: float) -> bool:
+        while clock.now() < end:
+            self.client.poll(_POLL_S)
+            with contextlib.suppress(KafkaException):
+                self.client.committed([TopicPartition(self._enrolment.topics[0], 0)], _ANSWER_S)
+                return True
+        return False
+
+    def _note(self, error: KafkaError) -> None:
+        log.warning("Kafka: group member: %s", error.str())
+        if error.code() == KafkaError.INVALID_SESSION_TIMEOUT:
+            self.failure = BadSetting(
+                f"{_session_setting(self._settings)}: the cluster does not allow such a session; its limits are "
+                "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms"
+            )
+        elif error.code() in _FORBIDDEN:
+            self.failure = explained(error, f"joining the group for {', '.join(self._enrolment.topics)}")
+
+
+def _session_setting(settings: Settings) -> str:
+    asked_ms = settings.client.get("session.timeout.ms")
+    return f"lease_s={settings.lease_s:g}" if asked_ms is None else f"session.timeout.ms={asked_ms}"
