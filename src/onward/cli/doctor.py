@@ -19,13 +19,13 @@ _COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def doctor(
-    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="Of the broker.")] = None,
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="Of the broker.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON array of findings.")] = False,
     app: find.AppOption = None,
 ) -> None:
     """Open the broker, look at how it is set up, and say what is wrong and what to do about it. It changes nothing.
 
-    It exits with 1 if something is an error, and with 3 if the broker cannot be opened.
+    It exits with 1 if something is an error, and with 3 if the broker cannot be opened or reached.
 
     \b
     Example:
@@ -46,6 +46,7 @@ async def _findings(settings: "Settings") -> "Sequence[Finding]":
         raise BrokerError(f"{why}: nothing was ever published there; is the URL right?")
     broker = await brokers.open_broker(settings)
     try:
+        await broker.topics()  # BrokerError: its server cannot be reached, which open_broker need not notice
         return await broker.diagnose()
     finally:
         await broker.close()

@@ -81,7 +81,7 @@ def show(
 @groups.command()
 def drop(
     group: GroupArgument,
-    topic: TopicOption = None,
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Needed if the group reads several.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     json: JsonOption = False,
     app: find.AppOption = None,

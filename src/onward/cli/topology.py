@@ -12,6 +12,7 @@ from onward.brokers.base import Change, TopicSpec, Topology
 from onward.brokers.core.topic_rules import DEFAULT_PARTITIONS, TopicRules
 from onward.cli import find, policy
 from onward.cli.say import Misuse, say
+from onward.settings import redacted
 
 if TYPE_CHECKING:
     from onward.app import Onward
@@ -52,6 +53,7 @@ def apply(app: find.AppOption = None, json: JsonOption = False) -> None:
 def _differences(app: str | None, *, apply: bool, json: bool) -> None:
     system = find.load(app or find.application("--app shop:app"))
     wanted = _wanted(system)
+    say(f"comparing with {redacted(system.settings.url)}")
     changes = asyncio.run(_declared(system, wanted, apply=apply))
     if json:
         typer.echo(msgspec.json.encode(changes).decode())
