@@ -1,9 +1,9 @@
 """The aside of one partition, folded from its log. Pure: everyone who reads the same log sees the same records.
 
 The log may be compacted. Its keys are of three kinds. A record's id: the record, or nothing once it is gone. "!fence":
-the fence of the owner. "!move:<uuid>": a request by a process that is not the owner. A request takes effect at its place
-in the log, if the record is in the expected state there, so its outcome is known without an answer. What a former owner
-writes behind a higher fence is void.
+the fence of the owner. "!move:<uuid>": a request by a process that is not the owner. A request takes effect at its
+place in the log, if the record is in the expected state there, so its outcome is known without an answer. What a former
+owner writes behind a higher fence is void.
 
 A record is a row here. Its body, which may be large, is kept with the row while there is room; otherwise it is read
 again at its offset in the log.
