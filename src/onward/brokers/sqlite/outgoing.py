@@ -121,7 +121,7 @@ class Packer:
 
 
 def _unstorable(events: Sequence[Event], error: Exception) -> str:
-    """Which event, and what of it, where that can be told."""
+    """Which event cannot be stored, and which part of it, where that is known."""
     for event in events:
         texts = {
             "key": event.key,
