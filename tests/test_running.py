@@ -110,21 +110,21 @@ def test_a_consumer_that_fails_ends_the_body_with_its_error(app: Onward, monkeyp
     noting(app)
     began = failing(monkeypatch)
 
-    async def main() -> str:
-        try:
+    async def main() -> None:
+        async def body() -> None:
             async with app.running():
                 began()
                 await asyncio.sleep(60)
-        except RuntimeError as error:
-            assert error.__context__ is None, "the cancellation explains nothing"
-            task = asyncio.current_task()
-            assert task is not None
-            assert not task.cancelling(), "what follows is not cancelled"
-            await asyncio.sleep(0)
-            return str(error)
-        return ""
 
-    assert asyncio.run(main()) == "boom"
+        with pytest.raises(RuntimeError, match="boom") as raised:
+            await body()
+        assert raised.value.__context__ is None, "the cancellation explains nothing"
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling(), "what follows is not cancelled"
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
 
 
 def test_a_cancellation_from_outside_is_not_replaced_by_a_failure(

@@ -1,5 +1,7 @@
 """Events of a type that the handler does not take: done at intake, without a lane, a record or a run."""
 
+from typing import Any
+
 from onward.brokers.base import AsideRecord, Assigned, Progress, State, Tries, record_id
 from onward.event import Delivery, Event, Partition
 from onward.flow.actions import Actions, Load
@@ -15,7 +17,7 @@ def event(key: str, type_: str) -> Event:
     return Event("id", "orders", key, b"", {}, type_)
 
 
-def plane(stored: Progress | None = None, **limits: int) -> ControlPlane:
+def plane(stored: Progress | None = None, **limits: Any) -> ControlPlane:
     plane = ControlPlane(
         Limits(group="g", settle_interval_s=0.0, wants=lambda type_: type_.startswith("order."), **limits)
     )
@@ -50,7 +52,6 @@ def test_what_is_not_wanted_is_done_at_intake_and_the_rest_keeps_its_order() -> 
     p.completed([(work, DONE) for work in actions.work if isinstance(work, Delivery)], AT)
     actions = p.tick(AT, 9.0)
     assert works(actions) == [2]
-    assert settled(p, actions).watermark == 2
     p.completed([(work, DONE) for work in actions.work if isinstance(work, Delivery)], AT)
     assert settled(p, p.tick(Instant(2.0, 2.0), 9.0)).watermark == 4
     assert (p.counts.delivered, p.counts.filtered, p.counts.done, p.counts.skipped) == (4, 2, 2, 0)
