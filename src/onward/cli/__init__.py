@@ -1,7 +1,8 @@
 """The command line. One file per command, each imported only when it is asked for.
 
-run.py        `onward run`, by the way of supervisor.py when there are several processes: its decisions are in
-              policy.py, its tie to a child in leash.py, the files of --reload in watch.py
+run.py        `onward run`, through supervisor.py when there are several processes: its decisions are in policy.py,
+              its tie to a child in leash.py, the files of --reload in watch.py
+health.py     `onward health`
 publish.py    `onward publish`
 tail.py       `onward tail`: follow.py reads, show.py makes lines of events
 dead.py       `onward dead`: its options in dead_choice.py, tables in dead_show.py, the bar in dead_replay.py
@@ -27,6 +28,7 @@ from onward.errors import OnwardError
 # Said here, so that `onward --help` imports none of them.
 COMMANDS = {
     "run": "Run an application's handlers.",
+    "health": "Ask a running application whether it is ready, or alive.",
     "publish": "Publish one event.",
     "tail": "Show a topic's events as they come.",
     "dead": "Look at events that were given up, run them again or drop them.",

@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from onward import context
 from onward.brokers.base import (
@@ -68,7 +68,7 @@ class Consumer:
         self.declined = 0  # events that the handler skipped
         self._outage = Outage()  # of the inbox
         self._subscription: Subscription | None = None
-        self._unsettled = ""  # why progress cannot be stored just now
+        self._failing: dict[str, str] = {}  # what fails just now and is tried again, and why
         self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
         self._undelivered: Mapping[Partition, BrokerLag] = {}  # as the broker last said
         self._wake = asyncio.Event()
@@ -96,12 +96,13 @@ class Consumer:
                 max_wait_s=max(handler.retry.longest_s, _LATER_S),
                 crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,
+                wants=handler.wants,
             ),
             solitude,
         )
 
-    async def run(self) -> None:
-        """Consume until `stop`, then drain, settle, release and leave."""
+    async def run(self, subscribed: Callable[[], None] = lambda: None) -> None:
+        """Consume until `stop`, then drain, settle, release and leave. Calls `subscribed` once it is a member."""
         handler = self._handler
         subscription = await self._broker.subscribe(
             [handler.topic], group=handler.group, member=self._member, ordering=handler.ordering, start=handler.start
@@ -109,6 +110,7 @@ class Consumer:
         self._subscription = subscription
         context.group.set(handler.group)  # for what the engine runs
         self._engine.start(self._ended, self._may_start_until)
+        subscribed()
         receiving = asyncio.create_task(self._receive(subscription))
         receiving.add_done_callback(lambda _: self._wake.set())
         self._asking = asyncio.create_task(self._ask_lag(subscription))
@@ -153,7 +155,7 @@ class Consumer:
         held = self.plane.held
         told = [why for partition, why in self._refused.items() if partition in held]
         outside = self._subscription.troubles() if self._subscription is not None else ()
-        return list(dict.fromkeys(filter(None, (*told, *outside, self._unsettled, self._outage.why))))
+        return list(dict.fromkeys(filter(None, (*told, *outside, *self._failing.values(), self._outage.why))))
 
     async def _act(self, subscription: Subscription, actions: Actions) -> None:
         if actions.work:
@@ -201,13 +203,20 @@ class Consumer:
                 return
             except GroupDropped:
                 raise  # trying again would change nothing: the application ends and says so
-            except BrokerError:
-                log.exception("%s: receiving failed, trying again", self._handler.name)
+            except BrokerError as error:
+                self._failed("receiving", error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
                 continue
+            self._failing.pop("receiving", None)
             if messages:
                 self._take(messages)
                 self._wake.set()
+
+    def _failed(self, what: str, error: BrokerError) -> None:
+        """Log it once for each cause; readiness shows it until `what` succeeds."""
+        if self._failing.get(what) != str(error):
+            log.error("%s: %s failed, trying again until it succeeds: %s", self._handler.name, what, error)
+        self._failing[what] = str(error)
 
     async def _appetite(self) -> bool:
         """Is there room for more? What is read ahead of its turn fills memory; what has happened is heard still."""
@@ -269,10 +278,11 @@ class Consumer:
                 )
             except Closed:
                 return
-            except BrokerError:
-                log.exception("%s: %s: records cannot be read, trying again", self._handler.name, load.partition)
+            except BrokerError as error:
+                self._failed(f"reading the records of {load.partition}", error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
+                self._failing.pop(f"reading the records of {load.partition}", None)
                 break
         self.plane.loaded(load, records, instant())
         self._wake.set()
@@ -292,12 +302,10 @@ class Consumer:
                 self.plane.settled([progress.partition for progress in settlement.progress], instant())
                 break
             except BrokerError as error:
-                if str(error) != self._unsettled:  # once for each cause
-                    log.error("%s: settling failed, trying again until it succeeds: %s", self._handler.name, error)
-                self._unsettled = str(error)
+                self._failed("settling", error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
-                self._unsettled = ""
+                self._failing.pop("settling", None)
                 for record in settlement.aside:
                     self._refused.pop(record.partition, None)
                 self.plane.settled(lost, instant())

@@ -68,13 +68,13 @@ class Holding:
 
     # -- intake -------------------------------------------------------------------------------------------------
 
-    def take(self, batch: Sequence[Delivery], start: int) -> tuple[int, int]:
+    def take(self, batch: Sequence[Delivery], start: int) -> tuple[int, int, int]:
         """Deliveries of this ownership, from `start` on until one of another comes.
 
-        Answers where that is, and how many were done already.
+        Returns where that is, how many were done already, and how many are of a type that the handler does not take.
         """
         if not self.outside.reading.loaded:
-            return self._take_early(batch, start), 0
+            return self._take_early(batch, start), 0, 0
         partition, epoch = batch[start].partition, self.epoch
         entries: list[Entry] = []
         size_bytes, stop, end = 0, start, len(batch)
@@ -86,7 +86,7 @@ class Holding:
             size = delivery.event.size
             size_bytes += size
             entries.append(Entry(delivery, size))
-        taken = self._admit(entries)
+        taken, filtered = self._admit(entries)
         if len(taken) < len(entries):
             self.dirty = True
             size_bytes = sum(entry.size for entry in taken)
@@ -95,14 +95,24 @@ class Holding:
             for entry in taken:
                 self.blame.arrived(entry, self.tracker.watermark)
         self._line_up(taken)
-        return stop, len(entries) - len(taken)
+        return stop, len(entries) - len(taken) - filtered, filtered
 
-    def _admit(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Those that are not done."""
-        if not self.outside.parking.refs:
-            return self.tracker.add_all(entries)
-        add = self.tracker.add
-        return [e for e in entries if not self._is_parked(e.delivery.position) and add(e.delivery.position, e)]
+    def _admit(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], int]:
+        """Those that are to run, and how many of the others are done now because the handler does not want them."""
+        tracker, wants = self.tracker, self.limits.wants
+        if wants is None and not self.outside.parking.refs:
+            return tracker.add_all(entries), 0
+        taken: list[Entry] = []
+        filtered = 0
+        for entry in entries:
+            position = entry.delivery.position
+            if self._is_parked(position):
+                continue
+            if wants is not None and not wants(entry.delivery.event.type):
+                filtered += tracker.pass_over(position)
+            elif tracker.add(position, entry):
+                taken.append(entry)
+        return taken, filtered
 
     def _line_up(self, entries: Sequence[Entry]) -> None:
         """Into their lanes, as long as nothing stands aside that they might overtake."""
@@ -154,25 +164,27 @@ class Holding:
             self.dirty = True
             self.outside.read_past(now)
 
-    def load(self, records: Sequence[AsideRecord], at: Instant) -> int:
-        """A page of records, as asked for. Answers how many deliveries turned out to be done."""
+    def load(self, records: Sequence[AsideRecord], at: Instant) -> tuple[int, int]:
+        """A page of records, as asked for. Of the deliveries that waited for it: how many were done already, and how
+        many are of a type that the handler does not take."""
         known = self.outside.reading.loaded
         self.outside.load(records, at)
-        return 0 if known or not self.outside.reading.loaded else self._open_gate(at.now)
+        return (0, 0) if known or not self.outside.reading.loaded else self._open_gate(at.now)
 
-    def _open_gate(self, now: float) -> int:
+    def _open_gate(self, now: float) -> tuple[int, int]:
         """All records are known: take what came meanwhile, and let the records have their turns."""
         early, self.early = self.early, Early()
         self.room.bytes = 0
-        start = done = 0
+        start = done = filtered = 0
         while start < len(early.backlog):
-            start, skipped = self.take(early.backlog, start)
+            start, skipped, unwanted = self.take(early.backlog, start)
             done += skipped
+            filtered += unwanted
         self.reach(early.reached, now)
         for position, to, due in early.moved:
             self.outside.move(position, to, due, now)
         self.outside.turn_all(now)
-        return done
+        return done, filtered
 
     def move(self, position: int, to: State | None, due: float, now: float) -> None:
         """Somebody moved or removed a record."""

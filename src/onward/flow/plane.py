@@ -55,9 +55,10 @@ class ControlPlane:
         """A page of records was read; an empty one says that there are no more."""
         holding = self._current(load.partition, load.epoch)
         if holding is not None:
-            done = holding.load(records, at)
-            self.counts.delivered -= done
-            self.counts.skipped += done
+            skipped, filtered = holding.load(records, at)
+            self.counts.delivered -= skipped
+            self.counts.skipped += skipped
+            self.counts.filtered += filtered
 
     def moved(self, message: Moved, at: Instant) -> None:
         """Somebody else moved or removed records of ours."""
@@ -77,9 +78,10 @@ class ControlPlane:
                 counts.stale += 1
                 start += 1
                 continue
-            stop, skipped = holding.take(batch, start)
+            stop, skipped, filtered = holding.take(batch, start)
             counts.delivered += stop - start - skipped
             counts.skipped += skipped
+            counts.filtered += filtered
             start = stop
             if holding.outside.unread:
                 holding.outside.read_past(at.now)

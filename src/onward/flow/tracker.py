@@ -88,11 +88,14 @@ class Tracker:
         self.open.update(zip(positions, entries, strict=True))
         return entries
 
-    def pass_over(self, position: int) -> None:
-        """A delivered position is done without running: a record of the aside stands for it."""
-        if self._fits(position):
+    def pass_over(self, position: int) -> bool:
+        """A delivered position is done without running: a record of the aside stands for it, or the handler does not
+        want it. False: it was done already."""
+        fits = self._fits(position)
+        if fits:
             self._skip(position)
             self.fresh.append(position)
+        return fits
 
     def _fits(self, position: int) -> bool:
         if position < self.end:

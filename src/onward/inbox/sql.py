@@ -87,11 +87,11 @@ class SqlInbox:
         return _Sync(engine, self._store, run, asked)
 
     async def start(self, ground: Ground) -> None:
-        features = ground.features
-        if ground.batch and not (features.stable_positions and features.fence):
+        if ground.batch and not ground.stable:
             raise BadSetting(
-                f"{ground.name}: an inbox for a batch handler needs positions that stay and a fence, which this broker "
-                "has not: an event would be taken for another and lost. Handle single events (batch_size=1)"
+                f"{ground.name}: an inbox for a batch handler needs stable positions and a fence, which this broker "
+                "does not offer with this ordering: an event would be taken for another and lost. Handle single events "
+                "(batch_size=1)"
             )
         longest_s = max(self._horizon_s, horizon_s(ground.name, self._given_s, ground.longest_redelivery_s))
         await self._patiently(lambda: self._work(self._store.probe), ground.name)
