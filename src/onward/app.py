@@ -333,8 +333,9 @@ class Onward:
         from onward.beside import Beside  # a program that only publishes starts sooner without these
         from onward.crew import Crew
 
-        crew = Crew(self.broker, self.handlers, self.settings, self._hooks, endpoint=self.endpoint)
-        self._crew = crew
+        crew = self._crew = Crew(
+            self.broker, self.handlers, self.settings, self._hooks, registry=self.registry, endpoint=self.endpoint
+        )
         if self._stopping:
             crew.stop()
         try:
