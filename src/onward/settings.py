@@ -36,11 +36,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     auto_declare: bool = True
     on_partition_growth: Literal["stop", "accept"] = "stop"
     replication: Annotated[int, Meta(ge=1, le=32767)] | None = None  # copies of a new topic; the cluster's default
-    durability: Literal["fsync", "window"] = "fsync"  # window: a power cut may take the last moments
+    durability: Literal["fsync", "window"] | None = None  # None: the broker's own
 
     # limits
     max_event_bytes: Bytes = 1_048_576
     max_backlog_bytes: Bytes = 1 << 30  # events that some group has not finished, per topic
+    max_outgoing_bytes: Bytes = 64 << 20  # events that wait in this process to be sent
     retention_s: Seconds = 7 * 86_400.0  # finished events are kept this long
     retention_bytes: Bytes = 256 << 20  # and at most this much of them, per topic
     max_in_flight: Count = 1_000  # delivered and not done, per partition

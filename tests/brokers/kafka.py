@@ -51,8 +51,8 @@ class KafkaHarness:
             self.limit(event.topic, "1048588")
 
     @contextmanager
-    def refuse_aside(self) -> Iterator[None]:
-        self._limit_asides("10")
+    def refuse_aside(self, larger_than: int = 0) -> Iterator[None]:
+        self._limit_asides(str(max(10, larger_than)))
         try:
             yield
         finally:

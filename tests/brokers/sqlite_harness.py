@@ -21,9 +21,9 @@ class SqliteHarness:
             yield
 
     @contextmanager
-    def refuse_aside(self) -> Iterator[None]:
-        """The database itself refuses every record of the aside."""
-        with self._refusing("onward_aside", ""):
+    def refuse_aside(self, larger_than: int = 0) -> Iterator[None]:
+        """The database itself refuses records of the aside."""
+        with self._refusing("onward_aside", f"WHEN length(NEW.data) > {larger_than}"):
             yield
 
     @contextmanager

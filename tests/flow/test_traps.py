@@ -8,7 +8,7 @@ Kafka research, section 3B (defects of a predecessor):
 Kafka research, section 4 (traps):
    1-16, 20, 22                   here
    9 commit errors                the loop (repeats the same settle) and the broker suite too
-  11 foreign metadata             the progress codec too: tests/brokers/test_progress_codec.py
+  11 foreign metadata             the progress codec too: tests/brokers/core/test_progress_codec.py
   12 poll liveness                the loop and the broker suite too
   17 undecodable payloads         the handler and the loop
   18 process workers, 19 BaseException      the engines' suite

@@ -2,7 +2,7 @@
 
 class TestMyBroker(BrokerSuite):
     @pytest.fixture
-    def harness(self, tmp_path): return MyHarness(tmp_path)
+    def harness(self, tmp_path): return MyBrokerUnderTest(tmp_path)
 """
 
 import sys
@@ -10,27 +10,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onward.testing.aside import AsideHarness, AsideSuite
+    from onward.testing.aside import AsideSuite, AsideUnderTest
     from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad
     from onward.testing.engine import EngineSuite
     from onward.testing.failure import FailureSuite
-    from onward.testing.harness import Child, Harness, Member, Process
+    from onward.testing.harness import BrokerUnderTest, Child, Member, Process
 
 __all__ = [
-    "AsideHarness",
     "AsideSuite",
+    "AsideUnderTest",
     "BrokerSuite",
     "BrokerSuiteUnderLoad",
+    "BrokerUnderTest",
     "Child",
     "EngineSuite",
     "FailureSuite",
-    "Harness",
     "Member",
     "Process",
 ]
 
 _HOMES = {
-    "AsideHarness": "aside",
+    "AsideUnderTest": "aside",
     "AsideSuite": "aside",
     "BrokerSuite": "broker",
     "BrokerSuiteUnderLoad": "broker",

@@ -15,7 +15,7 @@ import pytest
 from onward.brokers.base import AsideRecord, Broker, Count, Failure, Filter, Moved, Progress, State, Tries, record_id
 from onward.errors import AsideError, BrokerError
 from onward.event import Delivery, Event, new_id
-from onward.testing.harness import Harness, Kit, Member, event, scenario
+from onward.testing.harness import BrokerUnderTest, Kit, Member, event, scenario
 
 GROUP = "group"
 MANY = 100_000
@@ -23,9 +23,9 @@ _PAGE = 1_000
 _ROOM = 1 << 24
 
 
-class AsideHarness(Harness, Protocol):
-    def refuse_aside(self) -> AbstractContextManager[None]:
-        """Within it the store takes no record."""
+class AsideUnderTest(BrokerUnderTest, Protocol):
+    def refuse_aside(self, larger_than: int = 0) -> AbstractContextManager[None]:
+        """Within it the store takes no record of more than so many bytes."""
 
 
 class Owner:
@@ -184,15 +184,42 @@ class RecordScenarios:
         await owner.set_aside([owner.record(0)], 1)
         harness: Any = kit.harness
         with harness.refuse_aside():
-            with pytest.raises(AsideError):
+            with pytest.raises(AsideError) as raised:
                 await owner.member.subscription.settle(
                     [owner.progress(3)], aside=[owner.record(2)], gone=[owner.record(0).id]
                 )
+            assert raised.value.partitions == (owner.partition,)
             assert await scanned(owner.broker) == [owner.record(0)]
         await owner.member.subscription.close()
         again = await kit.member(owner.broker, GROUP)
         await again.take(3)
         assert again.values == [1, 2, 3], "progress was written without its record"
+
+    @scenario()
+    async def test_records_that_are_refused_in_one_partition_leave_the_others_settled(self, kit: Kit) -> None:
+        broker = await kit.broker(partitions=2)
+        if not broker.features.aside:
+            pytest.skip("this broker does not browse its records")
+        await broker.publish(kit.events(40, keys=10))
+        member = await (await kit.member(broker, GROUP)).hold(2)
+        deliveries = list(await member.take(40))
+        large, small = (next(d for d in deliveries if d.partition.index == index) for index in (0, 1))
+        log_id = member.assigned[large.partition].log_id
+        story = Failure("exhausted", "ValueError", "x" * 500_000, "", "bill", 5, 1.0, 2.0)
+        refused = make_record(large, log_id, State.DEAD, failure=story)
+        stored = make_record(small, member.assigned[small.partition].log_id, State.DEAD)
+        harness: Any = kit.harness
+        with harness.refuse_aside(larger_than=100_000), pytest.raises(AsideError) as raised:
+            await member.subscription.settle(member.progress(), aside=[refused, stored])
+        assert (raised.value.partitions, raised.value.lost) == ((large.partition,), ())
+        assert await scanned(broker) == [stored]
+        await member.subscription.close()
+        again = await (await kit.member(broker, GROUP)).hold(2)
+        count = sum(each.partition == large.partition for each in deliveries)
+        await again.take(count)
+        await again.quiet()
+        assert {each.partition for each in again.deliveries} == {large.partition}
+        assert len(again.deliveries) == count, "the refused partition was settled in part"
 
     @scenario()
     async def test_a_dropped_group_takes_its_records_with_it(self, kit: Kit) -> None:
@@ -204,7 +231,7 @@ class RecordScenarios:
 
     @scenario()
     async def test_what_is_set_aside_survives_the_end_of_its_events_in_the_log(self, kit: Kit) -> None:
-        owner = await Owner.of(kit, 3, retention_s=0.0, retention_bytes=1)
+        owner = await Owner.of(kit, 3, retention_s=0.0)
         await owner.set_aside([owner.record(n) for n in range(3)], 3)
         await owner.broker.publish(kit.events(5))
         await owner.member.take(8)

@@ -11,7 +11,7 @@ import pytest
 
 from onward.testing.delivery import DeliveryScenarios
 from onward.testing.groups import GroupScenarios
-from onward.testing.harness import Harness, Process
+from onward.testing.harness import BrokerUnderTest, Process
 from onward.testing.ownership import OwnershipScenarios
 from onward.testing.publishing import PublishScenarios
 
@@ -25,7 +25,7 @@ class BrokerSuiteUnderLoad(BrokerSuite):
     """All of it again, while other processes publish to and consume from the same broker."""
 
     @pytest.fixture(autouse=True)
-    def load(self, harness: Harness) -> Iterator[None]:
+    def load(self, harness: BrokerUnderTest) -> Iterator[None]:
         tasks: list[dict[str, Any]] = [
             {"mode": "flood", "batch": 20, "pause_s": 0.01},
             {"mode": "work", "effects": "/dev/null"},

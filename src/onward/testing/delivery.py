@@ -84,6 +84,34 @@ class DeliveryScenarios:
             assert [tuple(span) for span in stored.done_above] == [(later.position, later.position + 1)]
 
     @scenario()
+    async def test_positions_a_million_apart_come_back(self, kit: Kit) -> None:
+        """Positions are sparse: nothing may be counted, allocated or cut by their differences."""
+        broker = await kit.broker()
+        if not broker.features.stable_positions:
+            pytest.skip("positions are not stable here")
+        await broker.publish(kit.events(1))
+        first = await kit.member(broker)
+        (only,) = await first.take(1)
+        far = [only.position + n * 1_000_000 for n in range(1, 6)]
+        progress = Progress(
+            only.partition,
+            only.epoch,
+            only.position,
+            [(each, each + 2) for each in far[:4]],
+            [position for each in far[:4] for position in (each, each + 1)],
+            {only.position: Tries(failed=1), far[4]: Tries(failed=2)},
+        )
+        assert not await first.subscription.settle([progress])
+        await first.subscription.close()
+        second = await kit.member(broker)
+        await second.take(1)
+        stored = second.assigned[only.partition].stored
+        assert stored is not None
+        assert stored.watermark == only.position
+        assert [tuple(span) for span in stored.done_above] == [(each, each + 2) for each in far[:4]]
+        assert dict(stored.tries) == dict(progress.tries)
+
+    @scenario()
     async def test_tries_of_open_positions_come_back(self, kit: Kit) -> None:
         broker = await kit.broker()
         if not broker.features.stable_positions:

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from onward.brokers.base import TopicSpec, Topology
-from onward.errors import BrokerError, PartitionsDiffer
-from onward.testing.harness import Kit, event, scenario
+from onward.brokers.base import MemberInfo, TopicSpec, Topology
+from onward.errors import BadSetting, BrokerError, PartitionsDiffer
+from onward.event import Partition
+from onward.testing.harness import Kit, Member, event, scenario
 
 
 class GroupScenarios:
@@ -76,16 +77,74 @@ class GroupScenarios:
         (info,) = await broker.groups(kit.topic)
         assert (info.group, info.topic, len(info.members)) == ("billing", kit.topic, 1)
         settled = {delivery.partition.index: delivery.position + 1 for delivery in member.deliveries}
-        assert {index: info.partitions[index].watermark for index in settled} == settled
+        for index, watermark in settled.items():
+            standing = info.partitions[index]
+            assert standing.watermark == watermark
+            assert standing.end is None or standing.end >= watermark
+            assert standing.owner == info.members[0].name
+            assert standing.fence == member.assigned[Partition(kit.topic, index)].fence
         with pytest.raises(BrokerError):
             await broker.drop_group(kit.topic, "billing")
         await member.subscription.close()
         (info,) = await broker.groups(kit.topic)
         assert not list(info.members)
+        assert not any(standing.owner for standing in info.partitions.values())
         await broker.drop_group(kit.topic, "billing")
         assert not list(await broker.groups(kit.topic))
         again = await kit.member(broker, "billing")
         await again.take(5)
+
+    @scenario()
+    async def test_a_member_is_listed_with_its_endpoint(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        subscription = await broker.subscribe(
+            [kit.topic], group="billing", member="web-1@127.0.0.1:9464", ordering="key", start="earliest"
+        )
+        member = await Member(subscription, yields=True).hold(4)
+        (info,) = await broker.groups(kit.topic)
+        assert list(info.members) == [MemberInfo("web-1", "127.0.0.1:9464")]
+        assert {standing.owner for standing in info.partitions.values()} == {"web-1"}
+        await member.subscription.close()
+
+    @scenario()
+    async def test_topics_are_listed_and_dropped(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        assert kit.topic not in {spec.name for spec in await broker.topics()}
+        await broker.drop_topic(kit.topic)  # harmless
+        await broker.publish(kit.events(20, keys=10))
+        assert TopicSpec(kit.topic, 4) in await broker.topics()
+        member = await (await kit.member(broker, "billing")).hold(4)
+        await member.take(20)
+        await member.settle()
+        with pytest.raises(BrokerError, match="billing"):
+            await broker.drop_topic(kit.topic)
+        await member.subscription.close()
+        before = {partition: assigned.log_id for partition, assigned in member.assigned.items()}
+        await broker.drop_topic(kit.topic)
+        assert kit.topic not in {spec.name for spec in await broker.topics()}
+        assert not list(await broker.groups(kit.topic))
+        await broker.publish([event(kit.topic, "a", 7)])
+        again = await (await kit.member(broker, "billing")).hold(4)
+        await again.take(1)
+        assert again.values == [7], "a topic of that name has events or progress of the dropped one"
+        assert all(again.assigned[partition].log_id != log_id for partition, log_id in before.items())
+
+    @scenario()
+    async def test_a_checkup_finds_no_error_in_a_healthy_broker(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        await broker.publish(kit.events(4, keys=4))
+        member = await (await kit.member(broker)).hold(4)
+        findings = await broker.diagnose()
+        assert any(finding.level == "ok" for finding in findings), "it does not say what it looked at"
+        assert not [finding for finding in findings if finding.level == "error"]
+        assert all(finding.cure for finding in findings if finding.level != "ok"), "a finding without a cure"
+        await member.subscription.close()
+
+    @scenario()
+    async def test_objects_of_another_brokers_kind_are_refused(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        with pytest.raises(BadSetting):
+            await broker.declare(Topology(own=[object()]), apply=False)
 
     @scenario()
     async def test_declare_plans_then_applies(self, kit: Kit) -> None:
@@ -93,7 +152,8 @@ class GroupScenarios:
         wanted = Topology([TopicSpec(kit.topic, 3)])
         with pytest.raises(BrokerError):
             await broker.publish(kit.events(1))
-        assert [change.action for change in await broker.declare(wanted, apply=False)] == ["create"]
+        (change,) = await broker.declare(wanted, apply=False)
+        assert (change.what, change.action) == (f"topic {kit.topic}", "create")
         assert [change.action for change in await broker.declare(wanted, apply=True)] == ["create"]
         assert not list(await broker.declare(wanted, apply=True))
         other = Topology([TopicSpec(kit.topic, 5)])

@@ -24,7 +24,7 @@ GRACE_S = 0.2
 SCENARIO_LIMIT_S = 200.0
 
 
-class Harness(Protocol):
+class BrokerUnderTest(Protocol):
     """One broker under test. Child processes open the same `url`."""
 
     url: str
@@ -37,7 +37,7 @@ class Harness(Protocol):
 class Kit:
     """Brokers, topics and processes of one scenario; all of them end with it."""
 
-    def __init__(self, harness: Harness, options: Mapping[str, Any]) -> None:
+    def __init__(self, harness: BrokerUnderTest, options: Mapping[str, Any]) -> None:
         self.harness = harness
         self.options = {"lease_s": LEASE_S, "takeover_grace_s": GRACE_S, "partitions": 4, **options}
         self.topic = f"topic-{uuid4().hex[:12]}"
@@ -81,11 +81,11 @@ def event(topic: str, key: str | None, n: int, **fields: Any) -> Event:
 Scenario = Callable[[Any, Kit], Coroutine[Any, Any, None]]
 
 
-def scenario(**options: Any) -> Callable[[Scenario], Callable[[Any, Harness], None]]:
+def scenario(**options: Any) -> Callable[[Scenario], Callable[[Any, BrokerUnderTest], None]]:
     """A test that runs an async function with a fresh Kit, these settings, and a limit on its time."""
 
-    def decorate(function: Scenario) -> Callable[[Any, Harness], None]:
-        def run(self: Any, harness: Harness) -> None:
+    def decorate(function: Scenario) -> Callable[[Any, BrokerUnderTest], None]:
+        def run(self: Any, harness: BrokerUnderTest) -> None:
             asyncio.run(_within(function, self, Kit(harness, options)))
 
         # Not functools.wraps: pytest would look for a fixture named like the function's own parameter.

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from onward.errors import PublishError
+from onward.errors import PublishError, RelayFenced
 from onward.event import Event, new_id
 from onward.testing.harness import Kit, Member, event, first_times, scenario
 
@@ -82,6 +82,49 @@ class PublishScenarios:
         member = await kit.member(broker)
         await member.take(3)
         assert list(dict.fromkeys(member.values)) == [0, 1, 2]
+
+    @scenario()
+    async def test_a_relay_with_a_lower_fence_is_refused(self, kit: Kit) -> None:
+        broker, other = await kit.broker(), await kit.broker()
+        if not broker.features.fenced_publish:
+            pytest.skip("this broker does not compare the fences of relays")
+        shard = f"{new_id()}/0"
+        await broker.publish([event(kit.topic, "a", 0)], relay=(shard, 3))
+        await other.publish([event(kit.topic, "a", 1)], relay=(shard, 4))
+        with pytest.raises(RelayFenced, match="4") as raised:
+            await broker.publish([event(kit.topic, "a", 2), event(kit.topic, "b", 2)], relay=(shard, 3))
+        assert len(raised.value.refused) == 2
+        await broker.publish([event(kit.topic, "a", 2)], relay=(shard, 4))
+        await broker.publish([event(kit.topic, "a", 3)], relay=(f"{shard}1", 1))
+        await broker.publish([event(kit.topic, "a", 4)])
+        member = await kit.member(broker)
+        await member.take(5)
+        await member.quiet()
+        assert member.values == [0, 1, 2, 3, 4]
+
+    @scenario()
+    async def test_a_refusal_stops_its_key_in_calls_already_entered_and_no_other(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        if not broker.features.fenced_publish:
+            pytest.skip("this broker does not compare the fences of relays")
+        shard = f"{new_id()}/0"
+        await broker.publish([event(kit.topic, "a", 0)], relay=(shard, 2))
+        calls = [
+            broker.publish([event(kit.topic, "a", 1)], relay=(shard, 1)),
+            broker.publish([event(kit.topic, "a", 2), event(kit.topic, "c", 2)]),
+            broker.publish([event(kit.topic, "b", 3)]),
+            broker.publish([event(kit.topic, None, 4)]),
+        ]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(answers[0], RelayFenced)
+        assert isinstance(answers[1], PublishError), "a later event of the key overtook the refused one"
+        assert "a" in {each.key for each in answers[1].refused}
+        assert answers[2:] == [None, None], "a refusal stopped what has another key"
+        member = await kit.member(broker)
+        await member.until(lambda: {0, 3, 4} <= {*member.values})
+        assert not {1, 2} & {
+            n for n, each in zip(member.values, member.deliveries, strict=True) if each.event.key == "a"
+        }
 
     @scenario()
     async def test_a_cancelled_publish_leaves_the_broker_whole(self, kit: Kit) -> None:

@@ -27,7 +27,7 @@ AnyListed = TypeVar("AnyListed", bound=Listed)
 
 
 class Place(NamedTuple):
-    """Where a record stands in a scan: it never changes."""
+    """The place of a record in a scan: it never changes."""
 
     topic: str
     index: int  # type: ignore[assignment]  # as in Partition

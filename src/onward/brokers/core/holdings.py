@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Chunk(NamedTuple):
-    """Deliveries of one partition that were read together, and their bytes."""
+    """Deliveries of one partition that were read together, and their bytes, as stored or as counted."""
 
     deliveries: list[Delivery]
     size: int
@@ -364,9 +364,10 @@ def _split(chunk: Chunk, limit: int, max_bytes: int, *, always_one: bool) -> tup
         return chunk, None
     sizes = [delivery.event.size for delivery in deliveries]
     count = max(_fitting(sizes, limit, max_bytes), always_one)
+    if count == len(deliveries):
+        return chunk, None
     taken = sum(sizes[:count])
-    rest = Chunk(deliveries[count:], size - taken) if count < len(deliveries) else None
-    return Chunk(deliveries[:count], taken), rest
+    return Chunk(deliveries[:count], taken), Chunk(deliveries[count:], size - taken)
 
 
 def _fitting(sizes: Sequence[int], limit: int, max_bytes: int) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from onward.brokers.base import AsideRecord, Count, Filter, Page, State
+from onward.brokers.core.asides import mentions
+from onward.brokers.sqlite.group_version import bump
 from onward.brokers.sqlite.reader import Reader
-from onward.brokers.sqlite.roster import bump
 from onward.brokers.sqlite.transaction import Transaction
 from onward.brokers.sqlite.writer import Writer
 from onward.errors import BrokerError
@@ -64,13 +65,13 @@ class SqliteAside:
         return await self._writer.call(lambda tx: _move(tx, self._group, ids, expect, None))
 
 
-def store(db: sqlite3.Connection, rows: Sequence[tuple[AsideRecord, int]]) -> None:
-    """Write records of partitions, known by their ids. The same record twice is one."""
-    db.executemany(_INSERT, [_row(record, part) for record, part in rows])
+def store(db: sqlite3.Connection, records: Sequence[AsideRecord], part: int) -> None:
+    """Write records of a partition, known by its id. The same record twice is one."""
+    db.executemany(_INSERT, [_row(record.whole(), part) for record in records])
 
 
 def find(db: sqlite3.Connection, group: str, ids: Sequence[str]) -> list[tuple[str, Partition]]:
-    """Those of the group's records that are there, and of which partition they are."""
+    """Those of the group's records that exist, with their partitions."""
     found = []
     for name in ids:
         row = db.execute(_FIND, (name, group)).fetchone()
@@ -110,7 +111,7 @@ def _record(name: str, state: str, due: float | None, data: bytes) -> AsideRecor
 
 @functools.lru_cache(maxsize=1_000)
 def _complain(name: str, why: str) -> None:
-    """Once of each record: they are read again and again."""
+    """Once for each record: they are read again and again."""
     log.warning(
         "record %s is damaged and left out (%s); restore it from a backup, or remove it: "
         "DELETE FROM onward_aside WHERE id = '%s'",
@@ -143,7 +144,7 @@ def _scan(db: sqlite3.Connection, group: str, where: Filter, after: str | None, 
 
 
 def _count(db: sqlite3.Connection, group: str, where: Filter) -> Count:
-    """The data stands behind the columns, so that its pages are not read."""
+    """The data comes after the other columns, so that its pages are not read."""
     assert where.text is None, "a text is found in records, not in their columns"
     condition, values = _condition(where)
     query = f"SELECT COUNT(*), MIN(last) FROM onward_aside WHERE grp = ?{condition}"
@@ -165,7 +166,7 @@ def _matching(
         for part, position, name, state, due, data in rows:
             place = (part, position, name)
             record = _record(name, state, due, data)
-            if record is not None and (where.text is None or _mentions(record, where.text)):
+            if record is not None and (where.text is None or mentions(record, where.text)):
                 yield f"{part}:{position}:{name}", record
         if len(rows) < _SCAN_ROWS:
             return
@@ -178,7 +179,7 @@ def _place(after: str | None) -> tuple[int, int, str]:
         part, position, name = after.split(":", 2)
         return int(part), int(position), name
     except ValueError as error:
-        raise BrokerError(f"the cursor {after!r} is none of ours; start again without one") from error
+        raise BrokerError(f"the cursor {after!r} does not come from this aside; start without one") from error
 
 
 def _condition(where: Filter) -> tuple[str, list[Any]]:
@@ -196,14 +197,8 @@ def _condition(where: Filter) -> tuple[str, list[Any]]:
     return "".join(f" AND {text}" for text, _ in parts), [value for _, values in parts for value in values]
 
 
-def _mentions(record: AsideRecord, text: str) -> bool:
-    if record.failure is not None and text in record.failure.message:
-        return True
-    return text.encode() in (record.event.value or b"")
-
-
 def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tuple[State, float | None] | None) -> int:
-    """Compare and set, or, with `to` None, compare and remove. An owner hears of it in its next turn."""
+    """Compare and set, or, with `to` None, compare and remove. The owner gets Moved in its next turn."""
     moved = 0
     for name in dict.fromkeys(ids):
         row = tx.db.execute(

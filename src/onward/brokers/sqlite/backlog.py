@@ -10,6 +10,10 @@ _FLOORS = """
 SELECT p.id, p.next, p.bytes, min(g.watermark) FROM onward_partition p LEFT JOIN onward_group g ON g.part = p.id
 WHERE p.topic = ? GROUP BY p.id
 """
+_BY_GROUP = """
+SELECT g.grp, g.watermark, p.id, p.next, p.bytes FROM onward_partition p JOIN onward_group g ON g.part = p.id
+WHERE p.topic = ?
+"""
 # The bytes before the row that holds the position, or before the first row after it.
 _BEFORE = """
 SELECT before FROM onward_log
@@ -67,9 +71,27 @@ class Backlog:
         """A new group may need again what was finished."""
         self._finished.clear()
 
-    def complaint(self, topic: str) -> str:
+    def complaint(self, db: sqlite3.Connection, topic: Topic) -> str:
+        """Why an event is refused: which group is behind, and what to do about it."""
+        behind = slowest(db, topic.id)
+        group = f"; group {behind.group} is {behind.bytes:,} bytes behind" if behind else ""
+        cure = f", or drop it with `onward groups drop {behind.group} --topic {topic.name}`" if behind else ""
         return (
-            f"topic {topic}: its unfinished events, those set aside for a retry included, would exceed "
-            f"max_backlog_bytes={self._max_bytes}; start, mend or speed up its consumers, "
-            "drop a group that nobody runs, or raise the limit"
+            f"topic {topic.name}: its unfinished events, including those set aside for a retry, would exceed "
+            f"max_backlog_bytes={self._max_bytes:,}{group}; start, repair or speed up its consumers{cure}, "
+            "or raise the limit"
         )
+
+
+class Behind(NamedTuple):
+    bytes: int
+    group: str
+
+
+def slowest(db: sqlite3.Connection, topic: int) -> Behind | None:
+    """The group with the most unfinished bytes in the log."""
+    sizes: dict[str, int] = {}
+    for group, watermark, part, end, size in db.execute(_BY_GROUP, (topic,)).fetchall():
+        extent = Extent(part, end, size, None)
+        sizes[group] = sizes.get(group, 0) + size - extent.bytes_before(db, watermark)
+    return max((Behind(size, group) for group, size in sizes.items()), default=None)

@@ -1,4 +1,4 @@
-"""The embedded broker as the contract has it; the work is done by its writer, readers, doorbell and tenures."""
+"""The embedded broker: the contract over its writer, readers, doorbell and lease managers."""
 
 import asyncio
 import contextlib
@@ -7,26 +7,39 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from onward import clock
-from onward.brokers.base import Broker, Change, Features, GroupInfo, Ordering, Start, Topology
-from onward.brokers.sqlite import lag, leases, roster
+from onward.brokers.base import (
+    Broker,
+    Change,
+    Features,
+    Finding,
+    GroupInfo,
+    Ordering,
+    Relay,
+    Start,
+    TopicSpec,
+    Topology,
+)
+from onward.brokers.core.holdings import Holdings
+from onward.brokers.sqlite import checkup, figures, group_version, leases, topics
 from onward.brokers.sqlite.aside import SqliteAside
 from onward.brokers.sqlite.backlog import Backlog
 from onward.brokers.sqlite.doorbell import Doorbell
 from onward.brokers.sqlite.gate import Gate, lock_path
-from onward.brokers.sqlite.holdings import Holdings
+from onward.brokers.sqlite.lease_manager import Enrolment, LeaseManager, LogPlace
 from onward.brokers.sqlite.outgoing import Courier, Packer, combined
 from onward.brokers.sqlite.queue import Job
 from onward.brokers.sqlite.reader import Reader
 from onward.brokers.sqlite.retention import Retention
 from onward.brokers.sqlite.store import Store, check, locate
-from onward.brokers.sqlite.subscription import SqliteSubscription
-from onward.brokers.sqlite.tenure import Tenure
+from onward.brokers.sqlite.subscription import Access, SqliteSubscription
 from onward.brokers.sqlite.topics import Catalogue
 from onward.brokers.sqlite.transaction import Transaction
 from onward.brokers.sqlite.writer import Writer
 from onward.errors import BadSetting, BadStore, BrokerError, Closed, ConfigError
 from onward.event import Event
 from onward.settings import Settings, check_name
+
+Joined = tuple[LeaseManager, Callable[[], None]]
 
 
 def open_broker(url: str, settings: Settings) -> Broker:
@@ -51,9 +64,10 @@ class SqliteBroker:
         self.features = Features(
             stable_positions=True,
             fence=True,
-            durability=settings.durability,
+            durability=settings.durability or "fsync",
             aside=True,
             starts=frozenset({"earliest", "latest", "time"}),
+            fenced_publish=True,
         )
         self._store = store
         self._settings = settings
@@ -62,19 +76,21 @@ class SqliteBroker:
         self._bell = Doorbell(gate.path)
         self._reader = Reader(store, "query")
         backlog = Backlog(settings.max_backlog_bytes)
-        courier = Courier(self._catalogue, self._packer, backlog)
-        self._writer = Writer(store, gate, courier, settings.publish_timeout_s)
+        self._writer = Writer(store, gate, Courier(self._catalogue, self._packer, backlog), settings)
         self._writer.queue.add(Retention(settings, backlog, self._writer.queue.kick))
         self._epochs = itertools.count(1)
         self._subscriptions: set[SqliteSubscription] = set()
-        self._strays: set[asyncio.Future[None]] = set()  # joins that nobody waits for any more, on their way out
+        self._strays: set[asyncio.Future[None]] = set()  # joins whose callers were cancelled, on their way out
         self._closed = False
 
-    async def publish(self, events: Sequence[Event]) -> None:
+    async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
         self._check_open()
         if not events:
             return
-        failures = await self._writer.publish(self._packer.parcels(events, asyncio.get_running_loop()))
+        parcels = self._packer.parcels(events, asyncio.get_running_loop())
+        for parcel in parcels if relay is not None else ():
+            parcel.relay = relay
+        failures = await self._writer.publish(parcels)
         if failures:
             raise combined(failures)
 
@@ -85,15 +101,16 @@ class SqliteBroker:
         check_name("group", group)
         if not isinstance(start, int | float) and start not in ("earliest", "latest"):
             raise BadSetting(f"start={start!r}: use earliest, latest or a Unix time")
-        holdings = Holdings(self._epochs, self._settings.revoke_grace_s)
+        holdings: Holdings[LogPlace] = Holdings(self._bell)
         owner = f"{member}:{uuid.uuid4().hex}"
 
-        def join(tx: Transaction) -> tuple[Tenure, Callable[[], None]]:
+        def join(tx: Transaction) -> Joined:
             found = [self._catalogue.resolve(tx.db, topic)[0] for topic in dict.fromkeys(topics)]
             for topic in found:
                 leases.enter(tx.db, group, topic.id, start)
-            tenure = Tenure((group, owner), found, holdings, self._settings, self._writer.queue.kick, self._bell.nudge)
-            return tenure, tenure.work(tx)
+            enrolment = Enrolment(group, owner, found, self._epochs)
+            manager = LeaseManager(enrolment, holdings, self._settings, self._writer.queue.kick)
+            return manager, manager.work(tx)
 
         job = self._writer.enter(join)
         joining = asyncio.ensure_future(self._joined(job, holdings))
@@ -103,23 +120,17 @@ class SqliteBroker:
             if self._writer.queue.take_back(job):
                 joining.cancel()
             else:
-                # It is committed, or will be: left alone it would own partitions until its lease runs out.
+                # It is committed, or will be: left alone it would own partitions until its lease ends.
                 self._strays.add(asyncio.ensure_future(_left(joining)))
             raise
 
-    async def _joined(self, job: Job[tuple[Tenure, Callable[[], None]]], holdings: Holdings) -> SqliteSubscription:
-        tenure, committed = await self._writer.done(job)
+    async def _joined(self, job: Job[Joined], holdings: Holdings[LogPlace]) -> SqliteSubscription:
+        manager, committed = await self._writer.done(job)
         committed()
-        self._writer.queue.add(tenure)
-        subscription = SqliteSubscription(
-            tenure,
-            holdings,
-            writer=self._writer,
-            reader=Reader(self._store, f"reader-{tenure.group}"),
-            bell=self._bell,
-            settings=self._settings,
-        )
-        self._subscriptions = {kept for kept in self._subscriptions if not kept.is_closed} | {subscription}
+        self._writer.queue.add(manager)
+        access = Access(self._writer, Reader(self._store, f"reader-{manager.group}"))
+        subscription = SqliteSubscription(manager, holdings, access, self._settings)
+        self._subscriptions = {each for each in self._subscriptions if not each.is_closed} | {subscription}
         return subscription
 
     def aside(self, group: str) -> SqliteAside:
@@ -129,30 +140,49 @@ class SqliteBroker:
         self._check_open()
 
         def declare(tx: Transaction) -> list[Change]:
-            changes = self._catalogue.declare(tx.db, topology.topics, apply=apply)
+            changes = self._catalogue.declare(tx.db, topology, apply=apply)
             if apply and changes:
-                roster.bump_all(tx)
+                group_version.bump_all(tx)
             return changes
 
         return await self._writer.call(declare)
 
+    async def topics(self) -> Sequence[TopicSpec]:
+        self._check_open()
+        return await self._reader.run(topics.listed)
+
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
         self._check_open()
-        return await self._reader.run(lambda db: lag.groups(db, topic, clock.now(), clock.boot_id()))
+        return await self._reader.run(lambda db: figures.groups(db, topic, clock.now(), clock.boot_id()))
 
     async def drop_group(self, topic: str, group: str) -> None:
         self._check_open()
 
         def drop(tx: Transaction) -> None:
-            row = tx.db.execute("SELECT id FROM onward_topic WHERE name = ?", (topic,)).fetchone()
-            if row is None:
-                return
-            members = lag.alive(tx.db, group, row[0], tx.now, clock.boot_id())
-            if members:
-                raise BrokerError(f"group {group} of topic {topic} is in use by {', '.join(members)}; stop them first")
-            leases.forget(tx.db, group, row[0])
+            number = figures.topic_id(tx.db, topic)
+            if number is not None:
+                _check_unused(tx, topic, number, group)
+                leases.forget(tx.db, group, number)
 
         await self._writer.call(drop)
+
+    async def drop_topic(self, topic: str) -> None:
+        self._check_open()
+
+        def drop(tx: Transaction) -> None:
+            number = figures.topic_id(tx.db, topic)
+            if number is None:
+                return
+            for group in figures.group_names(tx.db, number):
+                _check_unused(tx, topic, number, group)
+            topics.delete(tx.db, number)
+            self._catalogue.forget()
+
+        await self._writer.call(drop)
+
+    async def diagnose(self) -> Sequence[Finding]:
+        self._check_open()
+        return await self._reader.run(lambda db: checkup.findings(db, self._store.path, self.features))
 
     async def close(self) -> None:
         self._closed = True
@@ -167,7 +197,14 @@ class SqliteBroker:
             raise Closed(f"the broker on {self._store.path} is closed")
 
 
+def _check_unused(tx: Transaction, topic: str, number: int, group: str) -> None:
+    members = figures.alive(tx.db, group, number, tx.now, clock.boot_id())
+    if members:
+        names = ", ".join(member.name for member in members)
+        raise BrokerError(f"group {group} of topic {topic} is in use by {names}; stop them first")
+
+
 async def _left(joining: "asyncio.Future[SqliteSubscription]") -> None:
-    """Leave again as soon as it has joined, if it does."""
+    """Leave as soon as it has joined, if it does."""
     with contextlib.suppress(BrokerError, ConfigError):
         await (await joining).close()

@@ -1,7 +1,7 @@
-"""The doorbell: readers sleep until something was committed, in this process or another.
+"""The doorbell: readers wait until something was committed, in this process or another.
 
-A ring is a hint and nothing more. Whoever waits takes the count before looking into the database, so a ring between
-the look and the wait is not lost; and waits are bounded, so a lost ring costs latency, never an event.
+A ring of another process arrives by inotify, or by polling. A lost ring costs latency, never an event: waits are
+bounded.
 """
 
 import asyncio
@@ -9,57 +9,31 @@ import contextlib
 import ctypes
 import os
 import sys
-import threading
 from pathlib import Path
+
+from onward.brokers.core.bell import Bell
 
 _POLL_S = 0.01  # where there is no inotify
 _IN_ATTRIB = 0x4
 
 
-class Doorbell:
+class Doorbell(Bell):
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._path = path
         self._fd = _inotify(path)
-        self._lock = threading.Lock()
-        self._count = 0
         self._stamp = _stamp(path)
-        self._waiters: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = {}
         self._polling: set[asyncio.AbstractEventLoop] = set()
 
     def listen(self) -> int:
-        """How often it rang until now. Take this before looking, and hand it to `wait`."""
         self._absorb()
-        return self._count
-
-    async def wait(self, seen: int, timeout_s: float) -> None:
-        """Return when it rang since `seen` was taken, or after the time."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        with self._lock:
-            self._waiters.setdefault(loop, set()).add(waiter)
-        self._attend(loop)
-        timer = loop.call_later(max(0.0, timeout_s), _wake, waiter)
-        try:
-            if self.listen() == seen:
-                await waiter
-        finally:
-            timer.cancel()
-            self._leave(loop, waiter)
-
-    def nudge(self) -> None:
-        """Ring for this process only. Any thread may call it."""
-        with self._lock:
-            self._count += 1
-            loops = list(self._waiters)
-        for loop in loops:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there
-                loop.call_soon_threadsafe(self._wake_all, loop)
+        return super().listen()
 
     def close(self) -> None:
         with self._lock:
             loops = list(self._waiters)
             fd, self._fd = self._fd, None
-        self.nudge()
+        self.ring()
         if fd is not None:
             for loop in loops:
                 with contextlib.suppress(RuntimeError):
@@ -73,14 +47,8 @@ class Doorbell:
             self._polling.add(loop)
             loop.call_later(_POLL_S, self._poll, loop)
 
-    def _leave(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
-        with self._lock:
-            waiting = self._waiters[loop]
-            waiting.discard(waiter)
-            if waiting:
-                return
-            del self._waiters[loop]
-        # Nobody listens on this loop: a busy consumer is not woken for every commit.
+    def _depart(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Nothing waits on this loop: a busy consumer is not woken for every commit.
         if self._fd is not None:
             loop.remove_reader(self._fd)
 
@@ -90,11 +58,11 @@ class Doorbell:
             rang, self._stamp = stamp != self._stamp, stamp
         else:
             try:
-                rang = bool(os.read(self._fd, 4096))  # equal events are merged by the kernel: one is waiting at most
+                rang = bool(os.read(self._fd, 4096))  # the kernel merges equal events: at most one is waiting
             except BlockingIOError:
                 rang = False
         if rang:
-            self.nudge()
+            self.ring()
 
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
         self._absorb()
@@ -102,15 +70,6 @@ class Doorbell:
             loop.call_later(_POLL_S, self._poll, loop)
         else:
             self._polling.discard(loop)
-
-    def _wake_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        for waiter in tuple(self._waiters.get(loop, ())):
-            _wake(waiter)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 def _stamp(path: Path) -> int:

@@ -1,7 +1,7 @@
-"""The lock file beside the database: who writes now, and the bell that tells readers of other processes.
+"""The lock file beside the database: who writes now, and the bell that wakes readers of other processes.
 
-SQLite's own lock is taken by sleeping and trying again, which is unfair and names nobody. `flock` queues in the
-kernel, and its holder's line says who is in the way. The database stays correct without it.
+SQLite takes its own lock by sleeping and trying again, which is unfair and does not say who holds it. `flock` queues in
+the kernel, and the holder's line names its process. The database stays correct without it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _BLANK = b" " * (_LINE_BYTES - 1) + b"\n"
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who holds the lock. Two equal answers some time apart mean that the process does not move."""
+    """Who holds the lock. Two equal answers some time apart mean that the process is stuck."""
 
     pid: int
     since: float  # on the clock of onward.clock.now
@@ -42,7 +42,7 @@ class Gate:
 
     @contextlib.contextmanager
     def held(self, patience_s: float = math.inf) -> Iterator[None]:
-        """Wait for the lock, and hold it. TimeoutError when the patience is at its end."""
+        """Wait for the lock, and hold it. TimeoutError after `patience_s`."""
         self._wait(patience_s)
         try:
             self._write(_line(os.getpid(), clock.now(), self._program))
@@ -61,12 +61,12 @@ class Gate:
             except BlockingIOError:
                 if clock.now() >= end:
                     raise TimeoutError(
-                        f"the lock {self.path} is held by {self.holder() or 'nobody who says so'}"
+                        f"the lock {self.path} is held by {self.holder() or 'a process that left no name'}"
                     ) from None
                 time.sleep(0.01)
 
     def ring(self) -> None:
-        """Wake whoever waits for news of this database, in every process."""
+        """Wake every process that waits for news of this database."""
         with contextlib.suppress(OSError):  # not our file to touch: readers look by themselves every second
             os.utime(self._fd)
 
@@ -107,7 +107,7 @@ def lock_holder(database: str | os.PathLike[str]) -> Holder | None:
     except FileNotFoundError:
         return None
     try:
-        # A killed holder leaves its line behind, so the lock itself is asked. Shared: two askers do not meet.
+        # A killed holder leaves its line behind, so the lock itself is tried. Shared: two that try do not collide.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _parsed(os.pread(fd, _LINE_BYTES, 0))

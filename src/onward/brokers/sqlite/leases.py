@@ -1,12 +1,20 @@
 """Groups, members and leases in the store."""
 
+import math
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from onward import clock
 from onward.brokers.base import PASSING, Start
+from onward.brokers.core.leasing import TopicView
+from onward.brokers.core.share import Seat
 from onward.brokers.sqlite import log
-from onward.brokers.sqlite.membership import Lease, Seat
+from onward.brokers.sqlite.topics import Topic
+from onward.event import Partition
+
+# A lease is written and judged by the same clock, but floating point may round its length up.
+_ROUNDING_S = 1.0
 
 _SEATS = """
 SELECT p.id, p.idx, g.owner, g.fence, g.clean, g.until, g.ttl, g.boot
@@ -37,7 +45,32 @@ _ENLIST = "INSERT OR REPLACE INTO onward_member (grp, topic, member, until, ttl,
 _STRIKE = "DELETE FROM onward_member WHERE grp = ? AND topic = ? AND member = ?"
 
 
-class Claim(NamedTuple):
+class Lease(NamedTuple):
+    until: float
+    ttl: float
+    boot: str
+
+    @classmethod
+    def of(cls, now: float, ttl: float) -> "Lease":
+        return cls(now + ttl, ttl, clock.boot_id())
+
+    def counts(self, now: float, boot: str) -> bool:
+        """Is it valid? One that ends later than its own length from now was written in another boot."""
+        return self.boot == boot and 0 < self.until - now <= self.ttl + _ROUNDING_S
+
+
+class MovedRow(NamedTuple):
+    """A notice that an operator moved a record, or removed it (`state` None)."""
+
+    part: int
+    id: str
+    state: str | None
+    due: float | None
+
+
+class StoredProgress(NamedTuple):
+    """A partition's row as its new owner finds it, with the fence of the new ownership."""
+
     fence: int
     watermark: int
     done_above: bytes | None
@@ -67,22 +100,32 @@ def _start_position(db: sqlite3.Connection, part: int, following: int, start: St
     return following if at is None else log.position_of(at)
 
 
-def seats(db: sqlite3.Connection, group: str, topic: int, now: float, boot: str) -> tuple[list[Seat], dict[int, Lease]]:
-    """The partitions of a topic, and the leases on those that are owned."""
-    db.execute(_NEW_ROWS, {"grp": group, "topic": topic})
+def view(
+    db: sqlite3.Connection, group: str, topic: Topic, me: str, moment: tuple[float, str]
+) -> tuple[TopicView, float]:
+    """A topic as the group's members see it, and when the first lease of another member ends.
+
+    An owner may renew a lease that has ended while no other member has claimed the partition, so our own seats keep
+    their owner."""
+    now, boot = moment
+    db.execute(_NEW_ROWS, {"grp": group, "topic": topic.id})
     found: list[Seat] = []
-    leases: dict[int, Lease] = {}
-    for part, index, owner, fence, clean, *rest in db.execute(_SEATS, (group, topic)):
+    expiries: list[float] = []
+    for _, index, owner, fence, clean, *rest in db.execute(_SEATS, (group, topic.id)):
         lease = Lease(*rest)
-        if owner is not None and lease.counts(now, boot):
-            leases[part] = lease
-        found.append(Seat(part, index, owner, fence, bool(clean)))
-    return found, leases
+        counts = owner is not None and lease.counts(now, boot)
+        if counts and owner != me:
+            expiries.append(lease.until)
+        found.append(Seat(Partition(topic.name, index), owner if counts or owner == me else None, fence, bool(clean)))
+    listed = members(db, group, topic.id)
+    alive = {name: lease.counts(now, boot) for name, lease in listed.items()}
+    expiries += [lease.until for name, lease in listed.items() if alive[name] and name != me]
+    return TopicView(topic.name, found, alive), min(expiries, default=math.inf)
 
 
-def claim(db: sqlite3.Connection, group: str, part: int, owner: str, lease: Lease) -> Claim:
+def claim(db: sqlite3.Connection, group: str, part: int, owner: str, lease: Lease) -> StoredProgress:
     db.execute("DELETE FROM onward_moved WHERE grp = ? AND part = ?", (group, part))  # the new owner loads them
-    return Claim(*db.execute(_CLAIM, (owner, *lease, part, group)).fetchone())
+    return StoredProgress(*db.execute(_CLAIM, (owner, *lease, part, group)).fetchone())
 
 
 def give_back(db: sqlite3.Connection, group: str, owner: str, place: tuple[int, int], *, clean: bool) -> None:
@@ -100,7 +143,7 @@ def members(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
 
 
 def owners(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
-    """Whoever owned a partition last, with that lease; they need not be members any more."""
+    """The last owners of partitions, with their leases; they need not be members any more."""
     return {row[2]: Lease(*row[5:]) for row in db.execute(_SEATS, (group, topic)) if row[2] is not None}
 
 
@@ -124,11 +167,9 @@ def forget(db: sqlite3.Connection, group: str, topic: int) -> None:
     db.execute("DELETE FROM onward_member WHERE grp = ? AND topic = ?", (group, topic))
 
 
-def moved(db: sqlite3.Connection, group: str, parts: frozenset[int]) -> list[tuple[int, str, str | None, float | None]]:
-    """Take the notices about records in these partitions: partition, record, new state and due time."""
-    rows: list[Any] = db.execute(
-        "SELECT seq, part, id, state, due FROM onward_moved WHERE grp = ? ORDER BY seq", (group,)
-    ).fetchall()
-    mine = [row for row in rows if row[1] in parts]
+def moved(db: sqlite3.Connection, group: str, parts: frozenset[int]) -> list[MovedRow]:
+    """Take the notices about records in these partitions."""
+    rows = db.execute("SELECT seq, part, id, state, due FROM onward_moved WHERE grp = ? ORDER BY seq", (group,))
+    mine = [row for row in rows.fetchall() if row[1] in parts]
     db.executemany("DELETE FROM onward_moved WHERE seq = ?", [(row[0],) for row in mine])
-    return [(part, name, state, due) for _, part, name, state, due in mine]
+    return [MovedRow(*row[1:]) for row in mine]

@@ -7,17 +7,20 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from onward.brokers.base import Relay
 from onward.brokers.core.partitioner import key_hashes
+from onward.brokers.core.publishing import BEHIND, Key
 from onward.brokers.sqlite import log
 from onward.brokers.sqlite.backlog import Backlog
 from onward.brokers.sqlite.log import Pack, Tail
 from onward.brokers.sqlite.topics import Catalogue, Topic
-from onward.errors import Backlogged, BrokerError, OnwardError, PublishError, TooLarge, Unserialisable
+from onward.errors import Backlogged, BrokerError, OnwardError, PublishError, RelayFenced, TooLarge, Unserialisable
 from onward.event import Event
 
 _PARCEL_EVENTS = 1_000
 _PARCEL_BYTES = 4 << 20  # a longer call is written in several transactions, so that no transaction is long
-BEHIND = "refused, because an event published before it to the same topic was refused; publish both again, in order"
+_SEEN = "SELECT fence FROM onward_relay WHERE shard = ?"
+_SEE = "INSERT OR REPLACE INTO onward_relay (shard, fence) VALUES (?, ?)"
 
 
 class Load(msgspec.Struct):
@@ -31,15 +34,24 @@ class Load(msgspec.Struct):
 class Parcel:
     """A publish call, or a slice of one. It is appended whole or not at all."""
 
-    __slots__ = ("events", "future", "heard", "loop", "size", "topics")
+    __slots__ = ("_lanes", "events", "future", "heard", "loop", "relay", "size", "topics")
 
     def __init__(self, events: Sequence[Event], topics: Mapping[str, Load], loop: asyncio.AbstractEventLoop) -> None:
         self.events = events
         self.topics = topics
+        self.relay: Relay | None = None
+        self._lanes: frozenset[Key] | None = None
         self.size = sum(load.size for load in topics.values())
         self.loop = loop
         self.future: asyncio.Future[None] = loop.create_future()
-        self.heard = False  # the caller has had its answer, or does not wait for one any more
+        self.heard = False  # the caller has its answer, or does not wait for one any more
+
+    @property
+    def lanes(self) -> frozenset[Key]:
+        """The topics and keys of its events. Needed only after a failure."""
+        if self._lanes is None:
+            self._lanes = frozenset((event.topic, event.key) for event in self.events if event.key is not None)
+        return self._lanes
 
 
 class Packer:
@@ -109,7 +121,7 @@ class Packer:
 
 
 def _unstorable(events: Sequence[Event], error: Exception) -> str:
-    """Which event, and what of it, where that can be told."""
+    """Which event cannot be stored, and which part of it, where that is known."""
     for event in events:
         texts = {
             "key": event.key,
@@ -123,14 +135,14 @@ def _unstorable(events: Sequence[Event], error: Exception) -> str:
 
 
 class Shipment:
-    """The parcels of one transaction, sorted into the partitions they go to."""
+    """The parcels of one transaction, sorted by the partitions they go to."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
         self.topics: dict[str, tuple[Topic, int]] = {}  # with the bytes ever appended before
         self.sizes: dict[str, int] = {}
         self.packs: dict[str, dict[int, list[Pack]]] = {}  # by topic and partition id
-        self.closed: set[str] = set()  # topics of refused parcels: what comes behind those is refused too
+        self.closed: set[Key] = set()  # keys of refused parcels: what comes behind those is refused too
 
     def add(self, topic: Topic, load: Load) -> None:
         self.sizes[topic.name] = self.sizes.get(topic.name, 0) + load.size
@@ -149,7 +161,7 @@ class Courier:
         self._tails: dict[int, tuple[int, dict[int, Tail]]] = {}  # by topic: its total, and its partitions' ends
 
     def append(self, db: sqlite3.Connection, parcels: Sequence[Parcel], wall: float) -> dict[Parcel, OnwardError]:
-        """Answers the errors of those refused."""
+        """Returns the errors of those refused."""
         refused: dict[Parcel, OnwardError] = {}
         shipment = Shipment(db)
         for parcel in parcels:
@@ -158,7 +170,7 @@ class Courier:
                     shipment.add(topic, load)
             except OnwardError as error:
                 refused[parcel] = error
-                shipment.closed.update(parcel.topics)
+                shipment.closed |= parcel.lanes
         for name, packs in shipment.packs.items():
             self._write(db, *shipment.topics[name], packs, wall)
         return refused
@@ -171,15 +183,17 @@ class Courier:
 
     def _admitted(self, shipment: Shipment, parcel: Parcel) -> list[tuple[Topic, Load]]:
         """What the parcel has for each topic, checked before any of it is added."""
-        if not shipment.closed.isdisjoint(parcel.topics):
-            raise PublishError(BEHIND, refused=parcel.events)
+        if shipment.closed and not shipment.closed.isdisjoint(parcel.lanes):
+            raise PublishError(BEHIND.why, refused=parcel.events)
+        if parcel.relay is not None:
+            _check_relay(shipment.db, parcel.relay, parcel.events)
         loads = []
         for name, load in parcel.topics.items():
             topic, appended = self._resolved(shipment, name, parcel)
             if load.partitions != len(topic.parts):
                 load = self._packer.pack([event for event in parcel.events if event.topic == name])[name]
             if self._backlog.is_over(shipment.db, topic, appended + shipment.sizes.get(name, 0) + load.size):
-                raise Backlogged(self._backlog.complaint(name), refused=parcel.events)
+                raise Backlogged(self._backlog.complaint(shipment.db, topic), refused=parcel.events)
             loads.append((topic, load))
         return loads
 
@@ -203,6 +217,18 @@ class Courier:
         self._tails[topic.id] = (total, tails)
 
 
+def _check_relay(db: sqlite3.Connection, relay: Relay, events: Sequence[Event]) -> None:
+    shard, fence = relay
+    row = db.execute(_SEEN, (shard,)).fetchone()
+    if row is not None and row[0] > fence:
+        raise RelayFenced(
+            f"outbox shard {shard} belongs to a relay with fence {row[0]}; this one has {fence} and has lost its lease",
+            refused=events,
+        )
+    if row is None or row[0] < fence:
+        db.execute(_SEE, (shard, fence))
+
+
 def combined(failures: Sequence[tuple[Parcel, Exception]]) -> Exception:
     """One error for a call that was written in slices."""
     first = failures[0][1]
@@ -213,5 +239,5 @@ def combined(failures: Sequence[tuple[Parcel, Exception]]) -> Exception:
     for parcel, error in failures:
         refused += error.refused if isinstance(error, PublishError) else parcel.events
         unknown += error.unknown if isinstance(error, PublishError) else ()
-    kind = Backlogged if isinstance(first, Backlogged) else PublishError
+    kind = type(first) if isinstance(first, PublishError) else PublishError
     return kind(str(first), refused=refused, unknown=unknown)

@@ -8,7 +8,7 @@ import msgspec
 
 from onward.brokers.base import AsideRecord, Progress, Tries
 from onward.brokers.sqlite import aside
-from onward.errors import AsideError
+from onward.brokers.sqlite.leases import StoredProgress
 from onward.event import Partition
 
 _encode = msgspec.msgpack.encode
@@ -27,7 +27,7 @@ class Claimed(NamedTuple):
     fence: int
 
 
-class Settlement(NamedTuple):
+class SettleCall(NamedTuple):
     group: str
     owner: str
     claims: Mapping[Partition, Claimed]  # what this member held, under the current epoch, when it called
@@ -36,48 +36,67 @@ class Settlement(NamedTuple):
     gone: Sequence[str]
 
 
-def decoded(partition: Partition, watermark: int, done_above: bytes | None, tries: bytes | None) -> Progress | None:
-    """What was settled last, None where nothing ever was."""
-    if not watermark and done_above is None and tries is None:
+class SettleAnswer(NamedTuple):
+    lost: list[Partition]  # no longer ours: nothing was written there
+    refused: dict[Partition, str]  # why records could not be stored: nothing was written there either
+
+
+def decoded(partition: Partition, epoch: int, stored: StoredProgress) -> Progress | None:
+    """What was settled last, None if nothing ever was."""
+    watermark, above, tries = stored.watermark, stored.done_above, stored.tries
+    if not watermark and above is None and tries is None:
         return None
-    above = _intervals(done_above) if done_above is not None else ()
-    return Progress(partition, 0, watermark, above, tries=_tries(tries) if tries is not None else {})
+    done_above = _intervals(above) if above is not None else ()
+    return Progress(partition, epoch, watermark, done_above, tries=_tries(tries) if tries is not None else {})
 
 
-def settle(db: sqlite3.Connection, settlement: Settlement) -> list[Partition]:
-    """Write what is ours; answers the partitions that are not, of which nothing is written."""
-    standing = _Standing(db, settlement)
-    records = [record for record in settlement.aside if standing.part(record.partition) is not None]
-    try:
-        aside.store(db, [(record, settlement.claims[record.partition].part) for record in records])
-    except (sqlite3.Error, msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise AsideError(
-            f"records of group {settlement.group} could not be set aside: {error}",
-            partitions=[each.partition for each in settlement.progress],
-        ) from error
-    for progress in settlement.progress:
-        part = standing.part(progress.partition)
-        if part is not None:
-            _write(db, settlement.group, part, progress)
-    for name, partition in aside.find(db, settlement.group, settlement.gone):
-        if standing.part(partition) is not None:
+def settle(db: sqlite3.Connection, call: SettleCall) -> SettleAnswer:
+    """Write what is ours: in each partition all of it, or nothing."""
+    ownership = _Ownership(db, call)
+    refused = _store_records(db, call, ownership)
+    for progress in call.progress:
+        part = ownership.part(progress.partition)
+        if part is not None and progress.partition not in refused:
+            _write(db, call.group, part, progress)
+    for name, partition in aside.find(db, call.group, call.gone):
+        if partition not in refused and ownership.part(partition) is not None:
             aside.delete(db, name)
-    return list(standing.lost)
+    return SettleAnswer(list(ownership.lost), refused)
 
 
-class _Standing:
+def _store_records(db: sqlite3.Connection, call: SettleCall, ownership: "_Ownership") -> dict[Partition, str]:
+    """Store the records partition by partition; returns why those of some could not be."""
+    records: dict[Partition, list[AsideRecord]] = {}
+    for record in call.aside:
+        if ownership.part(record.partition) is not None:
+            records.setdefault(record.partition, []).append(record)
+    refused: dict[Partition, str] = {}
+    for partition, mine in records.items():
+        db.execute("SAVEPOINT records")
+        try:
+            aside.store(db, mine, call.claims[partition].part)
+        except (sqlite3.Error, msgspec.MsgspecError, TypeError, ValueError) as error:
+            if not db.in_transaction:
+                raise  # it ended the whole transaction
+            db.execute("ROLLBACK TO records")
+            refused[partition] = str(error)
+        db.execute("RELEASE records")
+    return refused
+
+
+class _Ownership:
     """Which partitions are ours, asked of the store once each."""
 
-    def __init__(self, db: sqlite3.Connection, settlement: Settlement) -> None:
+    def __init__(self, db: sqlite3.Connection, call: SettleCall) -> None:
         self._db = db
-        self._settlement = settlement
+        self._call = call
         self._known: dict[Partition, int | None] = {}
         self.lost: dict[Partition, None] = {}
 
     def part(self, partition: Partition) -> int | None:
-        """The partition's id if it is ours; else it is lost."""
+        """The partition's id if it is ours; otherwise it is lost."""
         if partition not in self._known:
-            claim = self._settlement.claims.get(partition)
+            claim = self._call.claims.get(partition)
             ours = claim is not None and self._is_ours(claim)
             self._known[partition] = claim.part if claim is not None and ours else None
             if not ours:
@@ -86,9 +105,9 @@ class _Standing:
 
     def _is_ours(self, claim: Claimed) -> bool:
         row: object = self._db.execute(
-            "SELECT owner, fence FROM onward_group WHERE part = ? AND grp = ?", (claim.part, self._settlement.group)
+            "SELECT owner, fence FROM onward_group WHERE part = ? AND grp = ?", (claim.part, self._call.group)
         ).fetchone()
-        return row == (self._settlement.owner, claim.fence)
+        return row == (self._call.owner, claim.fence)
 
 
 def _write(db: sqlite3.Connection, group: str, part: int, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""What waits for the writer, and the rule that a failed publish takes down what stands behind it.
+"""What waits for the writer, and the rule that a failed publish stops what follows it.
 
 Callers enter jobs and parcels from their event loops; the writer's thread takes them. One lock guards it all.
 """
@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from onward import clock
-from onward.brokers.sqlite.outgoing import BEHIND, Parcel
+from onward.brokers.core.publishing import BEHIND
+from onward.brokers.sqlite.outgoing import Parcel
 from onward.brokers.sqlite.transaction import Chore, Transaction
-from onward.errors import BrokerError, Closed, OnwardError, PublishError
+from onward.errors import Backlogged, BrokerError, Closed, OnwardError, PublishError
+from onward.event import Event
 
 T = TypeVar("T")
 
@@ -47,11 +49,13 @@ class Batch:
 
 
 class Queue:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, max_bytes: int) -> None:
         self._name = name
+        self._max_bytes = max_bytes  # of parcels that wait, but always one
+        self._bytes = 0
         self._lock = threading.Condition()
         self._parcels: deque[Parcel] = deque()
-        self._failing: set[Parcel] = set()  # failed, and their callers have not heard of it yet
+        self._failing: set[Parcel] = set()  # failed, and their callers do not know yet
         self._jobs: deque[Job[Any]] = deque()
         self._chores: list[Chore] = []
         self._closed = False
@@ -65,13 +69,21 @@ class Queue:
             self._lock.notify()
 
     def enter(self, parcels: Sequence[Parcel]) -> None:
-        """PublishError: an earlier event of the same topic has just failed, and its caller does not know yet."""
+        """PublishError: an earlier event of the same key has just failed, and its caller does not know yet."""
         with self._lock:
             self._check_open()
             for failing in self._failing:
-                if any(not failing.topics.keys().isdisjoint(parcel.topics) for parcel in parcels):
-                    raise PublishError(BEHIND, refused=[event for parcel in parcels for event in parcel.events])
+                if any(not failing.lanes.isdisjoint(parcel.lanes) for parcel in parcels):
+                    raise PublishError(BEHIND.why, refused=_events(parcels))
+            size = sum([parcel.size for parcel in parcels])
+            if self._bytes and self._bytes + size > self._max_bytes:
+                raise Backlogged(
+                    f"{self._bytes:,} bytes wait to be written to {self._name}; slow down, or raise "
+                    f"max_outgoing_bytes={self._max_bytes:,}",
+                    refused=_events(parcels),
+                )
             self._parcels.extend(parcels)
+            self._bytes += size
             self._lock.notify()
 
     def heard(self, parcels: Sequence[Parcel]) -> None:
@@ -81,7 +93,7 @@ class Queue:
                 parcel.heard = True
                 self._failing.discard(parcel)
                 if not parcel.future.cancel() and not parcel.future.cancelled():
-                    parcel.future.exception()  # nobody else asks, where the caller was cancelled
+                    parcel.future.exception()  # a caller that was cancelled does not ask
 
     def withdraw_job(self, job: Job[Any], why: str) -> None:
         self.take_back(job)
@@ -96,12 +108,12 @@ class Queue:
             return True
 
     def withdraw(self, parcels: Sequence[Parcel], why: str) -> None:
-        """Take a call out, with all that stand behind it. What is being written already has an unknown fate."""
+        """Take a call out, with all that are behind it. Of what is being written it is unknown whether it is stored."""
         with self._lock:
             open_ones = [parcel for parcel in parcels if not parcel.future.done() and parcel not in self._failing]
             queued = [parcel for parcel in open_ones if parcel in self._parcels]
             for parcel in queued:
-                self._parcels.remove(parcel)
+                self._take_out(parcel)
             behind = self._bring_down(open_ones)
         taken = [parcel for parcel in open_ones if parcel not in queued]
         settle([(parcel.future, None, PublishError(why, unknown=parcel.events)) for parcel in taken])
@@ -118,7 +130,7 @@ class Queue:
 
     @property
     def has_callers(self) -> bool:
-        """Does somebody wait for an answer?"""
+        """Does a caller wait for an answer?"""
         with self._lock:
             return bool(self._parcels or self._jobs)
 
@@ -140,24 +152,28 @@ class Queue:
                 self._lock.notify()
 
     def bring_down(self, failed: Sequence[Parcel]) -> list[Parcel]:
-        """These have failed: take out of the queue, and answer, what stands behind them.
+        """These have failed: take out of the queue, and answer, what is behind them.
 
-        Per key a failure takes down whatever was entered after it; what shares no topic shares no key. Their topics
-        stay closed until each caller has heard of its failure, for until then it may enter the next event.
+        A parcel is written whole or not at all, so a failure of one key stops every later parcel that has an event of
+        that key. Its keys stay closed until its caller knows: until then the caller may enter the next event.
         """
         with self._lock:
             return self._bring_down(failed)
 
     def _bring_down(self, failed: Sequence[Parcel]) -> list[Parcel]:
-        topics = {topic for parcel in failed for topic in parcel.topics}
+        lanes = set().union(*[parcel.lanes for parcel in failed])
         behind = []
-        for parcel in tuple(self._parcels):
-            if not topics.isdisjoint(parcel.topics):
-                topics.update(parcel.topics)
-                self._parcels.remove(parcel)
+        for parcel in tuple(self._parcels) if lanes else ():
+            if not lanes.isdisjoint(parcel.lanes):
+                lanes |= parcel.lanes
+                self._take_out(parcel)
                 behind.append(parcel)
         self._failing.update(parcel for parcel in (*failed, *behind) if not parcel.heard)
         return behind
+
+    def _take_out(self, parcel: Parcel) -> None:
+        self._parcels.remove(parcel)
+        self._bytes -= parcel.size
 
     def fail_all(self, why: BrokerError, *, chores_at: float = math.inf) -> None:
         """Everything that waits has failed; chores are due again at some later time."""
@@ -165,6 +181,7 @@ class Queue:
             jobs, parcels = tuple(self._jobs), tuple(self._parcels)
             self._jobs.clear()
             self._parcels.clear()
+            self._bytes = 0
             self._bring_down(parcels)
             for chore in self._chores:
                 chore.due = max(chore.due, chores_at)
@@ -193,6 +210,7 @@ class Queue:
             while self._parcels and len(parcels) < _MAX_JOBS and (not parcels or self._parcels[0].size <= room):
                 parcels.append(self._parcels.popleft())
                 room -= parcels[-1].size
+                self._bytes -= parcels[-1].size
             jobs = [self._jobs.popleft() for _ in range(min(_MAX_JOBS, len(self._jobs)))]
             now = clock.now()
             chores = [chore for chore in self._chores if chore.due <= now]
@@ -205,6 +223,10 @@ class Queue:
             raise Closed(f"the broker on {self._name} is closed")
 
 
+def _events(parcels: Iterable[Parcel]) -> list[Event]:
+    return [event for parcel in parcels for event in parcel.events]
+
+
 def refused(parcels: Iterable[Parcel], why: str) -> list[Answer]:
     return [(parcel, None, PublishError(why, refused=parcel.events)) for parcel in parcels]
 
@@ -215,7 +237,7 @@ def answer(answers: Iterable[Answer]) -> None:
     for job, result, error in answers:
         loops.setdefault(job.loop, []).append((job.future, result, error))
     for loop, settled in loops.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the answer
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the answer
             loop.call_soon_threadsafe(settle, settled)
 
 
@@ -230,7 +252,7 @@ def settle(answers: Iterable[tuple[asyncio.Future[Any], Any, Exception | None]])
 
 
 async def outcomes(parcels: Sequence[Parcel]) -> list[tuple[Parcel, Exception]]:
-    """Wait for all of them; answers those that failed."""
+    """Wait for all of them; returns those that failed."""
     failures: list[tuple[Parcel, Exception]] = []
     for parcel in parcels:
         try:

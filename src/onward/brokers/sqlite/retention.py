@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from onward import clock
 from onward.brokers.base import PASSING
-from onward.brokers.sqlite import lag, leases, log
+from onward.brokers.sqlite import figures, leases, log
 from onward.brokers.sqlite.backlog import Backlog, extents
 from onward.brokers.sqlite.transaction import Transaction
 from onward.settings import Settings
 
 _INTERVAL_S = 5.0
-_PAGE_ROWS = 500  # removed per turn, so that nobody waits long for the lock
+_PAGE_ROWS = 500  # removed per turn, so that no other writer waits long for the lock
 _NEXT_PAGE_S = 0.02
 
 _ROWS = "SELECT at, count, time, length(data) FROM onward_log WHERE at >= ? AND at < ? ORDER BY at LIMIT ?"
@@ -32,7 +32,7 @@ class Finished(NamedTuple):
 
 
 class Retention:
-    """The chore of a broker. Several processes may do it: whoever comes second finds nothing to do."""
+    """The chore of a broker. Several processes may do it: the second one finds nothing to do."""
 
     def __init__(self, settings: Settings, backlog: Backlog, kick: Callable[["Retention", float], None]) -> None:
         self.due = clock.now() + _INTERVAL_S
@@ -56,7 +56,7 @@ class Retention:
         """Nothing was removed; the writer calls again."""
 
     def _trim(self, db: sqlite3.Connection, topic: int, cutoff: float, limit: int) -> int:
-        """Remove at most `limit` record batches of a topic, the oldest first; answers how many."""
+        """Remove at most `limit` record batches of a topic, the oldest first; returns how many."""
         found = extents(db, topic)
         floors = {extent: extent.floor or 0 for extent in found}  # without a group nothing is finished
         stored = sum(extent.bytes_before(db, floor) - extent.bytes_before(db, 0) for extent, floor in floors.items())
@@ -72,10 +72,10 @@ class Retention:
 
 
 def _drop_left(tx: Transaction) -> None:
-    """Groups that nobody comes back to, and that hold up what they have not read."""
+    """Drop groups that are useless without a member: they would keep what they have not read."""
     boot = clock.boot_id()
     for group, topic in tx.db.execute(_PASSING, (f"{PASSING}%",)).fetchall():
-        if not lag.alive(tx.db, group, topic, tx.now, boot):
+        if not figures.alive(tx.db, group, topic, tx.now, boot):
             leases.forget(tx.db, group, topic)
 
 

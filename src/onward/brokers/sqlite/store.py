@@ -12,7 +12,7 @@ from onward.brokers.sqlite.gate import Gate
 from onward.errors import BadSetting, BadStore, BrokerError
 from onward.settings import Settings
 
-_SCRIPTS = ("schema.sql", "schema_2.sql", "schema_3.sql")  # from each version of the tables to the next
+_SCRIPTS = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql")  # from each version of the tables to the next
 SCHEMA_VERSION = len(_SCRIPTS)
 _SQLITE_NEEDED = (3, 35, 0)  # RETURNING
 _BUSY_MS = 1_000
@@ -38,7 +38,7 @@ class Store:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
         self._patience_s = settings.publish_timeout_s
-        self._synchronous = "FULL" if settings.durability == "fsync" else "NORMAL"
+        self._synchronous = "NORMAL" if settings.durability == "window" else "FULL"
 
     def prepare(self, gate: Gate) -> None:
         """Make the tables where they are missing, and bring older ones up to date."""
@@ -105,7 +105,7 @@ def _check_content(path: Path) -> None:
 
 
 def _look(path: Path) -> None:
-    # Immutable leaves no -wal and -shm behind; where a -wal stands its content counts.
+    # Immutable leaves no -wal and -shm behind; a -wal that is there counts.
     how = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
     db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
     try:

@@ -4,125 +4,84 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from onward import clock
-from onward.brokers.base import AsideRecord, BrokerLag, Message, Progress
-from onward.brokers.sqlite import log, roster
-from onward.brokers.sqlite.doorbell import Doorbell
-from onward.brokers.sqlite.holdings import Hold, Holdings
-from onward.brokers.sqlite.lag import lags
-from onward.brokers.sqlite.progress import Claimed, Settlement, settle
+from onward.brokers.base import AsideRecord, BrokerLag, Progress
+from onward.brokers.core.holdings import Chunk, Holdings
+from onward.brokers.core.subscription import SubscriptionShell
+from onward.brokers.sqlite import group_version, log
+from onward.brokers.sqlite.figures import lags
+from onward.brokers.sqlite.lease_manager import Held, LeaseManager, LogPlace
+from onward.brokers.sqlite.progress import Claimed, SettleCall, settle
 from onward.brokers.sqlite.reader import Reader
-from onward.brokers.sqlite.tenure import Tenure
 from onward.brokers.sqlite.writer import Writer
-from onward.errors import BadStore, BrokerError, Closed, GroupDropped
-from onward.event import Partition
+from onward.errors import AsideError, BadStore, BrokerError
+from onward.event import Delivery, Partition
 from onward.settings import Settings
 
 log_ = logging.getLogger("onward")
 
-_LEAVE_S = 2.0  # to tell the others that we leave; else they learn it when our leases run out
-_REST_S = 5.0  # between two looks at a damaged record batch
+_LEAVE_S = 2.0  # to report that we leave; otherwise the others notice when our leases end
+_REST_S = 5.0  # between two attempts to read a damaged record batch
 _LOOK_S = 1.0  # how long a lost ring of the doorbell may go unnoticed
 _TAIL = "SELECT next FROM onward_partition WHERE id = ?"
 
 
-class SqliteSubscription:
-    def __init__(
-        self,
-        tenure: Tenure,
-        holdings: Holdings,
-        *,
-        writer: Writer,
-        reader: Reader,
-        bell: Doorbell,
-        settings: Settings,
-    ) -> None:
-        self._tenure = tenure
-        self._holdings = holdings
-        self._writer = writer
-        self._reader = reader
-        self._bell = bell
-        self._settings = settings
-        self._closing: asyncio.Future[None] | None = None
-        self._look_s = min(_LOOK_S, settings.max_poll_gap_s / 3)
+class Access(NamedTuple):
+    """The subscription's ways into the store."""
 
-    async def receive(self, limit: int, max_bytes: int, wait_s: float) -> Sequence[Message]:
-        if self._holdings.closed:
-            raise Closed(f"the subscription of group {self._tenure.group} is closed")
-        end = clock.now() + wait_s
-        while not self.is_closed:
-            self._tenure.polled()
-            rung = self._bell.listen()
-            if not self._holdings.is_stocked(limit, max_bytes):
-                await self._reader.run(lambda db: self._fill(db, limit, max_bytes))
-            now = clock.now()
-            sure = now < self._tenure.sure_until()
-            messages = self._holdings.collect(limit, max_bytes, now, sure=sure)
-            self._writer.queue.kick(self._tenure, self._holdings.deadline() if sure else now)
-            if not messages and self._tenure.dropped:
-                raise GroupDropped(self._tenure.dropped)
-            if messages or now >= end:
-                return messages
-            ripe_at = self._holdings.ripe_at() if sure else end
-            await self._bell.wait(rung, min(end, ripe_at, now + self._look_s) - now)
-        return []
+    writer: Writer
+    reader: Reader
+
+
+class SqliteSubscription(SubscriptionShell[LogPlace]):
+    def __init__(self, manager: LeaseManager, holdings: Holdings[LogPlace], access: Access, settings: Settings) -> None:
+        super().__init__(manager, holdings, look_s=min(_LOOK_S, settings.max_poll_gap_s / 3))
+        self._manager = manager
+        self._writer, self._reader = access
+        self._timeout_s = settings.publish_timeout_s
 
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
     ) -> Sequence[Partition]:
-        claims = self._claims(progress)
-        if not claims:
-            return list(dict.fromkeys([part.partition for part in progress] + [record.partition for record in aside]))
-        settlement = Settlement(self._tenure.group, self._tenure.owner, claims, progress, aside, gone)
-        lost = await self._writer.call(lambda tx: settle(tx.db, settlement))
-        if lost:
-            self._writer.queue.kick(self._tenure)
-        return lost
+        holds, lost = self._holdings.settleable(progress, aside)
+        if not holds:
+            return list(lost)
+        claims = {partition: Claimed(hold.own.part, hold.fence) for partition, hold in holds.items()}
+        enrolment = self._manager.enrolment
+        call = SettleCall(enrolment.group, enrolment.owner, claims, progress, aside, gone)
+        answer = await self._writer.call(lambda tx: settle(tx.db, call))
+        if answer.lost:
+            self._manager.look_at(0.0)
+        if answer.refused:
+            why = "; ".join(dict.fromkeys(answer.refused.values()))
+            raise AsideError(
+                f"records of group {enrolment.group} could not be set aside: {why}",
+                partitions=list(answer.refused),
+                lost=answer.lost,
+            )
+        return answer.lost
 
     async def release(self, partitions: Sequence[Partition], *, drained: bool) -> None:
-        with self._holdings.lock:
-            ours = dict.fromkeys(self._announced(partitions), drained)
-        if ours:
-            await self._turned(self._tenure.ask(ours), self._settings.publish_timeout_s)
-
-    def troubles(self) -> Sequence[str]:
-        return ()
-
-    def sure_until(self) -> float:
-        return self._tenure.sure_until()
-
-    async def pause(self, partitions: Sequence[Partition]) -> None:
-        self._set_paused(partitions, paused=True)
-
-    async def resume(self, partitions: Sequence[Partition]) -> None:
-        self._set_paused(partitions, paused=False)
-        self._bell.nudge()
+        holds = dict.fromkeys(self._holdings.known(partitions), drained)
+        if holds:
+            await self._turned(self._manager.release(holds), self._timeout_s)
 
     async def lag(self) -> Mapping[Partition, BrokerLag]:
-        with self._holdings.lock:
-            places = {hold.partition: (hold.part, hold.out) for hold in self._holdings.held.values() if hold.epoch}
+        places = {hold.partition: (hold.own.part, hold.ahead.next_out) for hold in self._holdings.announced()}
         return await self._reader.run(lambda db: lags(db, places))
 
-    @property
-    def is_closed(self) -> bool:
-        return self._holdings.closed
+    def _collected(self, now: float, *, sure: bool) -> None:
+        self._manager.look_at(self._holdings.deadline if sure else now)
 
-    async def close(self) -> None:
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
-        with self._holdings.lock:
-            self._holdings.closed = True
-        self._bell.nudge()
+    async def _leave(self) -> None:
         try:
-            await self._turned(self._tenure.leave(), min(_LEAVE_S, self._settings.publish_timeout_s))
+            await self._turned(self._manager.leave(), min(_LEAVE_S, self._timeout_s))
         except BrokerError:
-            pass  # nobody can write now: the leases run out by themselves
+            pass  # nothing can be written now: the leases end by themselves
         finally:
-            self._writer.queue.remove(self._tenure)
+            self._writer.queue.remove(self._manager)
             with self._holdings.lock:
                 self._holdings.held.clear()
             await self._reader.close()
@@ -134,58 +93,70 @@ class SqliteSubscription:
         except TimeoutError:
             raise BrokerError(self._writer.too_late()) from None
 
-    def _set_paused(self, partitions: Sequence[Partition], *, paused: bool) -> None:
-        with self._holdings.lock:
-            for hold in self._announced(partitions):
-                hold.paused = paused
+    async def _read(self, limit: int, max_bytes: int) -> None:
+        if self._holdings.is_stocked(limit, max_bytes):
+            return
+        # The thread only reads: deliveries built there would compete with the loop for the interpreter.
+        for hold, rows, reached in await self._reader.run(lambda db: self._fill(db, limit, max_bytes)):
+            self._stock(hold, rows, reached)
 
-    def _announced(self, partitions: Sequence[Partition]) -> list[Hold]:
-        """What the caller knows of: an ownership that receive has not told yet cannot be meant."""
-        holds = [self._holdings.held.get(partition) for partition in partitions]
-        return [hold for hold in holds if hold is not None and hold.epoch]
+    def _stock(self, hold: Held, found: Sequence[log.Rows], reached: int) -> None:
+        for rows in found:
+            if rows.start > hold.ahead.position:  # what was below is trimmed
+                self._holdings.stock((), [(hold, rows.start)])
+            self._holdings.stock([(hold, _chunk(hold, rows))])
+        if reached > hold.ahead.position:
+            self._holdings.stock((), [(hold, reached)])
 
-    def _claims(self, progress: Sequence[Progress]) -> dict[Partition, Claimed]:
-        """All that is held under an epoch that the caller still goes by."""
-        stale = set()
-        with self._holdings.lock:
-            held = {hold.partition: hold for hold in self._holdings.held.values() if hold.epoch}
-        for part in progress:
-            hold = held.get(part.partition)
-            if hold is None or hold.epoch != part.epoch:
-                stale.add(part.partition)
-        return {place: Claimed(hold.part, hold.fence) for place, hold in held.items() if place not in stale}
+    # -- in the reader's thread -----------------------------------------------------------------------------------
 
-    # In the reader's thread
-
-    def _fill(self, db: sqlite3.Connection, limit: int, max_bytes: int) -> None:
+    def _fill(self, db: sqlite3.Connection, limit: int, max_bytes: int) -> list[tuple[Held, list[log.Rows], int]]:
         """Read on in the partitions that flow, until there is enough for a receive."""
-        self._tenure.saw(roster.version(db, self._tenure.group))
-        for hold, stocked in self._holdings.flowing(clock.now()):
-            limit -= stocked
-            (tail,) = db.execute(_TAIL, (hold.part,)).fetchone()
-            try:
-                if hold.read < tail:
-                    limit, max_bytes = self._read(db, hold, tail, (limit, max_bytes))
-            except BadStore as error:
-                self._rest(hold, error)
+        self._manager.saw(group_version.read(db, self._manager.group))
+        now, found = clock.now(), []
+        for hold in self._holdings.flowing():
+            limit -= hold.ahead.events
             if limit <= 0 or max_bytes <= 0:
-                return
+                break
+            if hold.own.rests_until > now:
+                continue
+            rows, reached = self._read_hold(db, hold, limit, max_bytes)
+            found.append((hold, rows, reached))
+            limit -= sum([len(each.events) for each in rows])
+            max_bytes -= sum([each.size for each in rows])
+        return found
 
-    def _rest(self, hold: Hold, error: BadStore) -> None:
-        """This partition stands still, and only this one. It is looked at again, for somebody may mend it."""
-        if str(error) != hold.damage:
-            hold.damage = str(error)
-            log_.error("%s of group %s stands still: %s", hold.partition, self._tenure.group, error)
-        hold.rests_until = clock.now() + _REST_S
+    def _read_hold(self, db: sqlite3.Connection, hold: Held, limit: int, max_bytes: int) -> tuple[list[log.Rows], int]:
+        """Record batches of a partition, and up to where its log was read."""
+        found: list[log.Rows] = []
+        (tail,) = db.execute(_TAIL, (hold.own.part,)).fetchone()
+        if hold.ahead.position >= tail:
+            return found, 0
+        try:
+            for rows in log.read(db, hold.own.part, hold.ahead.position):
+                found.append(rows)
+                limit -= len(rows.events)
+                max_bytes -= rows.size
+                if limit <= 0 or max_bytes <= 0:
+                    return found, 0
+        except BadStore as error:
+            self._rest(hold, error)
+            return found, 0
+        hold.own.damage = ""
+        return found, tail
 
-    def _read(self, db: sqlite3.Connection, hold: Hold, tail: int, wanted: tuple[int, int]) -> tuple[int, int]:
-        limit, max_bytes = wanted
-        for rows in log.read(db, hold.part, hold.read):
-            self._holdings.stock(hold, rows)
-            limit -= len(rows.events)
-            max_bytes -= rows.size
-            if limit <= 0 or max_bytes <= 0:
-                return limit, max_bytes
-        if hold.read < tail:
-            self._holdings.stock(hold, log.Rows(tail, [], 0))  # the rest was trimmed
-        return limit, max_bytes
+    def _rest(self, hold: Held, error: BadStore) -> None:
+        """This partition stands still, and only this one. It is tried again: an operator may repair it."""
+        if str(error) != hold.own.damage:
+            hold.own.damage = str(error)
+            log_.error("%s of group %s stands still: %s", hold.partition, self._manager.group, error)
+        hold.own.rests_until = clock.now() + _REST_S
+
+
+def _chunk(hold: Held, rows: log.Rows) -> Chunk:
+    partition, epoch, fence, log_id = hold.partition, hold.epoch, hold.fence, hold.log_id
+    deliveries = [
+        Delivery(event, partition, position, epoch, 1, fence, log_id)
+        for position, event in enumerate(rows.events, rows.start)
+    ]
+    return Chunk(deliveries, rows.size)

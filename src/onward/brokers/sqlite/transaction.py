@@ -24,7 +24,7 @@ class Transaction:
         self.rings = False
 
     def ring(self) -> None:
-        """Readers must hear of this transaction."""
+        """Wake readers when this transaction is committed."""
         self.rings = True
 
 
@@ -34,7 +34,7 @@ class Chore(Protocol):
     due: float
 
     def work(self, tx: Transaction) -> Callable[[], None]:
-        """Answers what is to be done once it is committed; that makes it due anew."""
+        """Returns what is to be done once it is committed; that sets `due` again."""
 
     def failed(self, error: Exception) -> None:
         """Nothing of it was committed; it will be called again."""

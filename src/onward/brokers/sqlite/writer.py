@@ -1,8 +1,8 @@
 """The writer: one thread per broker object through which everything is written, in short group commits.
 
-It takes the lock file, begins a transaction, and only then takes what has queued up: all who waited share one commit,
-and whoever waited too long could still be withdrawn. Parcels (publishes) are appended together; every other job has a
-savepoint of its own and fails alone.
+It takes the lock file, begins a transaction, and only then takes what has queued up: all callers that waited share one
+commit, and a caller that waited too long could still be withdrawn. Parcels (publishes) are appended together; every
+other job has a savepoint of its own and fails alone.
 """
 
 import asyncio
@@ -14,12 +14,14 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from onward import clock
+from onward.brokers.core.publishing import BEHIND
 from onward.brokers.sqlite.gate import Gate
-from onward.brokers.sqlite.outgoing import BEHIND, Courier, Parcel
+from onward.brokers.sqlite.outgoing import Courier, Parcel
 from onward.brokers.sqlite.queue import Batch, Job, Queue, answer, outcomes, refused
 from onward.brokers.sqlite.store import Store, error_code, explained
 from onward.brokers.sqlite.transaction import Transaction, guarded
 from onward.errors import BrokerError, Closed, OnwardError, PublishError
+from onward.settings import Settings
 
 _RETRY_S = 0.5  # a chore that failed
 _STOP_S = 1.5  # longer than SQLite's own wait for a lock
@@ -28,12 +30,12 @@ T = TypeVar("T")
 
 
 class Writer:
-    def __init__(self, store: Store, gate: Gate, courier: Courier, timeout_s: float) -> None:
-        self.queue = Queue(str(store.path))
+    def __init__(self, store: Store, gate: Gate, courier: Courier, settings: Settings) -> None:
+        self.queue = Queue(str(store.path), settings.max_outgoing_bytes)
         self._store = store
         self._gate = gate
         self._courier = courier
-        self._timeout_s = timeout_s
+        self._timeout_s = settings.publish_timeout_s
         self._obstacle = ""  # why no transaction could begin, when it is not the lock file
         self._db = store.connect()
         self._ended: Future[None] = Future()
@@ -41,7 +43,7 @@ class Writer:
         self._thread.start()
 
     async def call(self, work: Callable[[Transaction], T]) -> T:
-        """Run the work inside a transaction and answer when that is committed."""
+        """Run the work inside a transaction; returns when that is committed."""
         return await self.done(self.enter(work))
 
     def enter(self, work: Callable[[Transaction], T]) -> Job[T]:
@@ -60,9 +62,9 @@ class Writer:
             timer.cancel()
 
     async def publish(self, parcels: Sequence[Parcel]) -> list[tuple[Parcel, Exception]]:
-        """Append them, in this order and after all that were entered before; answers those that failed.
+        """Append them, in this order and after all that were entered before; returns those that failed.
 
-        When the caller is cancelled the parcels go their way all the same, for others may stand behind them.
+        When the caller is cancelled the parcels are written all the same: others may be behind them.
         """
         loop = asyncio.get_running_loop()
         self.queue.enter(parcels)
@@ -74,7 +76,7 @@ class Writer:
             self.queue.heard(parcels)
 
     def too_late(self) -> str:
-        """What stands in the way of writing."""
+        """Why nothing could be written in time."""
         holder = self._gate.holder()
         if self._obstacle:
             why = self._obstacle
@@ -87,7 +89,7 @@ class Writer:
     async def stop(self) -> None:
         """Finish what was entered, then end the thread. What cannot be written in time is refused."""
         self.queue.close()
-        # A little longer than any caller waits; if there is none, somebody beside us may hold the lock for ever.
+        # A little longer than any caller waits; if there is none, another program may hold the lock for ever.
         limit_s = self._timeout_s if self.queue.has_callers else 0.0
         await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=limit_s + _STOP_S)
         # A thread that still hangs in the kernel is a daemon, and finds nothing to do when it comes back.
@@ -122,13 +124,13 @@ class Writer:
         answer(batch.answers)
 
     def _transaction(self) -> tuple[Batch, bool]:
-        """One transaction; answers what was in it, and whether readers must hear of it."""
+        """One transaction; returns what was in it, and whether readers must be woken."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             if error_code(error) != sqlite3.SQLITE_BUSY:
                 raise
-            # Some program beside us writes; callers wait until their own time is over.
+            # Another program writes; callers wait until their own time is over.
             self._obstacle = str(explained(error, self._store.path))
             return Batch((), (), ()), False
         self._obstacle = ""
@@ -179,17 +181,17 @@ class Writer:
             tx.ring()
         batch.answers.extend((parcel, None, errors.get(parcel)) for parcel in batch.parcels)
         if errors:
-            batch.answers.extend(refused(self.queue.bring_down(list(errors)), BEHIND))
+            batch.answers.extend(refused(self.queue.bring_down(list(errors)), BEHIND.why))
 
     def _roll_back(self, batch: Batch, why: BrokerError, *, certain: bool) -> None:
-        """The whole transaction fails; where that is not certain, the fate of its parcels is unknown."""
+        """The whole transaction fails; where that is not certain, it is unknown whether its parcels are stored."""
         if self._db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
         self._courier.forget()
         batch.after.clear()
         batch.failed[:] = [(chore, why) for chore in batch.chores]
-        # Keep the answers to those that were taken down behind a refused one.
+        # Keep the answers to those that were stopped behind a refused one.
         batch.answers[:] = [entry for entry in batch.answers if isinstance(entry[0], Parcel) and entry[2] is not None]
         answered = {entry[0] for entry in batch.answers}
         batch.answers.extend((job, None, why) for job in batch.jobs)

@@ -8,7 +8,7 @@ _BUMP = "INSERT INTO onward_roster (grp, version) VALUES (?, 1) ON CONFLICT (grp
 
 
 def bump(tx: Transaction, group: str) -> None:
-    """Let the group's members look, and wake them."""
+    """Make the group's members look, and wake them."""
     tx.db.execute(_BUMP, (group,))
     tx.ring()
 
@@ -18,6 +18,6 @@ def bump_all(tx: Transaction) -> None:
     tx.ring()
 
 
-def version(db: sqlite3.Connection, group: str) -> int:
+def read(db: sqlite3.Connection, group: str) -> int:
     row = db.execute("SELECT version FROM onward_roster WHERE grp = ?", (group,)).fetchone()
     return 0 if row is None else int(row[0])

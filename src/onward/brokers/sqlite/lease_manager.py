@@ -1,0 +1,314 @@
+"""How a member joins, keeps, gains and gives up partitions.
+
+Everything about ownership happens in a turn: one piece of work in a transaction of the writer, one at a time. The turn
+reads what the store says, `core.leasing` decides, the turn writes the decisions. Memory follows after the commit.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from onward import clock
+from onward.brokers.base import Assigned, Moved, State
+from onward.brokers.core import leasing
+from onward.brokers.core.bell import resolve
+from onward.brokers.core.holdings import Hold, Holdings
+from onward.brokers.core.leasing import Decisions, Situation
+from onward.brokers.core.share import Seat
+from onward.brokers.sqlite import group_version, leases, progress
+from onward.brokers.sqlite.leases import Lease, MovedRow
+from onward.brokers.sqlite.topics import Topic
+from onward.brokers.sqlite.transaction import Transaction
+from onward.errors import GroupDropped, OnwardError
+from onward.event import Partition
+from onward.settings import Settings
+
+_EXPIRY_SLACK_S = 0.02
+
+
+class LogPlace:
+    """What the broker keeps with an ownership."""
+
+    __slots__ = ("damage", "part", "rests_until")
+
+    def __init__(self, part: int) -> None:
+        self.part = part  # the partition's id in the store
+        self.damage = ""  # why it cannot be read further
+        self.rests_until = 0.0  # when that is tried again
+
+
+Held = Hold[LogPlace]
+Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class Enrolment(NamedTuple):
+    """Who joins what."""
+
+    group: str
+    owner: str  # the member's name with a suffix of this process's own
+    topics: Sequence[Topic]
+    epochs: Iterator[int]
+
+    @property
+    def parts(self) -> dict[Partition, int]:
+        return {Partition(topic.name, index): part for topic in self.topics for index, part in enumerate(topic.parts)}
+
+
+class Requests:
+    """What the subscription asked of the next turn. The holdings' lock guards it."""
+
+    def __init__(self) -> None:
+        self.asked: dict[Held, bool] = {}  # by ownership: a later one of the same partition was not meant
+        self.waiters: list[Waiter] = []
+        self.retiring = False  # it released unasked: it keeps what it has, claims nothing and counts no more
+        self.leaving = False
+
+    def taken(self) -> "Requests":
+        """A copy, for a turn."""
+        copy = Requests()
+        copy.asked, copy.waiters = dict(self.asked), list(self.waiters)
+        copy.retiring, copy.leaving = self.retiring, self.leaving
+        return copy
+
+    def done(self, taken: "Requests") -> None:
+        """A turn has done these; others may have come since."""
+        for hold in taken.asked:
+            self.asked.pop(hold, None)
+        self.waiters = [waiter for waiter in self.waiters if waiter not in taken.waiters]
+
+
+class Turn:
+    """What one turn did to the store, to be done to memory after the commit."""
+
+    def __init__(self, now: float, lease: Lease, requests: Requests) -> None:
+        self.now = now
+        self.lease = lease
+        self.requests = requests
+        self.decisions: Decisions[LogPlace] = Decisions(retires=requests.retiring)
+        self.claimed: list[Held] = []
+        self.moved: list[tuple[Held, MovedRow]] = []
+        self.dropped = ""  # the topic in which the group no longer exists
+        self.next_expiry = math.inf  # of another member's lease
+        self.version: int | None = None  # of the group; None: nothing was renewed
+
+    @property
+    def has_news(self) -> bool:
+        done = self.decisions
+        return bool(done.lost or done.overdue or done.revoked or self.claimed or self.moved or self.dropped)
+
+
+class LeaseManager:
+    """The chore of one subscription, and what keeps it in its group. `kick` makes the writer take a turn."""
+
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        holdings: Holdings[LogPlace],
+        settings: Settings,
+        kick: Callable[["LeaseManager", float], None],
+    ) -> None:
+        self.due = math.inf
+        self.enrolment = enrolment
+        self.failure: OnwardError | None = None
+        self._holdings = holdings
+        self._settings = settings
+        self._kick = kick
+        self._requests = Requests()
+        self._sure = 0.0
+        self._version = 0
+        self._polled = clock.now()
+
+    # -- called by the subscription -------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> str:
+        return self.enrolment.group
+
+    @property
+    def sure_until(self) -> float:
+        return self._sure if self._holdings.held else clock.now() + self._lease_s
+
+    @property
+    def troubles(self) -> list[str]:
+        damaged = [hold for hold in self._holdings.all() if hold.own.damage]
+        return [f"{hold.partition} of group {self.group} stands still: {hold.own.damage}" for hold in damaged]
+
+    def polled(self) -> None:
+        now = clock.now()
+        if now - self._polled > self._settings.max_poll_gap_s:
+            self._kick(self, now)
+        self._polled = now
+
+    def saw(self, version: int) -> None:
+        """The group's version as a reader saw it. A turn is worth it when the version differs from our last one."""
+        if version != self._version:
+            self._kick(self, 0.0)
+
+    def look_at(self, time: float) -> None:
+        """Take a turn by then."""
+        self._kick(self, time)
+
+    def release(self, holds: Mapping[Held, bool]) -> "asyncio.Future[None]":
+        """Give these back, drained or not; done with the turn that did it."""
+        with self._holdings.lock:
+            self._requests.asked.update(holds)
+        return self._next_turn()
+
+    def leave(self) -> "asyncio.Future[None]":
+        self._requests.leaving = True
+        return self._next_turn()
+
+    def _next_turn(self) -> "asyncio.Future[None]":
+        loop = asyncio.get_running_loop()
+        turned: asyncio.Future[None] = loop.create_future()
+        with self._holdings.lock:
+            self._requests.waiters.append((loop, turned))
+        self._kick(self, 0.0)
+        return turned
+
+    # -- called by the writer -------------------------------------------------------------------------------------
+
+    @property
+    def _lease_s(self) -> float:
+        return self._settings.lease_s
+
+    def work(self, tx: Transaction) -> Callable[[], None]:
+        with self._holdings.lock:
+            turn = Turn(tx.now, Lease.of(tx.now, self._lease_s), self._requests.taken())
+            held = dict(self._holdings.held)
+        turn.dropped = self._dropped_topic(tx)
+        situation = Situation(self.enrolment.owner, held, turn.requests.asked, turn.requests.retiring)
+        if turn.requests.leaving or turn.dropped:
+            self._leave(tx, turn, held)
+        elif tx.now - self._polled > self._settings.max_poll_gap_s:
+            turn.decisions = leasing.released(situation, tx.now)
+            self._give_back(tx, turn)
+        else:
+            self._keep(tx, turn, situation)
+        return lambda: self._follow(turn)
+
+    def failed(self, error: Exception) -> None:
+        self._holdings.restore()
+
+    def _dropped_topic(self, tx: Transaction) -> str:
+        """Only a join creates a group: a member that slept while it was dropped must not create it at some position."""
+        for topic in self.enrolment.topics:
+            if not leases.is_known(tx.db, self.group, topic.id):
+                return topic.name
+        return ""
+
+    def _leave(self, tx: Transaction, turn: Turn, held: Mapping[Partition, Held]) -> None:
+        for hold in held.values():
+            # What was never announced cannot have run: it goes back as it came.
+            clean = turn.requests.asked.get(hold, False) if hold.announced else not hold.assigned.unclean
+            self._free(tx, hold, clean=clean)
+            if turn.dropped:
+                turn.decisions.lost.append(hold)
+            else:
+                turn.decisions.released[hold] = clean
+        for topic in self.enrolment.topics:
+            leases.strike(tx.db, self.group, topic.id, [self.enrolment.owner])
+        group_version.bump(tx, self.group)
+
+    def _keep(self, tx: Transaction, turn: Turn, situation: Situation[LogPlace]) -> None:
+        me, boot = self.enrolment.owner, turn.lease.boot
+        views = {topic: leases.view(tx.db, self.group, topic, me, (tx.now, boot)) for topic in self.enrolment.topics}
+        turn.next_expiry = min([expiry for _, expiry in views.values()], default=math.inf)
+        turn.decisions = leasing.decide(situation, [view for view, _ in views.values()], tx.now)
+        self._give_back(tx, turn)
+        kept = {hold.own.part: hold for hold in turn.decisions.renewed if hold not in turn.decisions.unannounced}
+        leases.renew(tx.db, self.group, kept, turn.lease)
+        for topic, (view, _) in views.items():
+            self._list(tx, turn, topic, view.members)
+        parts = self.enrolment.parts
+        turn.claimed = [self._claim(tx, turn, seat, parts[seat.partition]) for seat in turn.decisions.claims]
+        turn.moved = [(kept[row.part], row) for row in leases.moved(tx.db, self.group, frozenset(kept))]
+        turn.version = group_version.read(tx.db, self.group)
+
+    def _give_back(self, tx: Transaction, turn: Turn) -> None:
+        done = turn.decisions
+        for hold, clean in done.released.items():
+            self._free(tx, hold, clean=clean)
+        for hold in done.overdue:
+            self._free(tx, hold, clean=False)
+        for hold in tuple(done.unannounced):
+            if self._holdings.withhold(hold):
+                self._free(tx, hold, clean=not hold.assigned.unclean)
+            else:  # it was announced since we looked
+                done.unannounced.remove(hold)
+                done.revoked.append(hold)
+        if done.released or done.overdue or done.unannounced:
+            group_version.bump(tx, self.group)
+
+    def _list(self, tx: Transaction, turn: Turn, topic: Topic, members: Mapping[str, bool]) -> None:
+        """Keep the list of members true: the dead are struck off, and so are we when we retire."""
+        me, struck = self.enrolment.owner, turn.decisions.struck.get(topic.name, [])
+        leases.strike(tx.db, self.group, topic.id, struck)
+        if not turn.decisions.retires:
+            leases.enlist(tx.db, self.group, topic.id, me, turn.lease)
+            if struck or not members.get(me, False):
+                group_version.bump(tx, self.group)
+
+    def _claim(self, tx: Transaction, turn: Turn, seat: Seat, part: int) -> Held:
+        claim = leases.claim(tx.db, self.group, part, self.enrolment.owner, turn.lease)
+        epoch = next(self.enrolment.epochs)
+        stored = progress.decoded(seat.partition, epoch, claim)
+        log_id = next(topic.log_id for topic in self.enrolment.topics if topic.name == seat.partition.topic)
+        assigned = Assigned(seat.partition, epoch, claim.fence, log_id, stored, not seat.clean)
+        return Hold(assigned, LogPlace(part), position=claim.watermark)
+
+    def _free(self, tx: Transaction, hold: Held, *, clean: bool) -> None:
+        leases.give_back(tx.db, self.group, self.enrolment.owner, (hold.own.part, hold.fence), clean=clean)
+
+    def _follow(self, turn: Turn) -> None:
+        """The turn is committed: memory follows."""
+        now, done, holdings = clock.now(), turn.decisions, self._holdings
+        with holdings.lock:
+            holdings.drop([*done.lost, *done.overdue], fenced=True)
+            holdings.drop([*done.released, *done.unannounced], fenced=False)
+            holdings.revoke(done.revoked, grace_s=self._settings.revoke_grace_s)
+            for hold in turn.claimed:
+                hold.ready_at = now + self._settings.takeover_grace_s if hold.assigned.unclean else now
+                holdings.add(hold)
+            for message in _moved(turn):
+                holdings.report(message)
+            self._requests.done(turn.requests)
+            self._requests.retiring = done.retires
+            if turn.dropped:
+                self.failure = GroupDropped(_dropped(self.group, turn.dropped))
+            lapsed = self._sure <= now
+            if turn.version is not None:
+                self._sure, self._version = turn.lease.until, turn.version
+        if turn.has_news or lapsed:
+            holdings.bell.ring()
+        _answer(turn.requests.waiters)
+        if not self._requests.leaving and self.failure is None:
+            renewal = turn.now + self._lease_s / 3
+            self._kick(self, min(renewal, turn.next_expiry + _EXPIRY_SLACK_S, holdings.deadline))
+
+
+def _dropped(group: str, topic: str) -> str:
+    return (
+        f"group {group} of topic {topic}, or the topic itself, was dropped while this member was away; what it had not "
+        "settled is void. Start it again to create the group: it begins where `start` says"
+    )
+
+
+def _moved(turn: Turn) -> list[Moved]:
+    """One message for neighbouring notices of one partition and one kind."""
+    messages = []
+    for (hold, state, due), notices in itertools.groupby(
+        turn.moved, key=lambda notice: (notice[0], notice[1].state, notice[1].due)
+    ):
+        ids = [row.id for _, row in notices]
+        messages.append(Moved(hold.partition, hold.epoch, ids, State(state) if state else None, due))
+    return messages
+
+
+def _answer(waiters: Sequence[Waiter]) -> None:
+    for loop, future in waiters:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there
+            loop.call_soon_threadsafe(resolve, future)
