@@ -55,9 +55,7 @@ class Onward:
         self.handlers: list[Handler] = []
         self.declared = Topology()  # by `topology`
         self.registry = Registry()  # of metrics
-        self.endpoint: str | None = (
-            None  # host:port at which this process serves its readings, for other members to see
-        )
+        self.endpoint: str | None = None  # host:port where this process serves readings; part of its member name
         self._hooks: list[Hook] = []
         self._opened: Opened | None = None
         self._door = SyncDoor(self.settings, self._open)
@@ -159,7 +157,7 @@ class Onward:
 
     @property
     def broker(self) -> Broker:
-        """The open broker; only within `async with app`, `running` or `run`."""
+        """The open broker; only while the application is open."""
         if self._opened is None:
             raise Closed(
                 "the application is not open: do this within `async with app:`; plain scripts have publish_sync"
@@ -244,7 +242,7 @@ class Onward:
     def idempotency_key(self, event: Event, *, group: str | None = None) -> str:
         """A key for APIs that take one: the same for every run of this event by this group, on any machine.
 
-        Within a handler the group is known; elsewhere name it, unless one handler only takes the topic.
+        In a handler the group is known. Elsewhere name it, unless only one handler takes the topic.
         """
         if group is None:
             group = context.group.get(None) or self._only_group(event.topic)
@@ -253,21 +251,21 @@ class Onward:
     def _only_group(self, topic: str) -> str:
         groups = [handler.group for handler in self.handlers if handler.topic == topic]
         if len(groups) != 1:
-            raise BadSetting(f"idempotency_key: {len(groups)} handlers take topic {topic!r}; say group=... here")
+            raise BadSetting(f"idempotency_key: {len(groups)} handlers take topic {topic!r}; name one with group=...")
         return groups[0]
 
     # -- failing ------------------------------------------------------------------------------------------------
 
     @property
     def dead(self) -> "DeadLetters":
-        """The dead letters: list, show, replay, drop, export, send. Only within `async with app` or `run`."""
+        """The dead letters: list, show, replay, drop, export, send. Only while the application is open."""
         from onward.failure.dead import DeadLetters
 
         return DeadLetters(self.broker, [(handler.topic, handler.group) for handler in self.handlers])
 
     def alert(self, hook: AnyHook) -> AnyHook:
-        """Have this called with each Alert of the monitor; a decorator for a function of yours, or
-        `app.alert(Webhook(...))`. More than `dead_threshold` dead letters are one."""
+        """Call this with each Alert, such as more than `dead_threshold` dead letters. Use it as a decorator, or as
+        `app.alert(Webhook(...))`."""
         if not callable(hook):
             raise BadSetting(f"alert({hook!r}): a function that takes an Alert, a Webhook or a Mail")
         self._hooks.append(hook)
@@ -356,8 +354,9 @@ class Onward:
         from onward.beside import Beside  # a program that only publishes starts sooner without these
         from onward.crew import Crew
 
-        crew = Crew(self.broker, self.handlers, self.settings, self._hooks, endpoint=self.endpoint)
-        self._crew = crew
+        crew = self._crew = Crew(
+            self.broker, self.handlers, self.settings, self._hooks, registry=self.registry, endpoint=self.endpoint
+        )
         if self._stopping:
             crew.stop()
         try:

@@ -1,6 +1,7 @@
 """The handlers of one process while they run: it composes the stages, and is the only file that knows them all."""
 
 import asyncio
+import functools
 import logging
 import os
 import socket
@@ -29,6 +30,7 @@ from onward.handler import Handler
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
 from onward.observe.health import Health, report
+from onward.observe.metrics import Registry
 from onward.observe.reading import PartitionReading, Reading
 from onward.observe.standstill import EVERY_S, Patience, Standstill
 from onward.settings import Settings
@@ -47,12 +49,14 @@ class Crew:
         settings: Settings,
         hooks: Sequence[Hook],
         *,
+        registry: Registry,
         endpoint: str | None = None,
     ) -> None:
         self._broker = broker
         self._handlers = handlers
         self._settings = settings
         self._hooks = hooks
+        self._durations = registry.histogram("handler_duration_seconds", "How long runs took.", ("topic", "group"))
         self._member = MemberInfo(f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}", endpoint)
         self._standstill = Standstill({(each.topic, each.group): _patience(each) for each in handlers})
         self._stopping = False
@@ -105,7 +109,15 @@ class Crew:
         solitude = Solitude()
         member = self._member.name if self._member.endpoint is None else f"{self._member.name}@{self._member.endpoint}"
         self.consumers = [
-            Consumer(self._broker, _engine(each), each, self._settings, member=member, solitude=solitude)
+            Consumer(
+                self._broker,
+                _engine(each),
+                each,
+                self._settings,
+                member=member,
+                solitude=solitude,
+                took=functools.partial(self._durations.observe, (each.topic, each.group)),
+            )
             for each in self._handlers
         ]
         for handler in self._handlers:

@@ -28,13 +28,13 @@ def names(text: str) -> dict[str, str]:
 class TestRegistry:
     def test_a_counter_a_gauge_and_a_histogram(self) -> None:
         registry = Registry()
-        registry.counter("relay_published", "Published.", ["topic"]).add(2, "orders")
-        registry.counter("relay_published", "Published.", ["topic"]).add(1, "orders")
-        registry.gauge("relay_behind", "Rows.").set(7)
+        registry.counter("relay_published", "Published.", ["topic"]).add(("orders",), 2)
+        registry.counter("relay_published", "Published.", ["topic"]).add(("orders",))
+        registry.gauge("relay_behind", "Rows.").set((), 7)
         took = registry.histogram("relay_seconds", "Time.", ["topic"], bounds=[0.1, 1.0])
-        took.observe([0.05, 0.1], "orders")
-        took.observe([0.5, 3.0, 0.01], "orders")
-        took.observe([], "orders")
+        took.observe(("orders",), [0.05, 0.1])
+        took.observe(("orders",), [0.5, 3.0, 0.01])
+        took.observe(("orders",), [])
         text = exposition(registry.families())
         assert names(text) == {
             "onward_relay_published": "counter",

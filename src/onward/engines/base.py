@@ -21,11 +21,13 @@ Call = Callable[[Any], Any]
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """How one run ended. No error: success. `cancelled`: shutdown ended it, so it is nobody's failure."""
+    """How one run ended. No error: success. `cancelled`: shutdown ended it, so it counts as no failure.
+    `took_s`: how long the handler ran; None: it did not run to its end."""
 
     work: Work
     error: BaseException | None = None
     cancelled: bool = False
+    took_s: float | None = None
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -167,9 +167,10 @@ class ThreadEngine:
                 error = raised
             if forks.count != self._forks:
                 forks.end(error)
-            if deadline is not None and now() > deadline:
+            over = now()
+            if deadline is not None and over > deadline:
                 error = _overrun(timeout_s, error)
-            self._tell(Ended(work, error))
+            self._tell(Ended(work, error, took_s=over - started))
             seat.work = None
             del work, error  # or they would live until the next event comes
 

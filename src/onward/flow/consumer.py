@@ -58,12 +58,14 @@ class Consumer:
         *,
         member: str,
         solitude: Solitude | None = None,
+        took: Callable[[Sequence[float]], None] | None = None,
     ) -> None:
         self._broker = broker
         self._engine = engine
         self._handler = handler
         self._settings = settings
         self._member = member
+        self._took = took  # gets the seconds that runs took
         self._judging = Judge(handler.name, handler.retry, random.random)
         self.declined = 0  # events that the handler skipped
         self._outage = Outage()  # of the inbox
@@ -322,6 +324,8 @@ class Consumer:
         return self._sure_until if self.plane.may_start(first) else 0.0
 
     def _ended(self, results: Sequence[Ended]) -> None:
+        if self._took is not None:
+            self._took([ended.took_s for ended in results if ended.took_s is not None])
         outcomes: list[tuple[Delivery, Outcome]] = []
         for ended in results:
             work = ended.work

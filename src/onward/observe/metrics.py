@@ -42,7 +42,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class Metric:
-    """What the three kinds share: a family without its values."""
+    """What the three kinds share: a family, and its values by labels, which stand in the order of their names."""
 
     def __init__(self, blank: Family) -> None:
         self.blank = blank
@@ -54,12 +54,12 @@ class Metric:
 
 
 class Counter(Metric):
-    def add(self, amount: float, *labels: str) -> None:
+    def add(self, labels: tuple[str, ...], amount: float = 1) -> None:
         self._values[labels] = self._values.get(labels, 0) + amount
 
 
 class Gauge(Metric):
-    def set(self, value: float, *labels: str) -> None:
+    def set(self, labels: tuple[str, ...], value: float) -> None:
         self._values[labels] = value
 
 
@@ -70,7 +70,7 @@ class Histogram(Metric):
         super().__init__(blank)
         self._buckets: dict[tuple[str, ...], list[int]] = {}
 
-    def observe(self, values: Sequence[float], *labels: str) -> None:
+    def observe(self, labels: tuple[str, ...], values: Sequence[float]) -> None:
         if not values:
             return
         bounds = self.blank.bounds
