@@ -6,16 +6,10 @@ A topic has one partition, without history: a group gets what is published after
 """
 
 import asyncio
-import functools
 import itertools
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Client, Connection, Listener
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
 import msgspec
@@ -198,18 +192,18 @@ class ReferenceSubscription:
         self._place = place
         self._gap_s = gap_s
         self._sure_until = 0.0
-        self._left = self._closed = False
+        self._left = False
+        self._closed = asyncio.Event()
 
     async def receive(self, limit: int, max_bytes: int, wait_s: float) -> Sequence[Message]:
-        if self._closed:
+        if self._closed.is_set():
             raise Closed("the subscription is closed")
         end = now() + wait_s
-        while not self._closed:
+        while True:
             messages = self.collect(limit, max_bytes)
-            if messages or now() >= end:
+            if messages or now() >= end or self._closed.is_set():
                 return messages
             await asyncio.sleep(POLL_S)
-        return []
 
     def collect(self, limit: int, max_bytes: int) -> list[Message]:
         if self._left:
@@ -264,7 +258,8 @@ class ReferenceSubscription:
         return {self.partition: BrokerLag(self.store.depth(*self._place[:2]), None)}
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed.set()
+        self._left = True
         self._end()
 
     def _end(self) -> None:
@@ -385,64 +380,3 @@ def _fits(record: AsideRecord, where: Filter) -> bool:
     if where.topic not in (None, record.partition.topic) or not matches(_Row(record), where):
         return False
     return where.text is None or mentions(record, where.text)
-
-
-# -- opening it by a URL ----------------------------------------------------------------------------------------------
-
-_brokers: dict[str, Callable[[Settings], ReferenceBroker]] = {}  # in this process, by URL
-
-
-def open_broker(url: str, settings: Settings) -> ReferenceBroker:
-    """Named by the entry point of the scheme."""
-    if url in _brokers:
-        return _brokers[url](settings)
-    address = urlsplit(url)
-    remote: Any = RemoteStore((address.hostname or "", address.port or 0))
-    return ReferenceBroker(remote, settings)
-
-
-@contextmanager
-def stored(store: Store, kind: type[ReferenceBroker] = ReferenceBroker) -> Iterator[str]:
-    """The URL of a broker of this kind on this store, for this process only."""
-    url = f"reference://{uuid4().hex}"
-    _brokers[url] = lambda settings: kind(store, settings)
-    yield url
-    del _brokers[url]
-
-
-@contextmanager
-def served(store: Store) -> Iterator[str]:
-    """The URL of a broker on this store, for every process."""
-    with Listener(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=_accept, args=(listener, store, threading.Lock()), daemon=True).start()
-        host, port = listener.address
-        yield f"reference://{host}:{port}"
-
-
-def _accept(listener: Listener, store: Store, lock: threading.Lock) -> None:
-    with suppress(OSError):  # it is closed
-        while True:
-            threading.Thread(target=_answer, args=(listener.accept(), store, lock), daemon=True).start()
-
-
-def _answer(connection: "Connection[Any, Any]", store: Store, lock: threading.Lock) -> None:
-    with connection, suppress(EOFError, OSError):  # the caller has left
-        while True:
-            name, arguments = connection.recv()
-            with lock:
-                answer = getattr(store, name)(*arguments)
-            connection.send(answer)
-
-
-class RemoteStore:
-    """A store in another process; it has the same methods."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._connection = Client(address)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return functools.partial(self._ask, name)
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        self._connection.send((name, arguments))
-        return self._connection.recv()

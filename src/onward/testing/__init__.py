@@ -42,7 +42,19 @@ _HOMES = {
     "SharedScenarios": "shared",
     "SharedUnderTest": "shared",
 }  # the rest: in harness
-_ASSERTING = ("aside", "delivery", "engine", "failure", "failure_shop", "groups", "ownership", "publishing", "shared")
+_ASSERTING = (
+    "aside",
+    "delivery",
+    "engine",
+    "failure",
+    "failure_shop",
+    "groups",
+    "ownership",
+    "publishing",
+    "shared",
+    "shared_members",
+    "shared_records",
+)
 
 if "pytest" in sys.modules:  # and not in the processes that a suite starts
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in _ASSERTING))
