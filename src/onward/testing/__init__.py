@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onward.testing.engine import EngineSuite
     from onward.testing.failure import FailureSuite
     from onward.testing.harness import BrokerUnderTest, Child, Member, Process
+    from onward.testing.shared import SharedScenarios, SharedUnderTest
 
 __all__ = [
     "AsideSuite",
@@ -27,6 +28,8 @@ __all__ = [
     "FailureSuite",
     "Member",
     "Process",
+    "SharedScenarios",
+    "SharedUnderTest",
 ]
 
 _HOMES = {
@@ -36,8 +39,22 @@ _HOMES = {
     "BrokerSuiteUnderLoad": "broker",
     "EngineSuite": "engine",
     "FailureSuite": "failure",
+    "SharedScenarios": "shared",
+    "SharedUnderTest": "shared",
 }  # the rest: in harness
-_ASSERTING = ("aside", "delivery", "engine", "failure", "failure_shop", "groups", "ownership", "publishing")
+_ASSERTING = (
+    "aside",
+    "delivery",
+    "engine",
+    "failure",
+    "failure_shop",
+    "groups",
+    "ownership",
+    "publishing",
+    "shared",
+    "shared_members",
+    "shared_records",
+)
 
 if "pytest" in sys.modules:  # and not in the processes that a suite starts
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in _ASSERTING))

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from onward import settings
 from onward.brokers import open_broker
-from onward.brokers.base import Assigned, Broker, Fenced, Message, Progress, Revoked, Subscription
+from onward.brokers.base import Assigned, Broker, Fenced, Message, Ordering, Progress, Revoked, Subscription
 from onward.event import Delivery, Event, Partition, new_id
 
 LEASE_S = 3.0  # longer than a busy machine keeps a member from renewing it
@@ -115,10 +115,17 @@ class Member:
 
     @classmethod
     async def join(
-        cls, broker: Broker, topic: str, group: str, *, yields: bool = True, start: Any = "earliest"
+        cls,
+        broker: Broker,
+        topic: str,
+        group: str,
+        *,
+        yields: bool = True,
+        start: Any = "earliest",
+        ordering: Ordering = "key",
     ) -> Self:
         subscription = await broker.subscribe(
-            [topic], group=group, member=f"member-{uuid4().hex[:8]}", ordering="key", start=start
+            [topic], group=group, member=f"member-{uuid4().hex[:8]}", ordering=ordering, start=start
         )
         return cls(subscription, yields=yields)
 
