@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -86,12 +86,12 @@ _SLOWEST_FILES = 10
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Where the time goes: the files whose tests took longest."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid.partition("::")[0]] += report.duration
     if len(seconds) > _SLOWEST_FILES:
         terminalreporter.section("slowest files")
-        for name, took_s in seconds.most_common(_SLOWEST_FILES):
+        for name, took_s in sorted(seconds.items(), key=lambda each: -each[1])[:_SLOWEST_FILES]:
             terminalreporter.write_line(f"{took_s:7.1f} s  {name}")

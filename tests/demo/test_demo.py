@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from onward import Onward, brokers
-from onward.demo.check import Check, Reader
+from onward.demo.check import Check, CheckScreen
 from onward.demo.shop import Work
 from tests.demo.running import ONWARD, Running
 
@@ -65,7 +65,7 @@ def test_the_verdict_as_json_and_the_data_kept(tmp_path: Path) -> None:
 def test_the_judge_sees_a_path_that_keeps_no_order(tmp_path: Path) -> None:
     """The same run without key order must fail, or the verdict above proves nothing."""
     work = Work(ordering="none", longest_s=0.02)
-    verdict = asyncio.run(Check(tmp_path, events=3000, workers=2, reader=Reader(), work=work).run())
+    verdict = asyncio.run(Check(tmp_path, events=3000, workers=2, reader=CheckScreen(), work=work).run())
     assert verdict.balance.inverted > 0
     assert verdict.line().startswith("verdict: FAILED")
 

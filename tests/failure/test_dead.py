@@ -10,7 +10,7 @@ import pytest
 
 from onward import Event, GiveUp, Onward
 from onward.errors import BadSetting, BrokerError, ConfigError, NoSuchLetter
-from onward.failure.dead import DeadLetters, Letters
+from onward.failure.dead import DeadLetters, LetterScan
 from onward.testing.failure_shop import eventually
 
 
@@ -50,7 +50,7 @@ def run(scenario: Callable[[Onward, list[Event]], Awaitable[None]], folder: Path
 def test_pages_go_through_all_groups_without_gap_or_repeat(tmp_path: Path, limit: int) -> None:
     async def scenario(app: Onward, _: list[Event]) -> None:
         found: list[str] = []
-        page = Letters((), None)
+        page = LetterScan((), None)
         while not found or page.after is not None:
             page = await app.dead.list(limit=limit, after=page.after)
             assert len(page.letters) <= limit

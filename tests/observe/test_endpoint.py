@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from onward.errors import BadSetting
-from onward.observe.endpoint import Place, serving, serving_in_thread
+from onward.observe.endpoint import Address, serving, serving_in_thread
 from onward.observe.health import Health
 from onward.observe.reading import Reading
 from tests.cli.shell import Shell, until
@@ -75,7 +75,7 @@ def test_metrics_health_and_readings_are_served_and_nothing_else() -> None:
     system = System()
 
     async def main() -> None:
-        async with serving(system, Place("127.0.0.1", 0)) as place:
+        async with serving(system, Address("127.0.0.1", 0)) as place:
 
             async def get(path: str, method: str = "GET") -> tuple[int, str]:
                 return await asyncio.to_thread(fetch, f"http://{place}{path}", method)
@@ -100,7 +100,7 @@ def test_metrics_health_and_readings_are_served_and_nothing_else() -> None:
 
 
 def test_an_endpoint_in_a_thread_of_its_own_says_where_it_is_or_why_not() -> None:
-    with serving_in_thread(System(), Place("127.0.0.1", 0), lambda: Health(False, ("hung",))) as place:
+    with serving_in_thread(System(), Address("127.0.0.1", 0), lambda: Health(False, ("hung",))) as place:
         assert fetch(f"http://{place}/metrics") == (200, "up 1\n")
         assert fetch(f"http://{place}/health/live") == (503, '{"live":false,"troubles":["hung"]}')
         with (
@@ -122,14 +122,14 @@ def test_an_endpoint_in_a_thread_of_its_own_says_where_it_is_or_why_not() -> Non
     ],
 )
 def test_a_place_is_read_and_written(text: str, place: str, public: str) -> None:
-    read = Place.parse(text)
+    read = Address.parse(text)
     assert (str(read), str(read.public)) == (place, public)
 
 
 @pytest.mark.parametrize("text", ["here", "", "host:", "1:65536", "1:-1", "1:²"])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="HOST"):
-        Place.parse(text)
+        Address.parse(text)
 
 
 def test_a_running_application_can_be_scraped_and_runs_on_uvloop(shell: Shell) -> None:

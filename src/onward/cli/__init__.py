@@ -39,7 +39,7 @@ COMMANDS = {
 }
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The commands by name, and what their errors mean to the shell; see policy.py."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -54,7 +54,7 @@ class Commands(TyperGroup):
         return ctx.fail(f"no command {cmd_name!r}; {f'did you mean {near[0]!r}?' if near else 'see onward --help'}")
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
+        with formatter.section("CommandGroup"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: Any) -> Any:
@@ -82,7 +82,7 @@ def _command(name: str) -> Any:
 
 
 # Rich help costs a third of the time that `onward --help` takes, and its exceptions print the values of variables.
-app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
 def _print_version(asked: bool) -> None:

@@ -62,30 +62,30 @@ def application(written: str) -> str:
     return known
 
 
-class Choice(NamedTuple):
+class SystemChoice(NamedTuple):
     app: str | None
     url: str | None  # None with no app: what the settings say
     how: str
 
 
-def choose(app: str | None, url: str | None, environment: Mapping[str, str]) -> Choice:
+def choose(app: str | None, url: str | None, environment: Mapping[str, str]) -> SystemChoice:
     """The first that is given: an option, ONWARD_APP, ONWARD_URL, onward.toml, the default."""
     if app is not None and url is not None:
         raise Misuse("--app and --url both name a system; give one of them")
     if app is not None:
-        return Choice(app, None, f"--app {app}")
+        return SystemChoice(app, None, f"--app {app}")
     if url is not None:
-        return Choice(None, url, "--url")
+        return SystemChoice(None, url, "--url")
     known = settings_.load()
     if environment.get("ONWARD_APP"):
-        return Choice(known.app, None, f"ONWARD_APP={known.app}")
+        return SystemChoice(known.app, None, f"ONWARD_APP={known.app}")
     if environment.get("ONWARD_URL"):
-        return Choice(None, None, "ONWARD_URL")
+        return SystemChoice(None, None, "ONWARD_URL")
     if known.app:
-        return Choice(known.app, None, f"app {known.app} of onward.toml")
+        return SystemChoice(known.app, None, f"app {known.app} of onward.toml")
     if known.url != settings_.Settings().url:
-        return Choice(None, None, "url of onward.toml")
-    return Choice(None, None, "the default; choose with --app, --url, ONWARD_APP, ONWARD_URL or onward.toml")
+        return SystemChoice(None, None, "url of onward.toml")
+    return SystemChoice(None, None, "the default; choose with --app, --url, ONWARD_APP, ONWARD_URL or onward.toml")
 
 
 def load(target: str) -> Onward:

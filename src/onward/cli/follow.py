@@ -17,7 +17,7 @@ _MOST_FRESH = 5_000
 Answer = TypeVar("Answer")
 
 
-class Screen(Protocol):
+class EventScreen(Protocol):
     @property
     def full(self) -> bool:
         """It takes no more."""
@@ -28,9 +28,9 @@ class Screen(Protocol):
         """BrokenPipeError: the reader of our output is gone. It is noticed also when there is nothing to write."""
 
 
-async def follow(subscription: Subscription, screen: Screen, stop: asyncio.Event) -> None:
+async def follow(subscription: Subscription, screen: EventScreen, stop: asyncio.Event) -> None:
     """Until `stop` is set or the screen is full; then what was shown is settled and released."""
-    reading = Reading()
+    reading = ReadPlaces()
     settle_at = clock.now() + _SETTLE_S
     while not screen.full:
         messages = await _unless(stop, subscription.receive(_BATCH, _BATCH_BYTES, _WAIT_S))
@@ -47,18 +47,18 @@ async def follow(subscription: Subscription, screen: Screen, stop: asyncio.Event
     await _release(subscription, reading, reading.partitions)
 
 
-async def _settle(subscription: Subscription, reading: "Reading") -> None:
+async def _settle(subscription: Subscription, reading: "ReadPlaces") -> None:
     if progress := reading.progress():
         reading.settled(await subscription.settle(progress))
 
 
-async def _release(subscription: Subscription, reading: "Reading", partitions: Sequence[Partition]) -> None:
+async def _release(subscription: Subscription, reading: "ReadPlaces", partitions: Sequence[Partition]) -> None:
     if partitions:
         await subscription.release(partitions, drained=True)
         reading.forget(partitions)
 
 
-class Reading:
+class ReadPlaces:
     """How far each partition was read. Events are shown in order, one at a time, so a watermark says all of it."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Reading:
     def partitions(self) -> list[Partition]:
         return list(self._open)
 
-    def take(self, messages: Sequence[Message], screen: Screen) -> list[Partition]:
+    def take(self, messages: Sequence[Message], screen: EventScreen) -> list[Partition]:
         """Show what came, until the screen is full. Returns the partitions that we must give up."""
         revoked: list[Partition] = []
         for message in messages:

@@ -10,7 +10,7 @@ from onward.cli import policy
 from onward.cli.say import say
 
 if TYPE_CHECKING:
-    from onward.observe.endpoint import Place
+    from onward.observe.endpoint import Address
 
 METRICS = "ONWARD_METRICS"  # in the environment: where `run` serves and `health` asks
 _PATIENCE_S = 5.0
@@ -47,12 +47,12 @@ def health(
     raise typer.Exit(policy.NO)
 
 
-def place_of(text: str) -> "Place":
+def place_of(text: str) -> "Address":
     """What --metrics names."""
-    from onward.observe.endpoint import Place
+    from onward.observe.endpoint import Address
 
     try:
-        return Place.parse(text)
+        return Address.parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--metrics") from None
 

@@ -18,7 +18,7 @@ from onward.errors import OnwardError
 
 if TYPE_CHECKING:
     from onward.app import Onward
-    from onward.observe.endpoint import Place
+    from onward.observe.endpoint import Address
 
 log = logging.getLogger("onward")
 
@@ -87,7 +87,7 @@ def run(
         raise typer.Exit(policy.NO) from None
 
 
-async def _run(app: "Onward", place: "Place | None") -> None:
+async def _run(app: "Onward", place: "Address | None") -> None:
     if place is None:
         await app.run()
         return
@@ -99,7 +99,7 @@ async def _run(app: "Onward", place: "Place | None") -> None:
         await app.run()
 
 
-async def _run_supervised(app: "Onward", held: leash.Leash, place: "Place | None") -> None:
+async def _run_supervised(app: "Onward", held: leash.Leash, place: "Address | None") -> None:
     """Greet only when the broker is open: a broker that cannot be opened is reported once, not by every worker.
 
     With a `place`, the supervisor serves there what its workers report."""
@@ -135,7 +135,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _supervise(command: list[str], workers: int, reload: bool, log_level: Level, place: "Place | None") -> int:
+def _supervise(command: list[str], workers: int, reload: bool, log_level: Level, place: "Address | None") -> int:
     from onward.cli.supervisor import Supervisor
     from onward.cli.watch import Watch
     from onward.observe.endpoint import serving_in_thread

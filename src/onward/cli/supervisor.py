@@ -31,7 +31,7 @@ _ECHO_S = 0.3  # `timeout` and other wrappers send a signal twice; a person's se
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Child:
+class ChildProcess:
     """A process, and what it has sent us."""
 
     def __init__(self, number: int, command: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ class Slot:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.child: Child | None = None
+        self.child: ChildProcess | None = None
         self.record = policy.Record()
         self.start_at: float | None = 0.0  # None: not before a file changes
 
@@ -219,7 +219,7 @@ class Supervisor:
 
     # -- children that come and go ------------------------------------------------------------------------------
 
-    def _children(self) -> list[Child]:
+    def _children(self) -> list[ChildProcess]:
         return [slot.child for slot in self.slots if slot.child is not None]
 
     def _start_due(self, now: float) -> None:
@@ -233,7 +233,7 @@ class Supervisor:
 
     def _start(self, slot: Slot, now: float) -> None:
         try:
-            slot.child = Child(slot.number, self._command)
+            slot.child = ChildProcess(slot.number, self._command)
         except OSError as error:
             log.error("worker %d cannot be started: %s", slot.number, error)
             self._replace(slot, policy.End(1, 0.0, greeted=False), now)

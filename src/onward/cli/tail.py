@@ -28,7 +28,7 @@ _LOOK_S = 0.5  # between two looks for a topic that does not exist yet
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Place(NamedTuple):
+class TailPlace(NamedTuple):
     """Where to read."""
 
     topic: str
@@ -67,7 +67,7 @@ def tail(
     """
     from onward.cli.show import Screen
 
-    place = Place(topic, _ONCE + uuid4().hex if group is None else _KEPT + group, _start(start))
+    place = TailPlace(topic, _ONCE + uuid4().hex if group is None else _KEPT + group, _start(start))
     screen = Screen(json=json, key=key, limit=limit)
     try:
         asyncio.run(_tail(find.observed(app, url), place, screen))
@@ -86,7 +86,7 @@ def _start(given: str) -> Start:
         raise Misuse(f"--from {given!r} is neither earliest, latest nor an ISO time: {error}") from error
 
 
-async def _tail(system: "Onward", place: Place, screen: "Screen") -> None:
+async def _tail(system: "Onward", place: TailPlace, screen: "Screen") -> None:
     from onward.cli.follow import follow
 
     with _stop_signals() as stop:
@@ -131,7 +131,7 @@ async def _store_exists(system: "Onward", stop: asyncio.Event) -> None:
         await _pause(stop)
 
 
-async def _topic_exists(system: "Onward", place: Place, stop: asyncio.Event) -> Place:
+async def _topic_exists(system: "Onward", place: TailPlace, stop: asyncio.Event) -> TailPlace:
     """Subscribing would create the topic. One that is created later is shown from its beginning."""
     wanted = Topology([TopicSpec(place.topic, partitions=1)])  # any count: only planned, never applied
     waited = False
@@ -152,7 +152,7 @@ async def _pause(stop: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _joined(broker: Broker, place: Place) -> AsyncIterator[Subscription]:
+async def _joined(broker: Broker, place: TailPlace) -> AsyncIterator[Subscription]:
     """A member of our group. Groups that killed tails left are dropped first; ours at the end, unless it is kept."""
     for info in await broker.groups(place.topic):
         if info.group.startswith(_ONCE) and not info.members:

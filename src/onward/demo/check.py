@@ -45,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return msgspec.json.encode({"verdict": word, **balance, **rest, "why": self.why}).decode()
 
 
-class Reader:
+class CheckScreen:
     """Shows how the run goes: on a terminal, in a log, or (as here) not at all."""
 
     def say(self, text: str) -> None: ...
@@ -56,7 +56,9 @@ class Reader:
 class Check:
     """One run in a folder of its own."""
 
-    def __init__(self, folder: Path, *, events: int, workers: int, reader: Reader, work: Work | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, events: int, workers: int, reader: CheckScreen, work: Work | None = None
+    ) -> None:
         self._folder = folder
         self._events = events
         self._workers = workers

@@ -17,10 +17,10 @@ from onward.demo import effects
 from onward.demo.check import KEYS
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Judge, News
-from onward.demo.page import Page, Server
+from onward.demo.page import DemoPage, Server
 from onward.demo.shop import ATTEMPTS, PARTITIONS, Shop, Work, dead_letters, group_of, lane_of, open_app
 from onward.demo.sweep import reach
-from onward.demo.view import TICK_S, Lanes, View
+from onward.demo.view import TICK_S, LaneView, View
 from onward.errors import BrokerError
 
 # Slow enough that a burst lasts some seconds: time to kill a worker in the middle of it.
@@ -43,7 +43,7 @@ async def run(folder: Path, server: Server, *, workers: int, burst: int, say: Ca
         await reach(app.broker, folder)
         with contextlib.closing(Shop(folder, app)) as shop:
             live = Live(folder, app, shop, workers=workers, burst=burst)
-            page = Page(server, live.door(loop))
+            page = DemoPage(server, live.door(loop))
             say(f"the shop is open: {server.url}  (Ctrl-C ends it)")
             try:
                 await live.run(page, stop)
@@ -79,7 +79,7 @@ class Live:
             "attempts": ATTEMPTS,
             "lease_s": app.settings.lease_s,
         }
-        self._view = View(Lanes(PARTITIONS, lane_of), facts)
+        self._view = View(LaneView(PARTITIONS, lane_of), facts)
         self._folder = folder
         self._fleet = Fleet(folder, workers, LIVE, self._view.log.add)
         self._judge = Judge(folder)
@@ -94,7 +94,7 @@ class Live:
         self._look_for_dead_at = 0.0
         self.balance = self._judge.balance()
 
-    async def run(self, page: Page, stop: asyncio.Event) -> None:
+    async def run(self, page: DemoPage, stop: asyncio.Event) -> None:
         self._begin(self._keep_ordering())
         while not stop.is_set():
             page.show(await self._tick())

@@ -38,7 +38,7 @@ _SECURITY = {
 Act = Callable[[str, Mapping[str, str]], tuple[HTTPStatus, str]]
 
 
-class Page:
+class DemoPage:
     """Serves from its own threads until closed."""
 
     def __init__(self, server: "Server", act: Act) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from onward.clock import now
 from onward.context import enter
 from onward.engines import forks
-from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always, drained
+from onward.engines.base import Call, Ended, EngineHealth, MayStartUntil, Report, Work, always, drained
 from onward.errors import HandlerTimeout
 
 _CLOSE_S = 5.0  # how long close waits for handlers that swallow their cancellation
@@ -59,10 +59,10 @@ class TaskEngine:
         self._queue.extend(work)
         self._wake(1)
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         oldest = next(iter(self._running.values()), None)
         age_s = now() - oldest[1] if oldest else None
-        return Health(workers=len(self._workers), busy=len(self._running), restarted=0, oldest_running_s=age_s)
+        return EngineHealth(workers=len(self._workers), busy=len(self._running), restarted=0, oldest_running_s=age_s)
 
     async def drain(self, deadline_s: float) -> bool:
         return await drained(lambda: not (self._running or self._queue or self._results), deadline_s)

@@ -26,7 +26,7 @@ _PACE_S = 0.1  # how often a replay with a rate moves some
 _DEAD = frozenset({State.DEAD})
 
 
-class Letters(msgspec.Struct, frozen=True):
+class LetterScan(msgspec.Struct, frozen=True):
     """A page of dead letters. Hand `after` back for the next; None: there is no more."""
 
     letters: Sequence[AsideRecord]
@@ -49,7 +49,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Where(TypedDict, total=False):
-    """The fields of Choice, as keywords."""
+    """The fields of LetterChoice, as keywords."""
 
     topic: str | None
     group: str | None
@@ -61,7 +61,7 @@ class Where(TypedDict, total=False):
     ids: Iterable[str] | str | None
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class LetterChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which letters: everything that is set must match. Times are Unix time, of the last failure."""
 
     topic: str | None = None
@@ -97,8 +97,8 @@ class DeadLetters:
         self._broker = broker
         self._places = frozenset(places)
 
-    async def list(self, *, after: str | None = None, limit: int = 50, **choice: Unpack[Where]) -> Letters:
-        """A page of letters, by group, partition and position. `choice`: the fields of Choice, each optional."""
+    async def list(self, *, after: str | None = None, limit: int = 50, **choice: Unpack[Where]) -> LetterScan:
+        """A page of letters, by group, partition and position. `choice`: the fields of LetterChoice, each optional."""
         chosen = _choice(choice)
         at, place = _cursor(after)
         groups = [group for group in await self._groups(chosen) if group >= at]
@@ -107,12 +107,12 @@ class DeadLetters:
             async for page, inner in self._pages(group, chosen, place if group == at else None, limit - len(found)):
                 found += page
                 if len(found) >= limit and (inner or following):
-                    return Letters(found, f"{group}:{inner}" if inner else f"{following}:")
-        return Letters(found, None)
+                    return LetterScan(found, f"{group}:{inner}" if inner else f"{following}:")
+        return LetterScan(found, None)
 
     async def show(self, id_: str, *, group: str | None = None, topic: str | None = None) -> AsideRecord:
         """The letter with this id, or of the event with this id."""
-        chosen = Choice(ids=frozenset({id_}), group=group, topic=topic)
+        chosen = LetterChoice(ids=frozenset({id_}), group=group, topic=topic)
         found = [record async for record in self._matching(chosen)]
         if not found:
             raise NoSuchLetter(f"no dead letter {id_!r}; it was replayed or dropped, or its group is another one")
@@ -135,14 +135,14 @@ class DeadLetters:
                 f"no dead letter {', '.join(missing)}; it was replayed or dropped, or the id is mistyped"
             )
 
-    async def total(self, chosen: Choice) -> int:
+    async def total(self, chosen: LetterChoice) -> int:
         if chosen.ids or chosen.text is not None:  # to be found in the letters alone
             return sum([1 async for _ in self._matching(chosen)])
         return (await self._counted(chosen)).records
 
     async def tally(self, topic: str, group: str) -> Tally:
         """How many there are, and how old the oldest is; for the monitor."""
-        found = await self._counted(Choice(topic=topic, group=group))
+        found = await self._counted(LetterChoice(topic=topic, group=group))
         age_s = 0.0 if found.oldest is None else max(0.0, time.time() - found.oldest)
         return Tally(topic, group, found.records, age_s)
 
@@ -201,7 +201,9 @@ class DeadLetters:
     def aside(self, group: str) -> Aside:
         return self._broker.aside(group)
 
-    async def steps(self, chosen: Choice, limit: int | None, size: int) -> AsyncIterator[tuple[str, Sequence[str]]]:
+    async def steps(
+        self, chosen: LetterChoice, limit: int | None, size: int
+    ) -> AsyncIterator[tuple[str, Sequence[str]]]:
         """Matching letters by group, a few at a time, in the order of their positions."""
         left = limit
         step: list[AsideRecord] = []
@@ -216,14 +218,14 @@ class DeadLetters:
         if step:
             yield step[0].group, [each.id for each in step]
 
-    async def _matching(self, chosen: Choice) -> AsyncIterator[AsideRecord]:
+    async def _matching(self, chosen: LetterChoice) -> AsyncIterator[AsideRecord]:
         for group in await self._groups(chosen):
             async for page, _ in self._pages(group, chosen, None, _PAGE):
                 for record in page:
                     yield record
 
     async def _pages(
-        self, group: str, chosen: Choice, after: str | None, limit: int
+        self, group: str, chosen: LetterChoice, after: str | None, limit: int
     ) -> AsyncIterator[tuple[Sequence[AsideRecord], str | None]]:
         while True:
             page = await self.aside(group).scan(chosen.where, after, max(1, limit))
@@ -232,7 +234,7 @@ class DeadLetters:
             if after is None:
                 return
 
-    async def _counted(self, chosen: Choice) -> Count:
+    async def _counted(self, chosen: LetterChoice) -> Count:
         """By what is known of letters without reading them."""
         topics: Iterable[str | None] = self._topics if chosen.anywhere and self._places else [chosen.topic]
         wheres = [msgspec.structs.replace(chosen.where, topic=topic) for topic in topics]
@@ -245,11 +247,11 @@ class DeadLetters:
     def _topics(self) -> set[str]:
         return {topic for topic, _ in self._places}
 
-    def _is_ours(self, record: AsideRecord, chosen: Choice) -> bool:
+    def _is_ours(self, record: AsideRecord, chosen: LetterChoice) -> bool:
         """Where neither topic nor group is named, the application's topics are meant: others may share its group."""
         return not chosen.anywhere or not self._places or record.partition.topic in self._topics
 
-    async def _groups(self, chosen: Choice) -> Sequence[str]:
+    async def _groups(self, chosen: LetterChoice) -> Sequence[str]:
         """Where to look."""
         if not self._broker.features.aside:
             raise ConfigError("this broker cannot browse its dead letters")
@@ -268,7 +270,7 @@ class DeadLetters:
     async def _every_topic(self) -> set[str]:
         return {spec.name for spec in await self._broker.topics()}
 
-    def _check_named(self, chosen: Choice) -> None:
+    def _check_named(self, chosen: LetterChoice) -> None:
         """A slip must not change the letters of every application that uses the broker."""
         if chosen.anywhere and not self._places and not chosen.ids:
             raise ConfigError(
@@ -281,7 +283,7 @@ class Replay:
     """One replay. `run` it once; meanwhile `replayed`, `failed` and `total` say where it stands, and `stop` ends it
     between two steps: what was moved runs, the rest stays dead."""
 
-    def __init__(self, dead: DeadLetters, chosen: Choice, limit: int | None, rate: float | None) -> None:
+    def __init__(self, dead: DeadLetters, chosen: LetterChoice, limit: int | None, rate: float | None) -> None:
         self._dead = dead
         self._chosen = chosen
         self._limit = limit
@@ -338,7 +340,7 @@ class Replay:
                 return
 
 
-def _choice(where: Where) -> Choice:
+def _choice(where: Where) -> LetterChoice:
     ids = where.get("ids")
     if ids is None:
         names: frozenset[str] = frozenset()
@@ -347,7 +349,7 @@ def _choice(where: Where) -> Choice:
         if not names:
             raise BadSetting("ids=[]: name at least one letter, or leave it out to mean all that match")
     rest: dict[str, Any] = {name: value for name, value in where.items() if name != "ids"}
-    return Choice(**rest, ids=names)
+    return LetterChoice(**rest, ids=names)
 
 
 def _cursor(after: str | None) -> tuple[str, str | None]:

@@ -21,11 +21,11 @@ from onward.brokers.base import (
     Subscription,
 )
 from onward.clock import now
-from onward.engines.base import Ended, Engine, Health, Work
+from onward.engines.base import Ended, Engine, EngineHealth, Work
 from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip, Unfinished, Unreachable
 from onward.event import Delivery, Partition
 from onward.failure.expiry import is_expired
-from onward.failure.judge import Judge
+from onward.failure.judge import ErrorJudge
 from onward.flow.actions import Actions, Load, Settlement
 from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome, Released
 from onward.flow.lag import Behind, total
@@ -66,7 +66,7 @@ class Consumer:
         self._settings = settings
         self._member = member
         self._took = took  # gets the seconds that runs took
-        self._judging = Judge(handler.name, handler.retry, random.random)
+        self._judging = ErrorJudge(handler.name, handler.retry, random.random)
         self.declined = 0  # events that the handler skipped
         self._outage = Outage()  # of the inbox
         self._subscription: Subscription | None = None
@@ -135,7 +135,7 @@ class Consumer:
         if self._engine.failure is not None:
             raise self._engine.failure
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         return self._engine.health()
 
     def behind(self) -> Behind:

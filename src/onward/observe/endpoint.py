@@ -30,14 +30,14 @@ class System(Protocol):
     def readings(self) -> Sequence[Reading]: ...
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """Where to serve."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> "Place":
+    def parse(cls, text: str) -> "Address":
         """From [HOST:]PORT; ValueError: it is none. An IPv6 address is written in brackets."""
         host, _, port = text.rpartition(":")
         if not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
@@ -47,15 +47,15 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
-    def seen_from(self, everywhere: str) -> "Place":
+    def seen_from(self, everywhere: str) -> "Address":
         """Where to reach it: an address that means every interface is replaced by this one."""
         try:
-            return Place(everywhere, self.port) if ipaddress.ip_address(self.host).is_unspecified else self
+            return Address(everywhere, self.port) if ipaddress.ip_address(self.host).is_unspecified else self
         except ValueError:  # a name
             return self
 
     @property
-    def public(self) -> "Place":
+    def public(self) -> "Address":
         """As other machines reach it, as far as this one knows."""
         return self.seen_from(socket.gethostname())
 
@@ -72,7 +72,7 @@ def always_live() -> Health:
 
 
 @contextlib.asynccontextmanager
-async def serving(system: System, place: Place, live: Callable[[], Health] = always_live) -> AsyncIterator[Place]:
+async def serving(system: System, place: Address, live: Callable[[], Health] = always_live) -> AsyncIterator[Address]:
     """Serve while entered; gives the place, with the port that the system chose if it was 0."""
     pages = _pages(system, live)
 
@@ -89,13 +89,13 @@ async def serving(system: System, place: Place, live: Callable[[], Health] = alw
     except OSError as error:
         raise BadSetting(f"cannot serve at {place}: {error}; choose another --metrics") from error
     async with server:
-        yield Place(place.host, server.sockets[0].getsockname()[1])
+        yield Address(place.host, server.sockets[0].getsockname()[1])
 
 
 @contextlib.contextmanager
-def serving_in_thread(system: System, place: Place, live: Callable[[], Health]) -> Iterator[Place]:
+def serving_in_thread(system: System, place: Address, live: Callable[[], Health]) -> Iterator[Address]:
     """`serving` on an event loop in a thread of its own, for a program that has no loop."""
-    ready: Future[Place] = Future()
+    ready: Future[Address] = Future()
     loop, over = asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:

@@ -25,7 +25,7 @@ class Report(msgspec.Struct, frozen=True):
     prefix: str
 
 
-class Worker(msgspec.Struct, frozen=True):
+class WorkerReport(msgspec.Struct, frozen=True):
     """A running worker, and its last report; None: it is starting."""
 
     report: Report | None = None
@@ -43,7 +43,9 @@ class Workers:
     def __init__(self, size: int, now: Callable[[], float] = clock.now) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._workers: dict[int, Worker | None] = dict.fromkeys(range(1, size + 1))  # None: there is none just now
+        self._workers: dict[int, WorkerReport | None] = dict.fromkeys(
+            range(1, size + 1)
+        )  # None: there is none just now
         self._retired: list[Family] = []  # what ended workers have counted
         self._prefix = "onward"
         self._tended_at = now()
@@ -55,12 +57,12 @@ class Workers:
 
     def started(self, number: int) -> None:
         with self._lock:
-            self._workers[number] = Worker()
+            self._workers[number] = WorkerReport()
 
     def heard(self, number: int, report: Report) -> None:
         numbered = tuple(msgspec.structs.replace(each, worker=number) for each in report.readings)
         with self._lock:
-            self._workers[number] = Worker(msgspec.structs.replace(report, readings=numbered), self._now())
+            self._workers[number] = WorkerReport(msgspec.structs.replace(report, readings=numbered), self._now())
             self._prefix = report.prefix
 
     def ended(self, number: int) -> None:
@@ -94,7 +96,7 @@ class Workers:
             ]
         return exposition(folded([figures([]), *parts]), prefix=self._prefix)
 
-    def _troubles(self, worker: Worker | None) -> list[str]:
+    def _troubles(self, worker: WorkerReport | None) -> list[str]:
         if worker is None:
             return [" is being replaced"]
         if worker.report is None:
@@ -104,7 +106,7 @@ class Workers:
             return [f" has not reported for {silent_s:.0f} s"]
         return [f": {trouble}" for trouble in worker.report.health.troubles]
 
-    def _silent_s(self, worker: Worker | None) -> float:
+    def _silent_s(self, worker: WorkerReport | None) -> float:
         """0: it is starting or about to be started, which the supervisor sees to."""
         return 0.0 if worker is None or worker.report is None else self._now() - worker.heard_at
 
@@ -113,14 +115,14 @@ class Workers:
             workers = [worker for worker in self._workers.values() if worker is not None]
         return [each.report for each in workers if each.report is not None and self._silent_s(each) <= SILENT_S]
 
-    def _families(self, worker: Worker) -> Sequence[Family]:
+    def _families(self, worker: WorkerReport) -> Sequence[Family]:
         return _totals(worker) if self._silent_s(worker) > SILENT_S else _all(worker)
 
 
-def _all(worker: Worker) -> list[Family]:
+def _all(worker: WorkerReport) -> list[Family]:
     return [] if worker.report is None else [*figures(worker.report.readings), *worker.report.families]
 
 
-def _totals(worker: Worker) -> list[Family]:
+def _totals(worker: WorkerReport) -> list[Family]:
     """What only grows: it still counts when the worker has ended, or does not report."""
     return [family for family in _all(worker) if family.kind != "gauge"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad
     from onward.testing.engine import EngineSuite
     from onward.testing.failure import FailureSuite
-    from onward.testing.harness import BrokerUnderTest, Child, Member, Process
+    from onward.testing.harness import BrokerUnderTest, Member, MemberProcess, Process
     from onward.testing.shared import SharedScenarios, SharedUnderTest
 
 __all__ = [
@@ -23,10 +23,10 @@ __all__ = [
     "BrokerSuite",
     "BrokerSuiteUnderLoad",
     "BrokerUnderTest",
-    "Child",
     "EngineSuite",
     "FailureSuite",
     "Member",
+    "MemberProcess",
     "Process",
     "SharedScenarios",
     "SharedUnderTest",

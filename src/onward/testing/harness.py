@@ -54,8 +54,8 @@ class Kit:
     ) -> "Member":
         return await Member.join(broker, topic or self.topic, group, **options)
 
-    def child(self, mode: str, group: str = "group", **options: Any) -> "Child":
-        child = Child(self, mode, group, options)
+    def child(self, mode: str, group: str = "group", **options: Any) -> "MemberProcess":
+        child = MemberProcess(self, mode, group, options)
         self.adopt(child)
         return child
 
@@ -245,7 +245,7 @@ class Process:
                 pipe.close()
 
 
-class Child(Process):
+class MemberProcess(Process):
     """A member in a process of its own; see onward.testing.member for the modes."""
 
     def __init__(self, kit: Kit, mode: str, group: str, options: Mapping[str, Any]) -> None:

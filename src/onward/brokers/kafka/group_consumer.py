@@ -40,7 +40,7 @@ _FORBIDDEN = frozenset(
 Places = Sequence[TopicPartition]
 
 
-class Enrolment(NamedTuple):
+class KafkaMember(NamedTuple):
     """What a member joins, and under which name."""
 
     group: str
@@ -60,7 +60,7 @@ class Listener(Protocol):
 class GroupConsumer:
     """`client` is librdkafka's consumer; only the member's thread may call it."""
 
-    def __init__(self, cluster: Cluster, enrolment: Enrolment, on_commit: Callable[..., None]) -> None:
+    def __init__(self, cluster: Cluster, enrolment: KafkaMember, on_commit: Callable[..., None]) -> None:
         settings = cluster.settings
         self._settings = settings
         self._admin = cluster.admin.client

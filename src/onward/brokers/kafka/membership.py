@@ -15,9 +15,9 @@ from onward.brokers.kafka.aside_owner import AsideOwner
 from onward.brokers.kafka.certainty import Certainty
 from onward.brokers.kafka.commit_queue import SettleCall
 from onward.brokers.kafka.commits import Commits
-from onward.brokers.kafka.group_consumer import Enrolment, GroupConsumer
+from onward.brokers.kafka.group_consumer import GroupConsumer, KafkaMember
 from onward.brokers.kafka.hold import KafkaHold, KafkaHoldings
-from onward.brokers.kafka.ownership import Commands, Ownership
+from onward.brokers.kafka.ownership import CommandQueue, Ownership
 from onward.brokers.kafka.recreated import LogIds, RecreatedTopics
 from onward.brokers.kafka.start_points import StartPoints
 from onward.brokers.kafka.topics import Cluster
@@ -31,12 +31,17 @@ class Membership:
     """Ends when the holdings are closed."""
 
     def __init__(
-        self, cluster: Cluster, enrolment: Enrolment, holdings: KafkaHoldings, aside: AsideOwner, epochs: Iterator[int]
+        self,
+        cluster: Cluster,
+        enrolment: KafkaMember,
+        holdings: KafkaHoldings,
+        aside: AsideOwner,
+        epochs: Iterator[int],
     ) -> None:
         settings = cluster.settings
         self.group = enrolment.group
         self._holdings = holdings
-        self._commands = Commands()
+        self._commands = CommandQueue()
         self._consumer = GroupConsumer(cluster, enrolment, lambda *answer: self._commits.answered(*answer))
         self._commits = Commits(self._consumer.client, holdings, settings.publish_timeout_s)
         session = SessionClock(self._consumer.session_s, clock.now(), reports_loss=not self._consumer.is_modern)

@@ -27,7 +27,7 @@ _MEMBER_LOOK_S = 0.1
 Command = Callable[[], None]
 
 
-class Commands:
+class CommandQueue:
     """What other threads ask of the member's thread."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Ownership:
         commits: Commits,
         arrivals: Arrivals,
         certainty: Certainty,
-        commands: Commands,
+        commands: CommandQueue,
         holdings: KafkaHoldings,
         *,
         revoke_grace_s: float,

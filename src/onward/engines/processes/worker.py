@@ -23,10 +23,10 @@ _BOOT = (
 _PARENTS_BUSINESS = {signal.SIGINT, signal.SIGTERM}
 
 
-class Worker:
+class WorkerHandle:
     """Owns its process, its line and every work given to it until that is answered or handed back."""
 
-    def __init__(self, setup: wire.Setup, heard: Callable[["Worker"], None]) -> None:
+    def __init__(self, setup: wire.Setup, heard: Callable[["WorkerHandle"], None]) -> None:
         self.owned: dict[int, Work] = {}  # by number, in the order of their runs
         self.bytes = 0  # of what is owned
         self.given = 0  # how many works it ever got; the number of the next
@@ -43,7 +43,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         leash, self._leash = os.pipe()
         page = wire.new_page()
-        self._page = wire.Page(page)
+        self._page = wire.StatusPage(page)
         self._line = Line(ours, lambda: heard(self))
         try:
             self._process = _spawn(setup.target, (theirs.fileno(), page, leash))
