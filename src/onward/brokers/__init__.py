@@ -21,6 +21,7 @@ from onward.errors import BadSetting, MissingExtra, UnknownScheme
 from onward.settings import Settings, redacted
 
 Opener = Callable[[str, Settings], Broker | Awaitable[Broker]]
+_LEASE_S = 10.0
 
 
 class Scheme(msgspec.Struct, frozen=True):
@@ -29,7 +30,7 @@ class Scheme(msgspec.Struct, frozen=True):
     needs: str | None = None  # the client library that the module imports
     extra: str | None = None  # the extra of ours that installs it
     takes: frozenset[str] = frozenset()  # of the settings that not every broker takes
-    lease_s: float = 10.0  # unless it is set
+    lease_s: float = _LEASE_S  # unless it is set
     least_lease_s: float = 0.0  # what its servers allow by default
 
 
@@ -78,7 +79,7 @@ def _not_taken(given: str, name: str, scheme: Scheme) -> str:
 def scheme_of(url: str) -> Scheme:
     """What is known of the URL's scheme. One of another package takes every setting."""
     name = urlsplit(url).scheme
-    return SCHEMES.get(name) or Scheme("", name, takes=_SPECIAL, least_lease_s=Scheme("", "").lease_s)
+    return SCHEMES.get(name) or Scheme("", name, takes=_SPECIAL, least_lease_s=_LEASE_S)
 
 
 def label(settings: Settings) -> str:
@@ -87,7 +88,7 @@ def label(settings: Settings) -> str:
 
 
 def absent(settings: Settings) -> str:
-    """Why there is nothing to open, such as a file that does not exist; "" where open_broker creates nothing new."""
+    """Why there is nothing to open, such as a file that does not exist, which open_broker would create; else ""."""
     ask: Callable[[Settings], str] | None = getattr(_found(settings.url).module, "absent", None)
     return "" if ask is None else ask(settings)
 
