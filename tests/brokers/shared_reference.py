@@ -199,6 +199,7 @@ class ReferenceSubscription:
         if self._closed.is_set():
             raise Closed("the subscription is closed")
         end = now() + wait_s
+        await asyncio.sleep(0)  # other members have their turn
         while True:
             messages = self.collect(limit, max_bytes)
             if messages or now() >= end or self._closed.is_set():
