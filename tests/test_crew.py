@@ -1,6 +1,7 @@
 """What the crew decides from a broker's features and its members, and what it calls itself."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,28 +115,16 @@ def test_of_the_members_that_share_a_partition_the_first_by_name_counts_dead_let
 
 
 @pytest.mark.parametrize("endpoint", [None, "shop-1:9464"])
-def test_a_member_carries_the_endpoint_of_its_process(
-    app: Onward, monkeypatch: pytest.MonkeyPatch, endpoint: Any
-) -> None:
-    joined: list[str] = []
-
+def test_a_member_carries_the_endpoint_of_its_process(app: Onward, endpoint: str | None) -> None:
     @app.handler("orders", group="billing")
     async def bill(order: dict[str, int]) -> None: ...
 
     async def main() -> None:
-        async with app:
-            real = app.broker.subscribe
-
-            async def subscribe(*topics: Any, member: str, **rest: Any) -> Any:
-                joined.append(member)
-                return await real(*topics, member=member, **rest)
-
-            monkeypatch.setattr(app.broker, "subscribe", subscribe)
-            app.endpoint = endpoint
-            async with app.running():
-                pass
+        app.endpoint = endpoint
+        async with app.running():
+            (group,) = await app.broker.groups("orders")
+            (member,) = group.members
+            assert member.endpoint == endpoint
+            assert str(os.getpid()) in member.name.split("-")
 
     asyncio.run(main())
-    (member,) = map(MemberInfo.parse, joined)
-    assert member.endpoint == endpoint
-    assert member.name.count("-") >= 2

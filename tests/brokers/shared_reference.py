@@ -199,6 +199,7 @@ class ReferenceSubscription:
         if self._closed.is_set():
             raise Closed("the subscription is closed")
         end = now() + wait_s
+        await asyncio.sleep(0)  # other members have their turn
         while True:
             messages = self.collect(limit, max_bytes)
             if messages or now() >= end or self._closed.is_set():
@@ -224,8 +225,7 @@ class ReferenceSubscription:
         return Assigned(self.partition, next(self._epochs), None, log_id, None, False, shared=True)
 
     def delivery(self, own: Assigned, position: int, item: Item) -> Delivery:
-        attempt = item.tries.failed + 1 if item.tries is not None else 1
-        return Delivery(item.event, self.partition, position, own.epoch, attempt, log_id=own.log_id, tries=item.tries)
+        return Delivery(item.event, self.partition, position, own.epoch, log_id=own.log_id, tries=item.tries)
 
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()

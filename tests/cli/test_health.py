@@ -1,5 +1,6 @@
 """`onward health`, and the endpoint of several workers."""
 
+import asyncio
 import os
 import re
 import signal
@@ -7,9 +8,10 @@ import socket
 
 import pytest
 
+from onward import Onward
 from onward.cli import policy
 from tests.cli.shell import Running, Shell, until
-from tests.cli.system import owners, publish
+from tests.cli.system import publish, url
 from tests.cli.test_workers import pids, stopped
 from tests.observe.test_endpoint import fetch
 
@@ -41,6 +43,17 @@ def address(running: Running) -> str:
     found = re.search(r"metrics at http://(\S+)/metrics", running.err)
     assert found is not None
     return found[1]
+
+
+def endpoints(shell: Shell) -> list[str | None]:
+    """Of the members of the group."""
+
+    async def ask() -> list[str | None]:
+        async with Onward(url(shell.folder)) as app:
+            (group,) = await app.broker.groups("orders")
+            return [member.endpoint for member in group.members]
+
+    return asyncio.run(ask())
 
 
 def asked(shell: Shell, *options: str) -> tuple[int, str]:
@@ -89,9 +102,7 @@ def test_a_member_carries_the_endpoint_of_its_process(shell: Shell) -> None:
     running = shell.start("run", "shop:app", "--metrics", "0")
     place = address(running)
     until(lambda: fetch(f"http://{place}/health/ready")[0] == 200, "it is ready")
-    until(lambda: owners(shell.folder, "billing"), "it owns partitions")
-    (owner,) = owners(shell.folder, "billing")
-    assert f"@{place}" in owner
+    assert endpoints(shell) == [place]
     running.send(signal.SIGTERM)
     assert running.ended() == 0
 
@@ -103,44 +114,43 @@ class TestWorkers:
         return running, f"http://{address(running)}"
 
     def test_one_endpoint_serves_all_workers(self, shell: Shell) -> None:
-        running, url = self.started(shell)
-        until(lambda: fetch(f"{url}/health/ready")[0] == 200, "both are ready")
-        assert fetch(f"{url}/health/live")[0] == 200
+        running, where = self.started(shell)
+        until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready")
+        assert fetch(f"{where}/health/live")[0] == 200
         publish(shell.folder, *range(40))
         running.saw("billed", times=40)
         done = 'onward_events_done_total{group="billing",topic="orders"} 40.0'
-        until(lambda: done in fetch(f"{url}/metrics")[1], "the counts add up")
-        assert fetch(f"{url}/readings")[1].count('"worker":') == 2
-        endpoint = f"@{url.removeprefix('http://')}"
-        assert all(endpoint in owner for owner in owners(shell.folder, "billing")), "they name the supervisor's"
+        until(lambda: done in fetch(f"{where}/metrics")[1], "the counts add up")
+        assert fetch(f"{where}/readings")[1].count('"worker":') == 2
+        assert endpoints(shell) == [where.removeprefix("http://")] * 2, "both name the supervisor's"
         assert stopped(running) == 0
 
     def test_a_worker_that_hangs_is_not_ready_and_stops_nothing_else(self, shell: Shell) -> None:
-        running, url = self.started(shell)
-        until(lambda: fetch(f"{url}/health/ready")[0] == 200, "both are ready")
+        running, where = self.started(shell)
+        until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready")
         hung = pids(running)[1]
         os.kill(hung, signal.SIGSTOP)
-        until(lambda: fetch(f"{url}/health/ready")[0] == 503, "it is noticed")
-        assert re.search(r"worker \d has not reported for \d+ s", fetch(f"{url}/health/ready")[1])
-        assert fetch(f"{url}/health/live")[0] == 200
-        assert fetch(f"{url}/metrics")[0] == 200
+        until(lambda: fetch(f"{where}/health/ready")[0] == 503, "it is noticed")
+        assert re.search(r"worker \d has not reported for \d+ s", fetch(f"{where}/health/ready")[1])
+        assert fetch(f"{where}/health/live")[0] == 200
+        assert fetch(f"{where}/metrics")[0] == 200
         os.kill(hung, signal.SIGCONT)
-        until(lambda: fetch(f"{url}/health/ready")[0] == 200, "it reports again")
+        until(lambda: fetch(f"{where}/health/ready")[0] == 200, "it reports again")
         os.kill(hung, signal.SIGSTOP)
         os.kill(hung, signal.SIGKILL)
         running.saw("starting another")
-        until(lambda: fetch(f"{url}/health/ready")[0] == 200, "its replacement is ready")
+        until(lambda: fetch(f"{where}/health/ready")[0] == 200, "its replacement is ready")
         assert stopped(running) == 0
 
     def test_a_worker_that_cannot_start_is_not_ready(self, shell: Shell) -> None:
         good = (shell.folder / "shop.py").read_text()
-        running, url = self.started(shell, "--reload")
-        until(lambda: fetch(f"{url}/health/ready")[0] == 200, "both are ready")
+        running, where = self.started(shell, "--reload")
+        until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready")
         shell.write("shop.py", "1 / 0")
         running.saw("waiting for a file to change")
-        assert "is being replaced" in fetch(f"{url}/health/ready")[1]
+        assert "is being replaced" in fetch(f"{where}/health/ready")[1]
         shell.write("shop.py", good)
-        until(lambda: fetch(f"{url}/health/ready")[0] == 200, "both are ready again")
+        until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready again")
         assert stopped(running) == 0
 
     def test_a_place_that_is_taken_is_said_once(self, shell: Shell) -> None:
@@ -153,12 +163,12 @@ class TestWorkers:
 
     def test_counters_do_not_fall_when_workers_are_replaced(self, shell: Shell) -> None:
         publish(shell.folder, *range(20))
-        running, url = self.started(shell)
+        running, where = self.started(shell)
         done = 'onward_events_done_total{group="billing",topic="orders"} 20.0'
-        until(lambda: done in fetch(f"{url}/metrics")[1], "all are counted")
+        until(lambda: done in fetch(f"{where}/metrics")[1], "all are counted")
         for pid in pids(running):
             os.kill(pid, signal.SIGKILL)
         running.saw("starting another", times=2)
-        until(lambda: fetch(f"{url}/health/ready")[0] == 200, "they are replaced")
-        assert done in fetch(f"{url}/metrics")[1]
+        until(lambda: fetch(f"{where}/health/ready")[0] == 200, "they are replaced")
+        assert done in fetch(f"{where}/metrics")[1]
         assert stopped(running) == 0

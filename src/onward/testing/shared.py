@@ -285,8 +285,8 @@ class SharedReceiveScenarios:
         await broker.publish([Event(new_id(), kit.topic, None, b"x" * size) for size in sizes])
         while len(member.deliveries) < len(sizes):
             messages = await member.receive(max_bytes=100)
-            given = [message.event.size for message in messages if type(message) is Delivery]
-            assert len(given) <= 1 or sum(given) <= 100
+            taken = [message.event.size for message in messages if type(message) is Delivery]
+            assert len(taken) <= 1 or sum(taken) <= 100
 
     @scenario()
     async def test_an_event_a_retry_and_a_close_end_a_waiting_receive(self, kit: Kit) -> None:
