@@ -532,3 +532,56 @@ def test_a_page_read_before_a_replay_does_not_hide_the_record() -> None:
     d.plane.loaded(load, page, d.at)
     d.turn()
     assert d.running() == [0]
+
+
+def test_a_replayed_letter_of_an_event_that_is_open_again_is_removed_with_it() -> None:
+    """Its progress was not stored, so the log brings the event again. An operator replays its letter meanwhile."""
+    d = Driver()
+    d.assign(records=[record(0, "a", State.DEAD)])
+    d.deliver("a")
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.running() == [0]
+    d.done(0)
+    assert d.states() == {}
+
+
+def test_a_replayed_letter_of_an_event_that_dies_again_stays() -> None:
+    d = Driver()
+    d.assign(records=[record(0, "a", State.DEAD)])
+    d.deliver("a")
+    d.move(0, to=State.WAITING, due=0.0)
+    d.dead(0)
+    assert d.states() == {0: State.DEAD}
+
+
+class TestRemovedWhileItsRecordWaitsToBeStored:
+    """The store has an older version of the record, which an operator removes (simulator)."""
+
+    def held_one(self) -> Driver:
+        d = working()
+        d.deliver("a")
+        d.again(0, in_s=FAR_S)
+        d.deliver("a", turn=False)
+        d.records[record(1, "a").id] = record(1, "a")
+        return d
+
+    def test_its_event_is_done(self) -> None:
+        d = self.held_one()
+        d.move(1, to=None)
+        assert (d.progress[P].watermark, d.states()) == (2, {0: State.WAITING})
+
+    def test_its_event_is_done_also_when_the_store_refuses(self) -> None:
+        d = self.held_one()
+        d.store_down = True
+        d.tick()
+        d.move(1, to=None)
+        d.wait(10)
+        assert (d.progress[P].watermark, d.states()) == (2, {0: State.WAITING})
+        assert d.plane.open == 0
+
+    def test_its_event_is_done_also_when_it_was_just_stored(self) -> None:
+        d = self.held_one()
+        d.tick()
+        d.move(1, to=None)
+        assert (d.progress[P].watermark, d.states()) == (2, {0: State.WAITING})
+        assert d.plane.open == 0

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from onward.brokers.base import Assigned, Failure, Progress, State, Tries
+from onward.brokers.core import progress_codec as codec
 from onward.brokers.core.progress_codec import LIMIT_CHARS
 from onward.event import Delivery, Partition
 from onward.flow import plane as plane_module
-from onward.flow import progress as codec
 from onward.flow.actions import Actions
 from onward.flow.blame import ALONE, Blame
 from onward.flow.dispatch import Dispatch
@@ -155,6 +155,12 @@ def slow_heads(profile: Profile) -> Profile:
     return msgspec.structs.replace(profile, limits=limits, partitions=1, events=120, receive_batch=4, fates=fates)
 
 
+def test_mutant_takes_distances_of_positions_for_counts_of_events(monkeypatch: Patch) -> None:
+    spans = Tracker.done_above
+    monkeypatch.setattr(Tracker, "gap", property(lambda tracker: sum(stop - start for start, stop in spans(tracker))))
+    caught_by("lag", "liveness")
+
+
 def test_mutant_forgets_the_concurrency(monkeypatch: Patch) -> None:
     with_limits(monkeypatch, concurrency=1 << 40)
     caught_by("bounds")
@@ -193,7 +199,7 @@ def test_mutant_lets_a_successor_pass_a_letter_that_is_not_stored(monkeypatch: P
             holding.lanes.leave(entry)
 
     wrap(monkeypatch, Holding, "dead", around)
-    caught_by("order")
+    caught_by("order", "liveness")
 
 
 def test_mutant_passes_a_dead_event_that_holds_its_key(monkeypatch: Patch) -> None:
@@ -275,7 +281,7 @@ def test_mutant_brings_records_back_in_the_wrong_order(monkeypatch: Patch) -> No
         return refs[-1] if refs else None
 
     monkeypatch.setattr(Parking, "head", head)
-    caught_by("order")
+    caught_by("order", "repeats")
 
 
 def test_mutant_forgets_what_was_done_before_this_ownership(monkeypatch: Patch) -> None:
@@ -361,7 +367,7 @@ def test_mutant_runs_a_key_twice_after_it_came_back(monkeypatch: Patch) -> None:
 
 
 def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> None:
-    def refused(holding: Holding, letters: dict[int, Any], retry_at: float) -> None:
+    def refused(holding: Holding, letters: dict[int, Any], now: float, retry_at: float) -> None:
         for position in letters:
             holding.letters.leaving.pop(position, None)
         holding.dirty = True
@@ -487,7 +493,7 @@ def test_mutant_takes_an_old_answer_for_a_new_one(monkeypatch: Patch) -> None:
         plane.fenced(lost)
 
     wrap(monkeypatch, ControlPlane, "settled", around)
-    caught_by("liveness")
+    caught_by("liveness", "bounds")
 
 
 def test_mutant_forgets_a_suspect(monkeypatch: Patch) -> None:

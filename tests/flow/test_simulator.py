@@ -36,6 +36,8 @@ MET = [
     "settle lost answer",
     "settle refuse",
     "slow down",
+    "sparse intervals stored",
+    "sparse runs",
     "stale delivery",
     "stale effects",
     "taken over unclean",

@@ -170,16 +170,18 @@ class Holding:
             done += skipped
         self.reach(early.reached, now)
         for position, to, due in early.moved:
-            self.outside.move(position, to, due, now)
+            self.move(position, to, due, now)
         self.outside.turn_all(now)
         return done
 
     def move(self, position: int, to: State | None, due: float, now: float) -> None:
-        """Somebody moved or removed a record."""
-        if self.outside.reading.loaded:
-            self.outside.move(position, to, due, now)
-        else:
+        """An operator moved or removed a record."""
+        if not self.outside.reading.loaded:
             self.early.moved.append((position, to, due))
+            return
+        entry = self.outside.move(position, to, due, now)
+        if entry is not None and position in self.tracker.open:  # else it goes with the settle in flight
+            self.done(entry, now)
 
     # -- outcomes -----------------------------------------------------------------------------------------------
 
@@ -195,6 +197,9 @@ class Holding:
         self.room.bytes -= entry.size
         if tries:
             tries.pop(position, None)
+        if self.letters.doubled and position in self.letters.doubled:
+            self.letters.doubled.discard(position)
+            self.letters.remove(self.letters.id_at(position), None)
         if self.lanes.leave(entry) and outside.parking.refs:
             outside.advance(entry.delivery.event.key, now)
         if outside.postponed:
@@ -356,7 +361,7 @@ class Holding:
                 outside.stored(ref, now)
         self.dirty = dirty  # that these are done was settled with them
 
-    def refused(self, posted: dict[int, Leaving], retry_at: float) -> None:
+    def refused(self, posted: dict[int, Leaving], now: float, retry_at: float) -> None:
         """These records were not stored, and nothing else of their settle was done."""
         letters = self.letters
         letters.storing = 0
@@ -364,5 +369,9 @@ class Holding:
             letters.retry_at, letters.refusing = retry_at, True
             for entry in [entry for entry in self.blame.marking.values() if entry.ref is not None]:
                 self.shelve(entry)
-        self.tracker.reopen(leaving.entry for leaving in posted.values() if leaving.entry is not None)
+        entries = [leaving.entry for leaving in posted.values() if leaving.entry is not None]
+        self.tracker.reopen(entries)
+        for entry in entries:
+            if entry.delivery.position not in letters.leaving:  # an operator removed its record meanwhile
+                self.done(entry, now)
         self.dirty = True

@@ -23,6 +23,7 @@ class Letters:
         "_assigned",
         "_group",
         "dirty",
+        "doubled",
         "going",
         "gone",
         "leaving",
@@ -42,6 +43,7 @@ class Letters:
         self.going: Counter[str | None] = Counter()  # their keys
         self.retry_at = 0.0  # the store refused: no sooner than this
         self.refusing = False  # it refused, and has not stored anything since
+        self.doubled: set[int] = set()  # open in the log, but a record of them is in the store too
         self.shelved: dict[int, Entry] = {}  # drawn events whose starts could not be recorded, until it does
 
     def id_at(self, position: int) -> str:
@@ -67,6 +69,7 @@ class Letters:
 
     def send(self, record: AsideRecord, entry: Entry | None, ref: Ref | None) -> None:
         self.leaving[record.position] = Leaving(record, entry, ref)
+        self.doubled.discard(record.position)  # this replaces the record in the store
         self.dirty = True
 
     def remove(self, id_: str, key: str | None) -> None:

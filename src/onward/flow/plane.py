@@ -165,7 +165,7 @@ class ControlPlane:
         """The records could not be stored, so nothing of that settle was done: their events are open again."""
         for part in self._settling.refused():
             holding, alone = part.holding, self._alone
-            holding.refused(part.letters, at.now + ASIDE_RETRY_S)
+            holding.refused(part.letters, at.now, at.now + ASIDE_RETRY_S)
             self._touched[holding] = None
             if part.letters:
                 self._refused[holding] = None

@@ -109,7 +109,8 @@ class Session:
 class Broker:
     def __init__(self, world: "World", partitions: Sequence[Partition]) -> None:
         self.world = world
-        self.claims = {p: Claim(p, world.rng.choice((0, 0, 37))) for p in partitions}
+        first = world.profile.first_position
+        self.claims = {p: Claim(p, first + world.rng.choice((0, 0, 37))) for p in partitions}
         self.sessions: list[Session] = []  # those that take part
 
     # -- logs ---------------------------------------------------------------------------------------------------
@@ -313,6 +314,7 @@ class Broker:
         encoded = encode(done, fence=self.claims[told.partition].fence, clean=False, log_id=LOG_ID, limit=limit)
         self.world.counts["truncated"] += encoded.done_dropped > 0
         above = decode(encoded.text, told.watermark, log_id=LOG_ID).done_above
+        self.world.counts["sparse intervals stored"] += bool(above) and self.world.profile.stride > 1
         return msgspec.structs.replace(told, done_above=above)
 
     def erase(self, session: Session, epochs: dict[Partition, int], ids: Sequence[tuple[Partition, int]]) -> None:

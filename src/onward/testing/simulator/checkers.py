@@ -166,6 +166,7 @@ class Bounds:
     def __init__(self, profile: Profile) -> None:
         self._limits: Limits = profile.limits
         self._batch = profile.receive_batch
+        self._events = profile.events
         self._bytes = profile.limits.max_in_flight_bytes + max(profile.limits.max_in_flight_bytes, profile.largest + 64)
         self._open: dict[tuple[str, Partition], dict[int, int]] = {}  # position: size
         self._seen_in: dict[tuple[str, Partition], list[int]] = {}  # positions, of this ownership
@@ -233,6 +234,12 @@ class Bounds:
         self._spins[process.name] = self._spins[process.name] + 1 if still else 0
         if self._spins[process.name] > SPINS:
             broken("spin", f"{process.name} asks to be called again at once, again and again")
+
+    def lag(self, process: "Process", now: float) -> None:
+        """A lag counts events, whatever their positions."""
+        for partition, lag in process.plane.lag(now).items():
+            if lag.gap > 2 * self._events + 1:  # intervals that an earlier owner did count too, with events or without
+                broken("lag", f"{process.name} counts a gap of {lag.gap} events in {partition}, {self._events} exist")
 
 
 class Records:
@@ -313,8 +320,9 @@ class Ending:
         ]
 
     def untrue(self) -> list[str]:
-        """Dead letters of events that have ended well since."""
-        dead = [story for story in self._ledger.all() if story.is_dead and not story.touched]
+        """Dead letters of events that have ended well since. An orphaned letter stays: only the first owner after a
+        crash looks for it, and that one may have left before it came so far."""
+        dead = [story for story in self._ledger.all() if story.is_dead and not story.touched and not story.orphaned]
         return [f"{story} is dead, and was handled since" for story in dead if story.handled]
 
     def stuck(self) -> list[str]:

@@ -1,5 +1,6 @@
 """What goes wrong in a run, and what operators do meanwhile: drawn from the seed, spread over its active time."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -119,12 +120,13 @@ class Faults:
 
     def stale_delivery(self) -> None:
         """A delivery of an ownership that has ended, of an event that the present one may not have seen yet."""
-        self._deliver_out_of_turn("stale delivery", ahead=20, epochs_ago=1)
+        self._deliver_out_of_turn("stale delivery", ahead=15, epochs_ago=1)
 
     def _deliver_out_of_turn(self, what: str, *, ahead: int, epochs_ago: int) -> None:
+        """`ahead`: how many events beyond what was read may be chosen too."""
         claim = self._claim()
-        end = claim.next + ahead
-        seen = [p for p, event in zip(claim.positions, claim.events, strict=True) if event and p < end]
+        end = bisect_left(claim.positions, claim.next) + ahead
+        seen = [p for p, event in zip(claim.positions[:end], claim.events[:end], strict=True) if event]
         if claim.owner is None or not seen:
             return
         self._note("broker", what)
@@ -144,6 +146,7 @@ class Faults:
                 if start <= position < stop and self._rng.random() < 0.5:
                     self._world.counts["compacted"] += 1
                     claim.events[index] = None
+                    self._world.ledger.stories[claim.partition][position].compacted = True
 
     # -- operators ----------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ class Story:
     """One published event."""
 
     __slots__ = (
+        "compacted",
         "covered",
         "crashes",
         "due",
@@ -49,6 +50,7 @@ class Story:
         "handled",
         "lane",
         "lone_crashes",
+        "orphaned",
         "partition",
         "position",
         "rank",
@@ -78,10 +80,12 @@ class Story:
         self.due = 0.0  # when its waiting record may be tried again, on the wall clock
         self.ever_dead = False
         self.handled = False  # an owner was told that it ended well, and no record was made since
+        self.orphaned = False  # its letter was stored and its progress was not, and its owner does not know of a crash
         self.halved = False  # it had its effect in a batch that failed
         self.wait: tuple[str, int, float] | None = None  # the process and epoch in which it failed, and until when
         self.touched = False  # an operator moved or removed its record
         self.removed = False  # an operator gave it up
+        self.compacted = False  # it has left the log
         self.covered = False  # the stored progress says that it is done
 
     @property
@@ -92,8 +96,9 @@ class Story:
 
     @property
     def own_way(self) -> bool:
-        """Dead letters and what an operator touched run again on request: they are no repeats of the flow."""
-        return self.ever_dead or self.touched
+        """Dead letters and what an operator touched run again on request: they are no repeats of the flow. What has
+        left the log does not run again where its successors do."""
+        return self.ever_dead or self.touched or self.compacted
 
     @property
     def is_dead(self) -> bool:

@@ -161,11 +161,12 @@ class Process:
                 self._note_moved(message)
 
     def _note_moved(self, message: Moved) -> None:
+        current = self.told.get(message.partition) == message.epoch
         for id_ in message.ids:
             name = message.partition, record_position(id_)
             story = self.world.ledger.stories[name[0]][name[1]]
             story.wait = None
-            if message.to is None and story.covered:  # else the log still has it open, whatever becomes of its letter
+            if message.to is None and current and story.covered:  # else it is open in the log, with a record or without
                 self.removed[name] = None
             else:
                 self.removed.pop(name, None)

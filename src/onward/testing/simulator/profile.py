@@ -9,6 +9,7 @@ from onward.brokers.base import Ordering
 from onward.brokers.core.progress_codec import LIMIT_CHARS
 from onward.flow.limits import Limits
 
+TIMES = 1_790_000_000_000 << 21  # positions that are times in milliseconds: a float cannot tell two of them apart
 FATES = ("ok", "slow", "flaky", "timeout", "poison", "killer")
 
 
@@ -21,6 +22,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     keys: int
     keyless: float  # share of the events
+    first_position: int  # where logs begin
+    stride: int  # positions from one event to the next, about; 1: dense
     holes: float  # chance of a hole in the log before an event
     largest: int  # bytes
     fates: tuple[float, ...]  # weights, beside FATES
@@ -50,6 +53,7 @@ def draw(rng: Random) -> Profile:
     limits = _limits(rng)
     whole = limits.ordering == "partition"  # one lane: what waits in place makes all others wait
     killers = rng.choice((0.0, 0.0, 0.02))
+    stride = rng.choice((1, 1, 1_000_000))
     return Profile(
         limits=limits,
         partitions=rng.choice((1, 1, 2, 3, 4)),
@@ -57,6 +61,8 @@ def draw(rng: Random) -> Profile:
         events=rng.choice((40, 80, 120)) if not whole else rng.choice((30, 60)),
         keys=rng.choice((2, 4, 8, 16)),
         keyless=rng.choice((0.0, 0.0, 0.15)),
+        first_position=rng.choice((0, TIMES)) if stride > 1 else 0,
+        stride=stride,
         holes=rng.choice((0.0, 0.1, 0.4)),
         largest=rng.choice((40, limits.max_in_flight_bytes // 3, int(limits.max_in_flight_bytes * 1.2)))
         if limits.max_in_flight_bytes < 10_000
@@ -68,7 +74,8 @@ def draw(rng: Random) -> Profile:
         timeout_s=2.0,
         kills=rng.choice(("process", "process", "worker")),
         atomic=rng.random() < 0.5,
-        metadata=rng.choice((LIMIT_CHARS, LIMIT_CHARS, LIMIT_CHARS, 9)),
+        # Too short for all intervals. Those of sparse positions need longer numbers.
+        metadata=rng.choice((LIMIT_CHARS, LIMIT_CHARS, LIMIT_CHARS, 9 if stride == 1 else 14)),
         receive_batch=rng.choice((1, 4, 10, 30)),
         page=rng.choice((1, 2, 5, 100)),
         lease_s=3.0,

@@ -50,10 +50,10 @@ class Witness:
         self.epochs.started(run, self._world.now, sure_until)
         if not self._truncated:
             self.epochs.removed(run)
+            self.records.started(run)
         self.epochs.early(run, run.process.at.wall)
         self.order.started(run)
         self.lanes.started(run)
-        self.records.started(run)
 
     def effect(self, run: Run, story: Story) -> None:
         self.order.effect(run, story)
@@ -82,7 +82,8 @@ class Witness:
                 story.handled = not run.stale
 
     def killed(self, story: Story) -> None:
-        self.records.crashed(story)
+        if not self._truncated:
+            self.records.crashed(story)
 
     def ticked(self, process: "Process", actions: "Actions") -> None:
         self.bounds.ticked(process, actions, self._world.now)
@@ -93,6 +94,7 @@ class Witness:
 
     def settling(self, process: "Process", settlement: "Settlement") -> None:
         self.epochs.settling(process, settlement)
+        self.bounds.lag(process, self._world.now)
 
     def answered(self, process: "Process", settlement: "Settlement") -> None:
         epochs = {told.partition: told.epoch for told in settlement.progress}
@@ -108,6 +110,9 @@ class Witness:
     def owned(self, claim: "Claim") -> None:
         self._world.counts["taken over unclean" if claim.unclean else "assigned"] += 1
         self.records.assigned(claim.partition, unclean=claim.unclean, killed=claim.killed)
+        if not claim.unclean:
+            for story in self._world.ledger.uncovered[claim.partition]:
+                story.orphaned = story.orphaned or story.is_dead
 
     def progress(self, told: Progress, log_end: int) -> None:
         self._world.counts["settled"] += 1

@@ -117,6 +117,7 @@ class World:
 
     def run(self) -> None:
         self.say("profile", str(self.profile))
+        self.counts["sparse runs"] += self.profile.stride > 1
         self._plan_publishing()
         for index in range(self.profile.members):
             self.after(0.0 if index == 0 else self.rng.uniform(0.0, 5.0), self.start)
@@ -196,6 +197,7 @@ class World:
         index = crc32(event.key.encode()) % count if event.key is not None else rng.randrange(count)
         partition = Partition(TOPIC, index)
         gap = rng.randint(1, 4) if rng.random() < self.profile.holes else 0
+        gap += self._stride()
         position = self.broker.publish(partition, event, gap)
         story = self.ledger.publish(partition, position, event)
         self.handler.destine(story)
@@ -205,4 +207,10 @@ class World:
 
     def _mark(self) -> None:
         """A transaction marker, or something else that takes a position and is never delivered."""
-        self.broker.marker(Partition(TOPIC, self.rng.randrange(len(self.broker.claims))), self.rng.randint(1, 3))
+        count = self.rng.randint(1, 3) + self._stride()
+        self.broker.marker(Partition(TOPIC, self.rng.randrange(len(self.broker.claims))), count)
+
+    def _stride(self) -> int:
+        """How many positions no event ever has, before the next one."""
+        stride = self.profile.stride
+        return self.rng.randint(stride // 2, stride * 3 // 2) if stride > 1 else 0
