@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.flow.test_simulator import refusing
 
 from onward.brokers.base import Assigned, Failure, Progress, State, Tries
 from onward.brokers.core import progress_codec as codec
@@ -376,6 +377,24 @@ def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> No
     caught_by("settled")
 
 
+def test_mutant_takes_a_settle_that_was_refused_in_part_for_settled(monkeypatch: Patch) -> None:
+    def around(original: Any, plane: ControlPlane, _: Any, lost: Iterable[Partition], at: Instant) -> None:
+        original(plane, (), lost, at)
+
+    wrap(monkeypatch, ControlPlane, "aside_refused", around)
+    caught_by("settled")
+
+
+def test_mutant_does_not_hear_what_was_lost_when_records_were_refused(monkeypatch: Patch) -> None:
+    def around(
+        original: Any, plane: ControlPlane, refused: Iterable[Partition], lost: Iterable[Partition], at: Instant
+    ) -> None:
+        original(plane, refused, () if refused else lost, at)
+
+    wrap(monkeypatch, ControlPlane, "aside_refused", around)
+    caught_by("epochs", shape=refusing)
+
+
 def test_mutant_does_not_hear_how_far_the_log_was_read(monkeypatch: Patch) -> None:
     monkeypatch.setattr(ControlPlane, "reached", lambda *_: None)
     caught_by("liveness")
@@ -539,12 +558,17 @@ def test_mutant_takes_stale_pages_for_news(monkeypatch: Patch) -> None:
     caught_by("suffix", "repeats", "liveness", "order")
 
 
+class Uncounted(dict[int, Entry]):
+    def __len__(self) -> int:
+        return 0
+
+
 def test_mutant_does_not_count_letters_that_are_being_stored(monkeypatch: Patch) -> None:
     """While the store was down every try let more events in."""
 
     def around(original: Any, holding: Holding, now: float) -> Any:
         posted = original(holding, now)
-        holding.letters.storing = 0
+        holding.tracker.leaving = Uncounted(holding.tracker.leaving)
         return posted
 
     wrap(monkeypatch, Holding, "post", around)

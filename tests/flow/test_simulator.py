@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections import Counter
 
+import msgspec
 import pytest
 
 from onward.flow import plane
 from onward.testing.simulator import simulate
 from onward.testing.simulator.__main__ import main
+from onward.testing.simulator.profile import Profile
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +48,15 @@ MET = [
 ]
 
 
+def refusing(profile: Profile) -> Profile:
+    """A store that refuses records often, and settles of many partitions at once."""
+    limits = msgspec.structs.replace(profile.limits, settle_interval_s=0.3)
+    fates = (1.0, 0.0, 0.3, 0.0, 0.1, 0.0)
+    return msgspec.structs.replace(
+        profile, limits=limits, partitions=8, members=2, events=240, fates=fates, active_s=25.0, faults=150
+    )
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_promise_is_kept(part: int) -> None:
     counts: Counter[str] = Counter()
@@ -54,6 +65,16 @@ def test_every_promise_is_kept(part: int) -> None:
         assert result.checker is None, f"make sim SEED={seed}: {result.message}"
         counts.update(result.counts)
     assert [name for name in MET if not counts[name]] == []
+
+
+def test_records_are_refused_in_some_partitions_while_others_are_settled_or_lost() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(60):
+        result = simulate(seed, shape=refusing)
+        assert result.checker is None, f"seed {seed}: {result.message}"
+        counts.update(result.counts)
+    assert counts["refused in part"] > 15
+    assert counts["refused and lost"] > 5
 
 
 def test_the_same_seed_is_the_same_run() -> None:

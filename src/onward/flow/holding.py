@@ -340,14 +340,12 @@ class Holding:
             return {}
         for position, leaving in letters.leaving.items():
             if leaving.entry is not None:
-                self.tracker.done(position)
-                letters.storing += 1
+                self.tracker.leave(position)
         return dict(letters.leaving)
 
     def stored(self, posted: dict[int, Leaving], now: float) -> None:
         """These records are in the store."""
         letters, outside, dirty = self.letters, self.outside, self.dirty
-        letters.storing = 0
         if letters.refusing and (posted or not letters.leaving):
             letters.refusing = False
             self._unshelve()
@@ -364,14 +362,12 @@ class Holding:
     def refused(self, posted: dict[int, Leaving], now: float, retry_at: float) -> None:
         """These records were not stored, and nothing else of their settle was done."""
         letters = self.letters
-        letters.storing = 0
         if posted:
             letters.retry_at, letters.refusing = retry_at, True
             for entry in [entry for entry in self.blame.marking.values() if entry.ref is not None]:
                 self.shelve(entry)
-        entries = [leaving.entry for leaving in posted.values() if leaving.entry is not None]
-        self.tracker.reopen(entries)
-        for entry in entries:
-            if entry.delivery.position not in letters.leaving:  # an operator removed its record meanwhile
-                self.done(entry, now)
+        self.tracker.reopen()
+        for position, leaving in posted.items():
+            if leaving.entry is not None and position not in letters.leaving:  # an operator removed its record
+                self.done(leaving.entry, now)
         self.dirty = True

@@ -30,7 +30,6 @@ class Letters:
         "refusing",
         "retry_at",
         "shelved",
-        "storing",
     )
 
     def __init__(self, assigned: Assigned, group: str) -> None:
@@ -38,7 +37,6 @@ class Letters:
         self._group = group
         self.dirty = False
         self.leaving: dict[int, Leaving] = {}  # by position
-        self.storing = 0  # events of the log whose records are on their way: not open, but still here
         self.gone: list[tuple[str, str | None]] = []  # records to be removed, and whom they park until they are
         self.going: Counter[str | None] = Counter()  # their keys
         self.retry_at = 0.0  # the store refused: no sooner than this
