@@ -103,6 +103,16 @@ class Driver:
 
     # -- what the broker says -----------------------------------------------------------------------------------
 
+    def share(self, partition: Partition = P) -> int:
+        """Hold a partition together with other members. Its positions begin again with every ownership."""
+        self.epochs += 1
+        self.progress.pop(partition, None)
+        self._next[partition] = 0
+        self._begin(partition, self.epochs, None)
+        self.plane.assigned(Assigned(partition, self.epochs, None, LOG, None, False, shared=True))
+        self.turn()
+        return self.epochs
+
     def assign(
         self,
         partition: Partition = P,
@@ -150,12 +160,13 @@ class Driver:
         partition: Partition = P,
         epoch: int | None = None,
         size: int = 0,
+        tries: Tries | None = None,
         turn: bool = True,
     ) -> None:
         """Events at these positions, by key."""
         current = self.owned.get(partition)
         epoch = epoch if epoch is not None else current or 0
-        batch = [Delivery(event(key, size, partition, p), partition, p, epoch) for p, key in keys.items()]
+        batch = [Delivery(event(key, size, partition, p), partition, p, epoch, tries=tries) for p, key in keys.items()]
         if epoch == current:
             for position in keys:
                 if position >= self.read[partition]:

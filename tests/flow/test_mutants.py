@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.flow.test_simulator import refusing
+from tests.flow.test_simulator import refusing, sharing
 
 from onward.brokers.base import Assigned, Failure, Progress, State, Tries
 from onward.brokers.core import progress_codec as codec
@@ -52,14 +52,18 @@ def caught_by(*checkers: str, shape: Shape | None = None) -> None:
 def in_steps(profile: Profile) -> Profile:
     """A slow broker without transactions, keys that park and drain all the time, and many faults between the steps."""
     limits = msgspec.structs.replace(profile.limits, ordering="key", max_in_flight=8, settle_interval_s=0.3)
-    return msgspec.structs.replace(profile, limits=limits, atomic=False, latency_s=0.1, keys=2, partitions=1, faults=60)
+    return msgspec.structs.replace(
+        profile, shared=False, limits=limits, atomic=False, latency_s=0.1, keys=2, partitions=1, faults=60
+    )
 
 
 def deadly(profile: Profile) -> Profile:
     """Many killers: each process dies of several, one after the other."""
     limits = msgspec.structs.replace(profile.limits, crash_limit=1, concurrency=4, batch_size=1)
     fates = (*profile.fates[:-1], 0.08)
-    return msgspec.structs.replace(profile, limits=limits, fates=fates, kills="process", faults=0, latency_s=0.02)
+    return msgspec.structs.replace(
+        profile, shared=False, limits=limits, fates=fates, kills="process", faults=0, latency_s=0.02
+    )
 
 
 def wrap(patch: Patch, owner: type, name: str, around: Callable[..., Any]) -> None:
@@ -102,7 +106,7 @@ def test_mutant_ignores_the_epoch_of_a_delivery(monkeypatch: Patch) -> None:
         original(plane, [renew(delivery, epochs.get(delivery.partition)) for delivery in batch], at)
 
     wrap(monkeypatch, ControlPlane, "delivered", around)
-    caught_by("settled", "loss", "order", "epochs", "liveness")
+    caught_by("settled", "loss", "order", "epochs", "liveness", "repeats")
 
 
 def renew(delivery: Delivery, epoch: int | None) -> Delivery:
@@ -140,7 +144,15 @@ def one_key_far_behind(profile: Profile) -> Profile:
         profile.limits, ordering="key", on_dead="pass", max_in_flight=8, max_parked=4, park_after_s=0.2
     )
     return msgspec.structs.replace(
-        profile, limits=limits, keys=1, partitions=1, events=120, receive_batch=4, attempts=4, delays_s=(2.0, 6.0)
+        profile,
+        shared=False,
+        limits=limits,
+        keys=1,
+        partitions=1,
+        events=120,
+        receive_batch=4,
+        attempts=4,
+        delays_s=(2.0, 6.0),
     )
 
 
@@ -153,7 +165,9 @@ def slow_heads(profile: Profile) -> Profile:
     """Some are slow, and what is done above them must not grow without end."""
     limits = msgspec.structs.replace(profile.limits, max_in_flight=8, max_gap=6, batch_size=1, ordering="none")
     fates = (1.0, 0.1, *profile.fates[2:])
-    return msgspec.structs.replace(profile, limits=limits, partitions=1, events=120, receive_batch=4, fates=fates)
+    return msgspec.structs.replace(
+        profile, shared=False, limits=limits, partitions=1, events=120, receive_batch=4, fates=fates
+    )
 
 
 def test_mutant_takes_distances_of_positions_for_counts_of_events(monkeypatch: Patch) -> None:
@@ -392,7 +406,7 @@ def test_mutant_does_not_hear_what_was_lost_when_records_were_refused(monkeypatc
         original(plane, refused, () if refused else lost, at)
 
     wrap(monkeypatch, ControlPlane, "aside_refused", around)
-    caught_by("epochs", shape=refusing)
+    caught_by("epochs", "exception", shape=refusing)
 
 
 def test_mutant_does_not_hear_how_far_the_log_was_read(monkeypatch: Patch) -> None:
@@ -431,7 +445,15 @@ def flaky_letters(profile: Profile) -> Profile:
     limits = msgspec.structs.replace(profile.limits, on_dead="pass", ordering="key", batch_size=1)
     fates = (0.5, 0.0, 1.0, 0.0, 0.0, 0.0)
     return msgspec.structs.replace(
-        profile, limits=limits, atomic=False, metadata=LIMIT_CHARS, latency_s=0.2, attempts=1, fates=fates, faults=60
+        profile,
+        shared=False,
+        limits=limits,
+        atomic=False,
+        metadata=LIMIT_CHARS,
+        latency_s=0.2,
+        attempts=1,
+        fates=fates,
+        faults=60,
     )
 
 
@@ -456,6 +478,7 @@ def rarely_settled(profile: Profile) -> Profile:
     load = msgspec.structs.replace(profile, keys=2, partitions=1, members=3, events=400, active_s=12.0, operations=0)
     return msgspec.structs.replace(
         load,
+        shared=False,
         limits=limits,
         atomic=False,
         latency_s=0.3,
@@ -486,8 +509,69 @@ def little_room(profile: Profile) -> Profile:
     limits = msgspec.structs.replace(profile.limits, ordering="key", max_in_flight=64, max_gap=1_000, concurrency=8)
     fates = (1.0, 0.1, 0.0, 0.0, 0.0, 0.0)
     return msgspec.structs.replace(
-        profile, limits=limits, metadata=9, partitions=1, keys=8, holes=0.4, faults=40, fates=fates, operations=0
+        profile,
+        shared=False,
+        limits=limits,
+        metadata=9,
+        partitions=1,
+        keys=8,
+        holes=0.4,
+        faults=40,
+        fates=fates,
+        operations=0,
     )
+
+
+def test_mutant_forgets_to_store_a_retry_of_a_shared_partition(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, *more: Any) -> None:
+        if holding.shared:
+            holding.done(entry, more[2].now)
+        else:
+            original(holding, entry, *more)
+
+    wrap(monkeypatch, Holding, "_park", around)
+    caught_by("settled", shape=sharing)
+
+
+def test_mutant_keeps_what_a_shared_partition_delivers_again(monkeypatch: Patch) -> None:
+    def around(original: Any, outside: Outside, ref: Ref, now: float) -> None:
+        assigned = outside._assigned
+        outside._assigned = msgspec.structs.replace(assigned, shared=False)
+        original(outside, ref, now)
+        outside._assigned = assigned
+
+    wrap(monkeypatch, Outside, "stored", around)
+    caught_by("repeats", "records", shape=sharing)
+
+
+def test_mutant_ignores_the_tries_of_what_is_delivered_again(monkeypatch: Patch) -> None:
+    def around(original: Any, plane: ControlPlane, batch: list[Delivery], at: Instant) -> None:
+        original(plane, [msgspec.structs.replace(delivery, tries=None) for delivery in batch], at)
+
+    wrap(monkeypatch, ControlPlane, "delivered", around)
+    caught_by("records", "liveness", shape=sharing)
+
+
+def test_mutant_retries_in_place_in_a_shared_partition(monkeypatch: Patch) -> None:
+    """The next member would not know of the tries."""
+    wrap(monkeypatch, Holding, "_in_place", lambda original, holding, *more: holding.shared or original(holding, *more))
+    caught_by("records", shape=sharing)
+
+
+def test_mutant_takes_a_position_for_one_of_an_earlier_ownership(monkeypatch: Patch) -> None:
+    ends: dict[tuple[ControlPlane, Partition], int] = {}
+
+    def forget(original: Any, plane: ControlPlane, holding: Holding) -> None:
+        ends[plane, holding.partition] = holding.tracker.end
+        original(plane, holding)
+
+    def assigned(original: Any, plane: ControlPlane, message: Assigned) -> None:
+        original(plane, message)
+        plane._holdings[message.partition].tracker.reached(ends.get((plane, message.partition), 0))
+
+    wrap(monkeypatch, ControlPlane, "_forget", forget)
+    wrap(monkeypatch, ControlPlane, "assigned", assigned)
+    caught_by("liveness", shape=sharing)
 
 
 # -- what the simulator has found --------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ class Holding:
         self.epoch = assigned.epoch if assigned else None
 
     def _start(self, assigned: Assigned) -> None:
+        assert not assigned.shared or self.limits.ordering == "none", "only events without an order can be shared"
+        self.shared = assigned.shared
         self.tracker = Tracker(assigned.stored)
         self.room = Room(self.lanes, self.tracker)
         self.blame = Blame(assigned, self.limits.max_in_flight)
@@ -91,7 +93,7 @@ class Holding:
             self.dirty = True
             size_bytes = sum(entry.size for entry in taken)
         self.room.bytes += size_bytes
-        if self.blame.unclean or self.blame.tries:
+        if self.blame.unclean or self.blame.tries or self.shared:
             for entry in taken:
                 self.blame.arrived(entry, self.tracker.watermark)
         self._line_up(taken)
@@ -176,6 +178,8 @@ class Holding:
 
     def move(self, position: int, to: State | None, due: float, now: float) -> None:
         """An operator moved or removed a record."""
+        if self.shared:
+            return  # the store delivers its records itself
         if not self.outside.reading.loaded:
             self.early.moved.append((position, to, due))
             return
@@ -227,6 +231,8 @@ class Holding:
 
     def _in_place(self, entry: Entry, wait_s: float) -> bool:
         limits = self.limits
+        if self.shared:  # the broker stores no tries of open events here
+            return False
         if limits.ordering == "partition" or wait_s <= 0:
             return True
         full = len(self.outside.parking) >= limits.max_parked

@@ -41,7 +41,7 @@ class Outside:
         self._floor = assigned.stored.watermark if assigned.stored else 0
         self.postponed: deque[int] = deque()  # records that could be drawn if there were room
         self.parking = Parking(limits.max_in_flight_bytes)
-        self.reading = Reading()
+        self.reading = Reading(loaded=assigned.shared)  # a shared partition has no records that we draw
         self.unread: list[int] = []  # a heap: records beyond what was read of the log
 
     def key(self, entry: Entry) -> str | None:
@@ -286,10 +286,10 @@ class Outside:
         self._letters.send(self._letters.record(entry, state, wall, failure, wait_s=wait_s), None, ref)
 
     def stored(self, ref: Ref, now: float) -> None:
-        """What was set aside is in the store."""
+        """What was set aside is in the store. In a shared partition it comes back from there as a delivery."""
         ref.stored = True
         self.parking.shed(ref)
-        if ref.state is State.DEAD and self._limits.on_dead == "pass":
+        if self._assigned.shared or (ref.state is State.DEAD and self._limits.on_dead == "pass"):
             self.parking.remove(ref.position)
             self.advance(ref.key, now)
         else:

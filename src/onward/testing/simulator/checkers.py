@@ -108,6 +108,13 @@ class Settled:
         if len(still) < len(uncovered):
             self._ledger.uncovered[partition] = still
 
+    def acknowledged(self, story: Story) -> None:
+        """Of a shared partition. Its record may have become a delivery by now."""
+        story.copies -= 1
+        if not (story.effects or story.record or story.removed or story.copies):
+            broken("settled", f"{story} is acknowledged: it has no effect and no record")
+        story.covered = True
+
     def _covers(self, told: Progress, story: Story) -> bool:
         position = story.position
         if not covers(told, position):
@@ -134,12 +141,14 @@ class Epochs:
                 broken("loading", f"{run} starts before the records of its partition were read")
 
     def early(self, run: Run, wall: float) -> None:
-        """A retry is not tried before its time: in place by who waits, from the aside by whoever tries it."""
+        """A retry is not tried before its time: not in place by the process that waits, nor from the aside by any.
+        In a shared partition the event itself may run again beside a record whose settle was cut off."""
         for story in run.stories:
             process, epoch, until = story.wait or ("", 0, 0.0)
             if process == run.process.name and epoch == run.epoch and run.started < until:
                 broken("early", f"{run} starts {until - run.started:.2f} s before its time")
-            waits = story.record is not None and story.record.state is State.WAITING and not story.touched
+            record, excused = story.record, story.touched or story.unclean
+            waits = record is not None and record.state is State.WAITING and not excused
             if waits and wall < story.due - CLOCKS_S:
                 broken("early", f"{run} starts {story.due - wall:.2f} s before its time")
 

@@ -7,7 +7,7 @@ from onward.event import Delivery, Event, Partition
 from onward.flow.limits import Limits
 
 if TYPE_CHECKING:
-    from onward.testing.simulator.broker import Session
+    from onward.testing.simulator.group import Session
     from onward.testing.simulator.process import Process
 
 
@@ -37,6 +37,7 @@ class Story:
 
     __slots__ = (
         "compacted",
+        "copies",
         "covered",
         "crashes",
         "due",
@@ -59,6 +60,7 @@ class Story:
         "removed",
         "stubborn",
         "touched",
+        "unclean",
         "wait",
     )
 
@@ -85,6 +87,8 @@ class Story:
         self.wait: tuple[str, int, float] | None = None  # the process and epoch in which it failed, and until when
         self.touched = False  # an operator moved or removed its record
         self.removed = False  # an operator gave it up
+        self.unclean = False  # in a shared partition: a member had it when it ended unclean
+        self.copies = 1  # of it in a shared partition that are not settled
         self.compacted = False  # it has left the log
         self.covered = False  # the stored progress says that it is done
 
@@ -138,6 +142,7 @@ class Ledger:
         self._limits = limits
         self._lanes: dict[tuple[Partition, str | None], Lane] = {}
         self.stories: dict[Partition, dict[int, Story]] = {partition: {} for partition in partitions}
+        self._by_event: dict[str, Story] = {}
         self.uncovered: dict[Partition, list[Story]] = {partition: [] for partition in partitions}
 
     def publish(self, partition: Partition, position: int, event: Event) -> Story:
@@ -147,8 +152,12 @@ class Ledger:
             story.rank = len(lane.stories)
             lane.stories.append(story)
         self.stories[partition][position] = story
+        self._by_event[event.id] = story
         self.uncovered[partition].append(story)
         return story
+
+    def story(self, event: Event) -> Story:
+        return self._by_event[event.id]
 
     def _lane(self, partition: Partition, key: str | None) -> Lane | None:
         by_key = self._limits.ordering == "key"

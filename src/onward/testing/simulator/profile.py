@@ -36,6 +36,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     kills: Literal["process", "worker"]  # what dies with a killer
 
     # the broker
+    shared: bool  # partitions without owners, see onward.brokers.base.Assigned
     atomic: bool  # one transaction per settle; otherwise records, progress and removals one after the other
     metadata: int  # characters for what is done above the watermark; what is cut off at the top runs again
     receive_batch: int
@@ -51,6 +52,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 def draw(rng: Random) -> Profile:
     limits = _limits(rng)
+    shared = limits.ordering == "none" and rng.random() < 0.6
     whole = limits.ordering == "partition"  # one lane: what waits in place makes all others wait
     killers = rng.choice((0.0, 0.0, 0.02))
     stride = rng.choice((1, 1, 1_000_000))
@@ -72,7 +74,8 @@ def draw(rng: Random) -> Profile:
         attempts=rng.choice((1, 2, 3, 4)),
         delays_s=(0.0, 0.05, 0.2) if whole else rng.choice(((0.0, 0.1), (0.1, 0.5, 3.0), (2.0, 6.0))),
         timeout_s=2.0,
-        kills=rng.choice(("process", "process", "worker")),
+        kills=rng.choice(("process", "process", "worker")) if not shared else "worker",  # no start is recorded there
+        shared=shared,
         atomic=rng.random() < 0.5,
         # Too short for all intervals. Those of sparse positions need longer numbers.
         metadata=rng.choice((LIMIT_CHARS, LIMIT_CHARS, LIMIT_CHARS, 9 if stride == 1 else 14)),

@@ -7,11 +7,11 @@ import msgspec
 
 from onward.event import Partition
 from onward.flow.actions import Settlement
+from onward.testing.simulator.group import partition_of
 
 if TYPE_CHECKING:
     from onward.testing.simulator.process import Process
 
-TOPIC = "t"
 AGAIN_S = 0.5
 
 
@@ -65,7 +65,7 @@ class Settling:
         if world.profile.atomic:
             world.broker.write(process.session, request.epochs, request.kept.aside)
             lost = world.broker.commit(process.session, request.kept.progress)
-            world.broker.erase(process.session, request.epochs, list(map(_parsed, request.kept.gone)))
+            world.broker.erase(process.session, request.epochs, request.kept.gone)
             self._reply(request, lost)
         else:
             self._write(request)
@@ -86,7 +86,7 @@ class Settling:
         kept = Settlement(
             [told for told in settlement.progress if told.partition not in refused],
             [record for record in settlement.aside if record.partition not in refused],
-            [id_ for id_ in settlement.gone if _parsed(id_)[0] not in refused],
+            [id_ for id_ in settlement.gone if partition_of(id_) not in refused],
         )
         return Request(settlement, kept, refused, mode)
 
@@ -106,7 +106,7 @@ class Settling:
     def _commit(self, request: Request) -> None:
         process, world = self._process, self._process.world
         lost = world.broker.commit(process.session, request.kept.progress)
-        gone = list(map(_parsed, request.kept.gone))
+        gone = request.kept.gone
         first = world.rng.randint(0, len(gone))
 
         def rest() -> None:
@@ -145,11 +145,6 @@ class Settling:
         else:
             process.plane.settled(lost, process.at)
         process.wake()
-
-
-def _parsed(id_: str) -> tuple[Partition, int]:
-    _, index, position = id_.rsplit(":", 2)
-    return Partition(TOPIC, int(index)), int(position)
 
 
 def describe(settlement: Settlement) -> str:
