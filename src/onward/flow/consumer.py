@@ -290,15 +290,12 @@ class Consumer:
         self._wake.set()
 
     async def _settle(self, subscription: Subscription, settlement: Settlement) -> None:
-        """Carry one settle through: repeated as it is until it is answered."""
+        """Carry one settle through: the same call again and again, until it is answered."""
         while True:
             try:
                 lost = await subscription.settle(settlement.progress, aside=settlement.aside, gone=settlement.gone)
             except AsideError as error:
-                if str(error) not in self._refused.values():  # once for each cause
-                    log.error("%s: dead letters cannot be stored; their keys wait: %s", self._handler.name, error)
-                self._refused |= {record.partition: str(error) for record in settlement.aside}
-                self.plane.aside_refused(instant())
+                self._answered(settlement, error.lost, error.partitions, str(error))
                 break
             except Closed:
                 self.plane.settled([progress.partition for progress in settlement.progress], instant())
@@ -307,16 +304,27 @@ class Consumer:
                 self._failed("settling", error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
-                self._failing.pop("settling", None)
-                for record in settlement.aside:
-                    self._refused.pop(record.partition, None)
-                self.plane.settled(lost, instant())
-                if self._handler.inbox is not None:
-                    kept = [each for each in settlement.progress if each.partition not in lost]
-                    self._handler.inbox.settled(self._handler.group, kept)
+                self._answered(settlement, lost)
                 break
         self._settling = None
         self._wake.set()
+
+    def _answered(
+        self, settlement: Settlement, lost: Sequence[Partition], refused: Sequence[Partition] = (), why: str = ""
+    ) -> None:
+        """The broker settled it, but for the partitions that are no longer ours and those whose records it refused."""
+        self._failing.pop("settling", None)
+        if refused and why not in self._refused.values():  # once for each cause
+            log.error("%s: dead letters cannot be stored; their keys wait: %s", self._handler.name, why)
+        for record in settlement.aside:
+            if record.partition in refused:
+                self._refused[record.partition] = why
+            else:
+                self._refused.pop(record.partition, None)
+        self.plane.aside_refused(refused, lost, instant())
+        if self._handler.inbox is not None:
+            settled = [each for each in settlement.progress if each.partition not in (*lost, *refused)]
+            self._handler.inbox.settled(self._handler.group, settled)
 
     def _may_start_until(self, work: Work) -> float:
         """Until when the work is ours for certain: it may wait in the engine while time passes."""

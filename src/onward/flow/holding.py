@@ -48,6 +48,8 @@ class Holding:
         self.epoch = assigned.epoch if assigned else None
 
     def _start(self, assigned: Assigned) -> None:
+        assert not assigned.shared or self.limits.ordering == "none", "only events without an order can be shared"
+        self.shared = assigned.shared
         self.tracker = Tracker(assigned.stored)
         self.room = Room(self.lanes, self.tracker)
         self.blame = Blame(assigned, self.limits.max_in_flight)
@@ -91,7 +93,7 @@ class Holding:
             self.dirty = True
             size_bytes = sum(entry.size for entry in taken)
         self.room.bytes += size_bytes
-        if self.blame.unclean or self.blame.tries:
+        if self.blame.unclean or self.blame.tries or self.shared:
             for entry in taken:
                 self.blame.arrived(entry, self.tracker.watermark)
         self._line_up(taken)
@@ -182,16 +184,20 @@ class Holding:
             filtered += unwanted
         self.reach(early.reached, now)
         for position, to, due in early.moved:
-            self.outside.move(position, to, due, now)
+            self.move(position, to, due, now)
         self.outside.turn_all(now)
         return done, filtered
 
     def move(self, position: int, to: State | None, due: float, now: float) -> None:
-        """Somebody moved or removed a record."""
-        if self.outside.reading.loaded:
-            self.outside.move(position, to, due, now)
-        else:
+        """An operator moved or removed a record."""
+        if self.shared:
+            return  # the store delivers its records itself
+        if not self.outside.reading.loaded:
             self.early.moved.append((position, to, due))
+            return
+        entry = self.outside.move(position, to, due, now)
+        if entry is not None and position in self.tracker.open:  # else it goes with the settle in flight
+            self.done(entry, now)
 
     # -- outcomes -----------------------------------------------------------------------------------------------
 
@@ -207,6 +213,9 @@ class Holding:
         self.room.bytes -= entry.size
         if tries:
             tries.pop(position, None)
+        if self.letters.doubled and position in self.letters.doubled:
+            self.letters.doubled.discard(position)
+            self.letters.remove(self.letters.id_at(position), None)
         if self.lanes.leave(entry) and outside.parking.refs:
             outside.advance(entry.delivery.event.key, now)
         if outside.postponed:
@@ -234,6 +243,8 @@ class Holding:
 
     def _in_place(self, entry: Entry, wait_s: float) -> bool:
         limits = self.limits
+        if self.shared:  # the broker stores no tries of open events here
+            return False
         if limits.ordering == "partition" or wait_s <= 0:
             return True
         full = len(self.outside.parking) >= limits.max_parked
@@ -347,14 +358,12 @@ class Holding:
             return {}
         for position, leaving in letters.leaving.items():
             if leaving.entry is not None:
-                self.tracker.done(position)
-                letters.storing += 1
+                self.tracker.leave(position)
         return dict(letters.leaving)
 
     def stored(self, posted: dict[int, Leaving], now: float) -> None:
         """These records are in the store."""
         letters, outside, dirty = self.letters, self.outside, self.dirty
-        letters.storing = 0
         if letters.refusing and (posted or not letters.leaving):
             letters.refusing = False
             self._unshelve()
@@ -368,13 +377,15 @@ class Holding:
                 outside.stored(ref, now)
         self.dirty = dirty  # that these are done was settled with them
 
-    def refused(self, posted: dict[int, Leaving], retry_at: float) -> None:
+    def refused(self, posted: dict[int, Leaving], now: float, retry_at: float) -> None:
         """These records were not stored, and nothing else of their settle was done."""
         letters = self.letters
-        letters.storing = 0
         if posted:
             letters.retry_at, letters.refusing = retry_at, True
             for entry in [entry for entry in self.blame.marking.values() if entry.ref is not None]:
                 self.shelve(entry)
-        self.tracker.reopen(leaving.entry for leaving in posted.values() if leaving.entry is not None)
+        self.tracker.reopen()
+        for position, leaving in posted.items():
+            if leaving.entry is not None and position not in letters.leaving:  # an operator removed its record
+                self.done(leaving.entry, now)
         self.dirty = True

@@ -92,7 +92,7 @@ def lag_of(holding: Holding, limits: Limits, now: float) -> Lag:
         delayed=holding.room.delayed,
         parked=len(holding.outside.parking),
         parked_keys=holding.outside.parking.keys,
-        gap=sum(stop - start for start, stop in tracker.done_above()),
+        gap=tracker.gap,
         blocking=blocking,
         paused_by=fullest(holding, limits) if holding.paused else None,
     )
