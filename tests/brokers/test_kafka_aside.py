@@ -11,11 +11,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from onward.brokers.base import AsideRecord, Filter, State, Tries, record_id
+from onward.brokers.base import AsideRecord, Failure, Filter, State, Tries, record_id
 from onward.brokers.kafka.aside_log import AsideLog
 from onward.brokers.kafka.aside_topics import AsideTopics, topic_name
 from onward.brokers.kafka.record_bodies import RecordBodies
 from onward.brokers.kafka.topics import Cluster, KafkaTopic, KafkaTopics
+from onward.errors import AsideError
 from onward.event import Event, Partition
 from onward.failure.dead import DeadLetters
 from onward.settings import load
@@ -114,6 +115,25 @@ class TestMemory:
         ]
         assert found[2] == again
         assert await owner.loaded() == found[1:]
+
+
+class TestRefused:
+    @scenario(max_in_flight_bytes=1)
+    async def test_records_stored_beside_a_refused_one_of_their_partition_are_undone(self, kit: Kit) -> None:
+        """One is new and is removed again; one replaced an older record, which is brought back."""
+        owner = await Owner.of(kit, 4)
+        older = owner.record(0, State.WAITING)
+        await owner.set_aside([older], 1)
+        failure = msgspec.structs.replace(cast("Failure", owner.record(2).failure), message="x" * 500_000)
+        refused = msgspec.structs.replace(owner.record(2), failure=failure)
+        records = [owner.record(0), owner.record(1), refused]
+        harness = cast("KafkaHarness", kit.harness)
+        with harness.refuse_aside(larger_than=100_000), pytest.raises(AsideError, match="too large") as raised:
+            await owner.member.subscription.settle([owner.progress(3)], aside=records, gone=[older.id])
+        assert raised.value.partitions == (owner.partition,)
+        assert await scanned(owner.broker) == [older]
+        await owner.set_aside(records[1:2], 2)
+        assert await scanned(owner.broker) == [older, records[1]]
 
 
 class TestCount:

@@ -203,6 +203,18 @@ def test_what_was_stored_and_not_answered_is_unknown_and_what_never_left_is_refu
     play(scene())
 
 
+def test_the_fence_of_a_relay_is_not_compared(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            broker = await stage.broker()
+            assert not broker.features.fenced_publish
+            for n, fence in enumerate((4, 3)):
+                await broker.publish([event(stage.topic, "a", n)], relay=("outbox/0", fence))
+            assert stage.end() == 2
+
+    play(scene())
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from onward import settings
 from onward.brokers import open_broker
+from onward.brokers.kafka.group_consumer import GroupConsumer
 from onward.clock import now
 from onward.testing.harness import Process
 from tests.brokers.kafka import KafkaHarness, harness
@@ -130,6 +132,37 @@ def test_a_member_that_is_cut_off_is_sure_of_nothing_once_another_has_its_partit
                 await cut_off.hold(1)
                 assert may_start()
                 await away.close()
+
+    play(scene())
+
+
+@pytest.mark.slow
+def test_while_a_member_is_not_sure_it_receives_no_events(
+    harness: KafkaHarness, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread stands still for a while, as in a suspended process, and the coordinator accepts nothing afterwards.
+    What was read ahead may belong to another member by then."""
+
+    async def scene() -> None:
+        async with staged(harness, lease_s=SESSION_S) as stage:
+            await stage.publish(50)
+            member = await stage.member()
+            while not member.deliveries:
+                await member.receive(limit=1)
+            kafka_server.pause()
+            try:
+                with monkeypatch.context() as patch:
+                    patch.setattr(GroupConsumer, "poll", lambda _: time.sleep(SESSION_S / 4))
+                    await asyncio.sleep(SESSION_S / 3)
+                await until(lambda: member.subscription.sure_until() < now())
+                before = len(member.deliveries)
+                for _ in range(3):
+                    await member.receive(wait_s=0.1)
+                assert len(member.deliveries) == before
+            finally:
+                kafka_server.resume()
+            await member.until(lambda: set(member.values) == set(range(50)), within_s=60.0)
+            assert list(dict.fromkeys(member.values)) == [*range(50)]
 
     play(scene())
 

@@ -13,8 +13,8 @@ from onward import Event
 from onward.brokers.base import Broker, Fenced
 from onward.brokers.kafka.commits import Commits
 from onward.clock import now
-from onward.errors import BrokerError, PartitionsDiffer, PublishError
-from onward.event import Partition
+from onward.errors import Backlogged, BrokerError, PartitionsDiffer, PublishError
+from onward.event import Partition, new_id
 from onward.testing.harness import event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, running, staged, until
@@ -215,6 +215,30 @@ def test_a_broker_that_stands_still_is_waited_for_no_longer_than_told(
             await after.quiet()
 
     play(scene())
+
+
+def test_events_that_wait_for_a_broker_are_bounded_in_bytes(harness: KafkaHarness, kafka_server: KafkaServer) -> None:
+    async def scene() -> None:
+        async with staged(harness, publish_timeout_s=5.0, max_outgoing_bytes=10_000) as stage:
+            broker = await stage.broker()
+            await broker.publish([event(stage.topic, "a", 0)])
+            kafka_server.pause()
+            try:
+                waiting = [asyncio.create_task(broker.publish([_large(stage.topic)])) for _ in range(3)]
+                await asyncio.sleep(0)  # one is being sent, two wait
+                with pytest.raises(Backlogged, match="raise max_outgoing_bytes=10,000") as raised:
+                    await broker.publish([_large(stage.topic)])
+                assert len(raised.value.refused) == 1
+            finally:
+                kafka_server.resume()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await broker.publish([_large(stage.topic)])
+
+    play(scene())
+
+
+def _large(topic: str) -> Event:
+    return Event(new_id(), topic, "a", b"x" * 5_000)
 
 
 async def _until_published(broker: Broker, events: list[Event]) -> None:
