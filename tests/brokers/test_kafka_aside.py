@@ -1,4 +1,4 @@
-"""The aside on Kafka: what is in memory, and what is in its topic and should not be."""
+"""The aside on Kafka: what it keeps in memory, and foreign or missing entries of its topic."""
 
 import asyncio
 import time
@@ -201,7 +201,7 @@ class TestRemoved:
 
 
 def _delete(harness: KafkaHarness, place: TopicPartition) -> None:
-    """As soon as the log has heard that records may be deleted from it."""
+    """As soon as the log follows its new setting, which allows it."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -262,7 +262,7 @@ class LateTopics:
     """The node that is asked does not know of the topic yet."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, int]] = []
+        self.created: list[tuple[str, int]] = []
 
     def described(self, name: str) -> None:
         return None
@@ -271,7 +271,7 @@ class LateTopics:
         return KafkaTopic(name, "log", 4)
 
     def create(self, name: str, partitions: int, config: dict[str, str]) -> KafkaTopic:
-        self.made.append((name, partitions))
+        self.created.append((name, partitions))
         return KafkaTopic(name, "log", partitions)
 
 
@@ -279,4 +279,4 @@ def test_a_topic_that_its_node_does_not_show_yet_gets_its_aside() -> None:
     topics = LateTopics()
     asides = AsideTopics(cast("KafkaTopics", topics), load("kafka://localhost:1"), GROUP)
     assert asides.prepare("orders", 3), "its new owner would not mark it as its own"
-    assert topics.made == [(topic_name(GROUP, "orders"), 4)]
+    assert topics.created == [(topic_name(GROUP, "orders"), 4)]

@@ -1,4 +1,4 @@
-"""The decisions of the Kafka broker that need no Kafka."""
+"""Decisions of the Kafka broker that need no Kafka."""
 
 import asyncio
 import subprocess
@@ -209,7 +209,7 @@ def test_a_wrong_secret_is_not_in_the_error() -> None:
     assert "secret" not in str(raised.value)
 
 
-# What is decoded, and when
+# What is decoded when
 
 
 @pytest.mark.parametrize(
@@ -228,6 +228,6 @@ def test_headers_are_the_same_before_and_after_the_rest_is_decoded(headers: Any,
     assert event.headers == event.whole().headers == own
 
 
-def test_a_setting_of_the_producer_that_cannot_be_is_refused_before_anything_is_published() -> None:
+def test_an_invalid_setting_of_the_producer_is_refused_before_anything_is_published() -> None:
     with pytest.raises(BadSetting, match="Invalid value"):
         asyncio.run(open_broker(settings.load("kafka://127.0.0.1:9?linger.ms=abc")))

@@ -1,4 +1,4 @@
-"""Members of a group that are killed with kill -9, or come and go, under load. ONWARD_TORTURE_S=60: for a minute."""
+"""Members of a group that are killed with kill -9, or join and leave, under load. ONWARD_TORTURE_S=60: for a minute."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ def test_members_killed_every_few_seconds_lose_and_invert_nothing(harness: Kafka
 
 
 class Coming(Process):
-    """One of the members that come and go."""
+    """One of the members that join and leave."""
 
     def __init__(self, kit: Kit, effects: Path) -> None:
         task = {"url": kit.harness.url, "settings": kit.options, "topic": kit.topic, "group": "group"}
@@ -79,7 +79,7 @@ class Coming(Process):
         return self._up.done()
 
     def leave(self) -> None:
-        """As a deploy would have it."""
+        """As in a deploy."""
         os.kill(self.pid, signal.SIGTERM)
 
     def left(self, within_s: float) -> int:
@@ -101,8 +101,8 @@ def read(effects: Path) -> list[Done]:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 200)
 def test_ten_members_that_come_and_go_lose_and_invert_nothing(harness: KafkaHarness) -> None:
-    """Clean joins and stops only: what a member has begun it ends, and says so, before it gives a partition up. On a
-    busy machine that may take longer than the group waits; then it is repeated."""
+    """Clean joins and stops only: a member finishes and settles what it has started before it gives a partition up.
+    On a busy machine that may take longer than the group waits; then events are repeated."""
     kit = Kit(harness, {"partitions": 20, "publish_timeout_s": 60.0, "lease_s": 10.0})
     path, rng = harness.folder / "effects", random.Random()
 
