@@ -332,8 +332,8 @@ def test_trap_7_a_partition_revoked_before_it_was_announced_goes_back_as_it_came
 
 
 def test_trap_7_a_member_that_leaves_during_a_rebalance_delays_no_other(harness: KafkaHarness) -> None:
-    """Until all have joined again, the coordinator does not read what the second one sends. If it missed that the member
-    leaves, the others would wait for a whole session."""
+    """Until all have joined again, the coordinator does not read what the second one sends. If it missed that this
+    member leaves, the others would wait for a whole session."""
 
     async def scene() -> None:
         options = {"lease_s": 60.0, "heartbeat.interval.ms": 300}
