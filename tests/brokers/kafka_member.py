@@ -1,7 +1,7 @@
 """A member in a process of its own, to be stopped with SIGTERM: `python kafka_member.py TASK`.
 
-It says when it is up, writes each event that it handled to the effects file with its partition and fence, and ends when
-it is told to or when its stdin closes.
+It reports when it is up, writes each event that it handled to the effects file with its partition and fence, and ends
+on SIGTERM or when its stdin closes.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ async def main() -> None:
         os.write(effects, line.encode())
 
     running = asyncio.create_task(app.run())
-    while not app.readings():  # noqa: ASYNC110 - from then on it knows what SIGTERM means
+    while not app.readings():  # noqa: ASYNC110 - from then on it handles SIGTERM
         await asyncio.sleep(0.01)
     print(json.dumps("up"), flush=True)  # noqa: T201
     await running

@@ -1,4 +1,4 @@
-"""librdkafka's own mock cluster: a broker on loopback that answers with the errors it is told to."""
+"""librdkafka's own mock cluster: a broker on loopback that answers with the errors that a test asks for."""
 
 import ctypes
 from collections.abc import Iterator

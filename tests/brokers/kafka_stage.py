@@ -1,4 +1,4 @@
-"""What the tests of the Kafka broker play on: a topic of one partition on the real broker, and what its group says."""
+"""What the tests of the Kafka broker share: a topic of one partition on a real broker, and its group's commits."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from tests.brokers.kafka import KafkaHarness
 
 
 class Stage:
-    """One topic of one partition unless told otherwise, on the real broker."""
+    """One topic on the real broker, of one partition by default."""
 
     def __init__(self, harness: KafkaHarness, **options: Any) -> None:
         self.harness = harness
@@ -50,7 +50,7 @@ class Stage:
         return Onward(self.harness.url, **(self.options | options))
 
     async def letters(self) -> list[AsideRecord]:
-        """What stands aside, by position."""
+        """What is set aside, by position."""
         broker = await self.broker()
         return sorted(
             (await broker.aside(self.group).scan(Filter(), None, 1_000)).records, key=lambda each: each.position
@@ -66,7 +66,7 @@ class Stage:
         try:
             found = self._watcher.committed(places, 30)
         except KafkaException:
-            return {}  # the coordinator has only just begun
+            return {}  # the coordinator has only just started
         return {place.partition: (place.offset, place.metadata or "") for place in found if place.offset >= 0}
 
     def watermark(self, index: int = 0) -> int | None:

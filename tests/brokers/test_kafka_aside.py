@@ -1,4 +1,4 @@
-"""The aside on Kafka: what is in memory, and what is in its topic and should not be."""
+"""The aside on Kafka: what it keeps in memory, and foreign or missing entries of its topic."""
 
 import asyncio
 import time
@@ -11,11 +11,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from onward.brokers.base import AsideRecord, Filter, State, Tries, record_id
+from onward.brokers.base import AsideRecord, Failure, Filter, State, Tries, record_id
 from onward.brokers.kafka.aside_log import AsideLog
 from onward.brokers.kafka.aside_topics import AsideTopics, topic_name
 from onward.brokers.kafka.record_bodies import RecordBodies
 from onward.brokers.kafka.topics import Cluster, KafkaTopic, KafkaTopics
+from onward.errors import AsideError
 from onward.event import Event, Partition
 from onward.failure.dead import DeadLetters
 from onward.settings import load
@@ -116,6 +117,25 @@ class TestMemory:
         assert await owner.loaded() == found[1:]
 
 
+class TestRefused:
+    @scenario(max_in_flight_bytes=1, **{"batch.num.messages": 1})
+    async def test_records_stored_beside_a_refused_one_of_their_partition_are_undone(self, kit: Kit) -> None:
+        """One is new and is removed again; one replaced an older record, which is brought back."""
+        owner = await Owner.of(kit, 4)
+        older = owner.record(0, State.WAITING)
+        await owner.set_aside([older], 1)
+        failure = msgspec.structs.replace(cast("Failure", owner.record(2).failure), message="x" * 500_000)
+        refused = msgspec.structs.replace(owner.record(2), failure=failure)
+        records = [owner.record(0), owner.record(1), refused]
+        harness = cast("KafkaHarness", kit.harness)
+        with harness.refuse_aside(larger_than=100_000), pytest.raises(AsideError, match="too large") as raised:
+            await owner.member.subscription.settle([owner.progress(3)], aside=records, gone=[older.id])
+        assert raised.value.partitions == (owner.partition,)
+        assert await scanned(owner.broker) == [older]
+        await owner.set_aside(records[1:2], 2)
+        assert await scanned(owner.broker) == [older, records[1]]
+
+
 class TestCount:
     @scenario(max_in_flight_bytes=1)
     async def test_the_dead_are_counted_without_being_read(self, kit: Kit) -> None:
@@ -181,7 +201,7 @@ class TestRemoved:
 
 
 def _delete(harness: KafkaHarness, place: TopicPartition) -> None:
-    """As soon as the log has heard that records may be deleted from it."""
+    """As soon as the log follows its new setting, which allows it."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -242,7 +262,7 @@ class LateTopics:
     """The node that is asked does not know of the topic yet."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[str, int]] = []
+        self.created: list[tuple[str, int]] = []
 
     def described(self, name: str) -> None:
         return None
@@ -251,7 +271,7 @@ class LateTopics:
         return KafkaTopic(name, "log", 4)
 
     def create(self, name: str, partitions: int, config: dict[str, str]) -> KafkaTopic:
-        self.made.append((name, partitions))
+        self.created.append((name, partitions))
         return KafkaTopic(name, "log", partitions)
 
 
@@ -259,4 +279,4 @@ def test_a_topic_that_its_node_does_not_show_yet_gets_its_aside() -> None:
     topics = LateTopics()
     asides = AsideTopics(cast("KafkaTopics", topics), load("kafka://localhost:1"), GROUP)
     assert asides.prepare("orders", 3), "its new owner would not mark it as its own"
-    assert topics.made == [(topic_name(GROUP, "orders"), 4)]
+    assert topics.created == [(topic_name(GROUP, "orders"), 4)]

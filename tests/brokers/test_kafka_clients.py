@@ -1,4 +1,4 @@
-"""Side by side with other clients of Kafka, and the ways to share that its own settings give."""
+"""Together with other Kafka clients, and with Kafka's other ways to share partitions."""
 
 import asyncio
 import threading
@@ -63,7 +63,7 @@ def test_other_clients_read_our_events_as_cloud_events(harness: KafkaHarness) ->
 
 
 def test_contract_13_after_a_refusal_nothing_later_of_the_key_is_accepted(harness: KafkaHarness) -> None:
-    """One event in the midst is too large for the topic, whatever batches they travel in."""
+    """One event in the middle is too large for the topic, whatever batches they are sent in."""
 
     async def scene() -> None:
         async with staged(harness) as stage:
@@ -89,8 +89,8 @@ def test_contract_13_after_a_refusal_nothing_later_of_the_key_is_accepted(harnes
     play(scene())
 
 
-def test_contract_13_a_refused_event_takes_down_what_follows_it_and_nothing_else(harness: KafkaHarness) -> None:
-    """The broker refuses one event alone: what came before it is accepted, and what follows it in its key is not."""
+def test_contract_13_a_refused_event_stops_later_events_of_its_key_and_nothing_else(harness: KafkaHarness) -> None:
+    """The broker refuses one event alone: earlier events are accepted, later ones of its key are not."""
 
     async def scene() -> None:
         async with staged(harness, partitions=2) as stage:
@@ -116,7 +116,7 @@ def test_contract_13_a_refused_event_takes_down_what_follows_it_and_nothing_else
 
 
 def test_one_event_too_large_fails_none_of_its_neighbours(harness: KafkaHarness) -> None:
-    """Of many calls that travel together: whatever batches they are in, each answers for its own events alone."""
+    """Many calls are sent together: whatever batches they are in, each call fails for its own events alone."""
 
     async def scene() -> None:
         async with staged(harness, partitions=3) as stage:
@@ -151,7 +151,7 @@ def test_one_event_too_large_fails_none_of_its_neighbours(harness: KafkaHarness)
     play(scene())
 
 
-def test_many_events_too_large_are_told_from_the_others(harness: KafkaHarness) -> None:
+def test_many_events_too_large_are_found_among_the_others(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, partitions=2) as stage:
             await stage.publish(1)
@@ -170,10 +170,10 @@ def test_many_events_too_large_are_told_from_the_others(harness: KafkaHarness) -
     play(scene())
 
 
-def test_what_was_stored_and_not_answered_is_unknown_and_what_never_left_is_refused(
+def test_an_event_stored_without_an_answer_is_unknown_and_one_never_sent_is_refused(
     harness: KafkaHarness, kafka_server: KafkaServer
 ) -> None:
-    """The first waits to be sent again when its time is over; the second is published while nobody is to be reached."""
+    """The first waits to be sent again when its time is over; the second is published while the broker is away."""
 
     async def scene() -> None:
         with kafka_server.proxy() as proxy:
@@ -203,6 +203,18 @@ def test_what_was_stored_and_not_answered_is_unknown_and_what_never_left_is_refu
     play(scene())
 
 
+def test_the_fence_of_a_relay_is_not_compared(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            broker = await stage.broker()
+            assert not broker.features.fenced_publish
+            for n, fence in enumerate((4, 3)):
+                await broker.publish([event(stage.topic, "a", n)], relay=("outbox/0", fence))
+            assert stage.end() == 2
+
+    play(scene())
+
+
 @pytest.mark.parametrize(
     "client",
     [
@@ -212,7 +224,7 @@ def test_what_was_stored_and_not_answered_is_unknown_and_what_never_left_is_refu
     ],
     ids=["range", "roundrobin", "kip-848"],
 )
-def test_other_ways_to_share_by_setting(harness: KafkaHarness, client: dict[str, str]) -> None:
+def test_other_ways_to_share_partitions(harness: KafkaHarness, client: dict[str, str]) -> None:
     async def scene() -> None:
         async with staged(harness, partitions=4, client=client) as stage:
             broker = await stage.broker()
@@ -250,18 +262,18 @@ def test_a_static_member_that_comes_back_keeps_its_partitions(harness: KafkaHarn
     play(scene())
 
 
-def test_what_a_producer_counts_does_not_pile_up_while_nothing_is_published(
+def test_statistics_of_the_producer_do_not_pile_up_while_nothing_is_published(
     harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[str] = []
+    reports: list[str] = []
     monkeypatch.setattr("onward.brokers.kafka.producer_thread.INTERVAL_S", 0.1)
-    monkeypatch.setattr("onward.brokers.kafka.sent_counts.SentCounts.update", lambda _, text: heard.append(text))
+    monkeypatch.setattr("onward.brokers.kafka.sent_counts.SentCounts.update", lambda _, text: reports.append(text))
 
     async def scene() -> None:
         async with staged(harness) as stage:
             await stage.publish(1)
-            before = len(heard)
-            await until(lambda: len(heard) > before + 5)
+            before = len(reports)
+            await until(lambda: len(reports) > before + 5)
 
     play(scene())
 

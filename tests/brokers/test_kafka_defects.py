@@ -1,5 +1,4 @@
-"""The ten defects that were found in another consumer of Kafka that handles keys in parallel, each by its number, on a
-real broker."""
+"""Ten defects that were found in another Kafka consumer that handles keys in parallel, by number, on a real broker."""
 
 import asyncio
 import os
@@ -162,7 +161,7 @@ def test_defect_6_epochs_and_fences_grow_with_each_assignment(harness: KafkaHarn
 
 
 def in_a_process(event: Event) -> None:
-    """Dies or hangs at the first attempt, if the event says so; else it writes down what it handled."""
+    """Dies or hangs at the first attempt if a header asks for it; otherwise it writes down what it handled."""
     if current().attempt == 1 and (first := event.headers.get("first")):
         os.kill(os.getpid(), signal.SIGKILL) if first == "die" else time.sleep(60)
     with open(event.headers["effects"], "a") as effects:
@@ -223,7 +222,7 @@ def test_defect_7_a_run_over_its_time_in_a_process_is_a_dead_letter_and_its_neig
 def test_defect_8_a_worker_that_is_killed_leaves_nothing_stuck_and_the_rest_in_order(
     harness: KafkaHarness, tmp_path: Path
 ) -> None:
-    """Trap 18 too: what the dead worker had not begun is done by another, in its order."""
+    """Trap 18 too: another worker does what the dead one had not started, in order."""
 
     async def scene() -> None:
         async with staged(harness) as stage:

@@ -1,4 +1,4 @@
-"""Errors that a real broker cannot be told to make, from librdkafka's mock cluster."""
+"""Errors that a real broker cannot be made to report, from librdkafka's mock cluster."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ TOPIC = "orders"
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
-    """The mock has no controller, so it describes no topic: this one is there, and none for an aside."""
+    """The mock has no controller, so it describes no topic. This topic exists, and none for an aside."""
 
     def described(_: KafkaTopics, name: str) -> KafkaTopic | None:
         return KafkaTopic(name, "log", 1) if name == TOPIC else None
@@ -62,7 +62,7 @@ def play(cluster: MockCluster, scene: Callable[[Member], Awaitable[None]], **opt
     ],
     ids=["too large", "too large thrice", "rebalance", "coordinator moved", "coordinator away"],
 )
-def test_trap_9_a_commit_survives_what_passes(cluster: MockCluster, codes: list[int]) -> None:
+def test_trap_9_a_commit_survives_errors_that_pass(cluster: MockCluster, codes: list[int]) -> None:
     async def scene(member: Member) -> None:
         cluster.fail(OFFSET_COMMIT, *codes)
         first = member.deliveries[0]
@@ -88,7 +88,7 @@ def test_trap_8_and_9_what_is_lost_is_fenced_and_settles_nothing(cluster: MockCl
     play(cluster, scene)
 
 
-def test_trap_9_a_commit_that_is_refused_for_good_says_so(cluster: MockCluster) -> None:
+def test_trap_9_a_commit_that_is_refused_for_good_is_an_error(cluster: MockCluster) -> None:
     async def scene(member: Member) -> None:
         cluster.fail(OFFSET_COMMIT, KafkaError.GROUP_AUTHORIZATION_FAILED)
         with pytest.raises(BrokerError, match=r"orders/0: progress could not be committed: .*authorization"):

@@ -1,4 +1,4 @@
-"""What handlers may do to a consumer of Kafka: the traps of failing, by their numbers (see test_kafka_traps.py)."""
+"""What handlers may do to a Kafka consumer: the traps of failing, by number (see test_kafka_traps.py)."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.brokers.kafka_stage import play, run_until, running, staged, until
 __all__ = ["harness"]
 
 
-def test_trap_13_a_failed_event_holds_up_its_key_and_nothing_else(harness: KafkaHarness) -> None:
+def test_trap_13_a_failed_event_blocks_its_key_and_nothing_else(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             app, tried = stage.app(), list[tuple[str, bytes]]()
@@ -60,7 +60,7 @@ def test_trap_14_a_retry_that_waits_holds_no_slot(harness: KafkaHarness) -> None
     play(scene())
 
 
-def test_trap_15_a_letter_is_whole_and_only_its_key_waits_until_it_is_stored(
+def test_trap_15_a_dead_letter_is_complete_and_only_its_key_waits_until_it_is_stored(
     harness: KafkaHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
@@ -98,7 +98,7 @@ def test_trap_15_a_letter_is_whole_and_only_its_key_waits_until_it_is_stored(
     play(scene())
 
 
-def test_trap_17_the_undecodable_is_a_letter_as_raw_as_it_came(harness: KafkaHarness) -> None:
+def test_trap_17_an_undecodable_event_is_a_dead_letter_with_its_raw_bytes(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             await stage.publish(0)
@@ -125,7 +125,7 @@ def test_trap_17_the_undecodable_is_a_letter_as_raw_as_it_came(harness: KafkaHar
 @pytest.mark.parametrize(
     "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda each: type(each).__name__
 )
-def test_trap_19_whatever_a_handler_raises_resolves_its_event(harness: KafkaHarness, error: BaseException) -> None:
+def test_trap_19_any_exception_of_a_handler_resolves_its_event(harness: KafkaHarness, error: BaseException) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             app, calls = stage.app(), list[bytes]()

@@ -1,4 +1,4 @@
-"""Members whose broker is gone: a stop ends in its time, and nothing is started that another member may have."""
+"""Members whose broker is away: a stop ends in time, and nothing is started that another member may own."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from onward import settings
 from onward.brokers import open_broker
+from onward.brokers.kafka.group_consumer import GroupConsumer
 from onward.clock import now
 from onward.testing.harness import Process
 from tests.brokers.kafka import KafkaHarness, harness
@@ -23,7 +25,7 @@ from tests.servers.kafka import KafkaServer
 __all__ = ["harness"]
 
 DRAIN_S = 3.0
-STOP_S = 60.0  # the drain, 15 s to tell the group, and what a busy machine takes for both
+STOP_S = 60.0  # the drain, 15 s to leave the group, and what a busy machine takes for both
 
 
 class Program:
@@ -45,7 +47,7 @@ class Program:
         return self.effects.exists() and self.effects.stat().st_size > 0
 
     def stopped(self) -> int:
-        """Its exit code, once SIGTERM has ended it."""
+        """Its exit code, after SIGTERM has ended it."""
         os.kill(self._process.pid, signal.SIGTERM)
         return self._process.wait(STOP_S)
 
@@ -68,7 +70,7 @@ def test_a_stop_ends_though_the_broker_is_dead(
             try:
                 await until(program.has_handled)
                 kafka_server.kill()
-                await asyncio.sleep(3.0)  # what was under way finds that nobody answers
+                await asyncio.sleep(3.0)  # requests that are under way get no answer
                 code = await asyncio.to_thread(program.stopped)
             finally:
                 program.end()
@@ -78,11 +80,11 @@ def test_a_stop_ends_though_the_broker_is_dead(
     play(scene())
 
 
-SESSION_S = 10.0  # a busy machine answers within
+SESSION_S = 10.0  # long enough for a busy machine to answer
 
 
 def set_session(harness: KafkaHarness, group: str) -> None:
-    """How long a silent member is waited for under KIP-848: there the group says it, not the member."""
+    """How long the coordinator waits for a silent member under KIP-848: the group decides it, not the member."""
     change = ConfigEntry(
         "consumer.session.timeout.ms", f"{SESSION_S * 1000:.0f}", incremental_operation=AlterConfigOpType.SET
     )
@@ -94,10 +96,10 @@ def set_session(harness: KafkaHarness, group: str) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("fault", ["cut", "stall"])
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
-def test_a_member_that_is_cut_off_is_sure_of_nothing_once_another_has_its_partition(
+def test_a_member_that_is_cut_off_is_not_sure_once_another_has_its_partition(
     harness: KafkaHarness, kafka_server: KafkaServer, protocol: str, fault: str
 ) -> None:
-    """Until then it is, also while it settles nothing. When the broker is back it can have the partition again."""
+    """Until then it is sure, even if it settles nothing. When the broker is back it can own the partition again."""
 
     async def scene() -> None:
         options = {"client": {"group.protocol": protocol}, "lease_s": SESSION_S, "takeover_grace_s": 1.0}
@@ -124,7 +126,7 @@ def test_a_member_that_is_cut_off_is_sure_of_nothing_once_another_has_its_partit
                 end = now() + 2.0
                 while now() < end:
                     await asyncio.gather(cut_off.receive(wait_s=0.1), heir.receive(wait_s=0.1))
-                    assert not may_start(), "it heard of the broker, not that the partition is its own"
+                    assert not may_start(), "the broker answers, but the partition belongs to another member"
                 assert heir.assigned
                 await heir.subscription.close()
                 await cut_off.hold(1)
@@ -135,7 +137,38 @@ def test_a_member_that_is_cut_off_is_sure_of_nothing_once_another_has_its_partit
 
 
 @pytest.mark.slow
-def test_a_stopped_member_of_a_modern_group_that_goes_on_is_sure_of_nothing(harness: KafkaHarness) -> None:
+def test_while_a_member_is_not_sure_it_receives_no_events(
+    harness: KafkaHarness, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread stands still for a while, as in a suspended process, and the coordinator accepts nothing afterwards.
+    What was read ahead may belong to another member by then."""
+
+    async def scene() -> None:
+        async with staged(harness, lease_s=SESSION_S) as stage:
+            await stage.publish(50)
+            member = await stage.member()
+            while not member.deliveries:
+                await member.receive(limit=1)
+            kafka_server.pause()
+            try:
+                with monkeypatch.context() as patch:
+                    patch.setattr(GroupConsumer, "poll", lambda _: time.sleep(SESSION_S / 4))
+                    await asyncio.sleep(SESSION_S / 3)
+                await until(lambda: member.subscription.sure_until() < now())
+                before = len(member.deliveries)
+                for _ in range(3):
+                    await member.receive(wait_s=0.1)
+                assert len(member.deliveries) == before
+            finally:
+                kafka_server.resume()
+            await member.until(lambda: set(member.values) == set(range(50)), within_s=60.0)
+            assert list(dict.fromkeys(member.values)) == [*range(50)]
+
+    play(scene())
+
+
+@pytest.mark.slow
+def test_a_stopped_member_of_a_modern_group_that_goes_on_is_not_sure(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, client={"group.protocol": "consumer"}, lease_s=SESSION_S) as stage:
             set_session(harness, stage.group)

@@ -1,9 +1,9 @@
-"""Three nodes, one of them killed under load: the one that coordinates the group, one that leads a partition, one that
-is asked about topics.
+"""Three nodes, one of them killed under load: the group's coordinator, the leader of a partition, the node that answers
+requests about topics.
 
-Promised: no event that was accepted is lost, none is inverted, and publishing goes on or names what was not accepted.
-How long a cluster takes to do without a node is its own affair, and on a busy machine it takes long: ours begins when
-a bare client can publish and commit again. Where it cannot for two minutes, nothing is told of us.
+Promised: no accepted event is lost, none is inverted, and publishing goes on or names what was not accepted. A cluster
+takes a while to replace a node, and long on a busy machine. Our time starts when a bare client can publish and commit
+again. If it cannot for two minutes, the test is skipped.
 """
 
 import asyncio
@@ -50,14 +50,14 @@ def nodes() -> Iterator[KafkaCluster]:
 
 @pytest.fixture
 def cluster(nodes: KafkaCluster) -> KafkaCluster:
-    """Whole, whatever the test before has left."""
+    """Whole, whatever the previous test did."""
     nodes.heal()
     asyncio.run(of_itself(lambda: KafkaView(nodes.bootstrap).is_whole(3), "the cluster is whole"))
     return nodes
 
 
 async def turns(condition: Callable[[], bool], what: str, within_s: float) -> float:
-    """Wait until this is so, asked in a thread; answers how long that took."""
+    """Wait until this is true; returns how long that took. The condition runs in a thread."""
     started = time.monotonic()
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < started + within_s, f"not within {within_s:g} s: {what}"
@@ -73,7 +73,7 @@ async def of_itself(condition: Callable[[], bool], what: str) -> None:
 
 
 async def killed(node: KafkaServer, view: KafkaView) -> None:
-    """Answers when the cluster does without the node."""
+    """Returns when the cluster works without the node."""
     await asyncio.to_thread(node.kill)
     await of_itself(view.works, "a bare client publishes and commits")
 
@@ -135,7 +135,7 @@ class Load:
             await asyncio.sleep(0.05)
 
     async def _tried(self, batch: list[Event]) -> list[Event]:
-        """What the broker says that it has not accepted, in order."""
+        """What the broker reports as not accepted, in order."""
         started = time.monotonic()
         try:
             await self.apps[0].broker.publish(batch)
@@ -149,7 +149,7 @@ class Load:
         return []
 
     async def outlives(self, node: KafkaServer) -> float:
-        """Kill the node; answers how much later than by a bare client something was committed."""
+        """Kill the node; returns how much later than a bare client the group commits again."""
         await killed(node, self.view)
         enough = self.accepted + 10 * KEYS
         return await turns(lambda: self.view.committed(self.topic, self.group) >= enough, "commits go on", OURS_S)
@@ -199,9 +199,9 @@ async def opened(cluster: KafkaCluster) -> KafkaBroker:
     return broker
 
 
-def test_the_node_that_is_asked_about_topics_is_killed(cluster: KafkaCluster) -> None:
-    """Questions are put to one node, chosen long before, and to the leaders that were known then. None of them is
-    answered by a silence, nor by a number that no leader has told."""
+def test_the_node_that_answers_about_topics_is_killed(cluster: KafkaCluster) -> None:
+    """Requests go to one node that was chosen long before, and to the leaders of that time. Each must be answered, and
+    only with numbers that a leader reported."""
     topic, group, view = f"topic-{uuid4().hex[:8]}", f"group-{uuid4().hex[:8]}", KafkaView(cluster.bootstrap)
 
     async def scene() -> None:
@@ -215,9 +215,9 @@ def test_the_node_that_is_asked_about_topics_is_killed(cluster: KafkaCluster) ->
         await killed(cluster.node(asked), view)
         assert await asker.declare(Topology([TopicSpec(topic, PARTITIONS)]), apply=False) == []
         async with asyncio.timeout(OURS_S):
-            while (told := await undelivered(member)) is None:
+            while (found := await undelivered(member)) is None:
                 pass
-        assert told == EVENTS
+        assert found == EVENTS
         await member.subscription.close()
         await asker.close()
         await broker.close()

@@ -1,4 +1,4 @@
-"""A broker killed or paused, partitions added, a topic deleted, a pause too long: what is promised of each."""
+"""A broker killed or paused, partitions added, a topic deleted, a receive that comes too late."""
 
 import asyncio
 import logging
@@ -13,8 +13,8 @@ from onward import Event
 from onward.brokers.base import Broker, Fenced
 from onward.brokers.kafka.commits import Commits
 from onward.clock import now
-from onward.errors import BrokerError, PartitionsDiffer, PublishError
-from onward.event import Partition
+from onward.errors import Backlogged, BrokerError, PartitionsDiffer, PublishError
+from onward.event import Partition, new_id
 from onward.testing.harness import event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, running, staged, until
@@ -22,7 +22,7 @@ from tests.servers.kafka import KafkaServer
 
 __all__ = ["harness"]
 
-ANSWER_S = 20.0  # beyond its deadline, for a publish to hear its last reports on a busy machine
+ANSWER_S = 20.0  # beyond its deadline, for publish to collect its last reports on a busy machine
 RECOVERED_S = 30.0
 
 
@@ -39,7 +39,7 @@ def test_partitions_added_are_read_from_their_beginning(harness: KafkaHarness) -
             await asyncio.to_thread(producer.flush, 30)
             await member.hold(4)
             await member.take(1)
-            assert member.values == [7], "the group begins with the latest, but not in a partition that is new"
+            assert member.values == [7], "the group starts with the latest, but not in a new partition"
 
     play(scene())
 
@@ -47,7 +47,7 @@ def test_partitions_added_are_read_from_their_beginning(harness: KafkaHarness) -
 def test_partitions_added_are_not_read_unless_that_is_accepted(
     harness: KafkaHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A key may have moved to one of them while its earlier events wait in another: it would pass them."""
+    """A key may have moved to one of them while its earlier events wait in another: it would overtake them."""
 
     async def scene() -> None:
         async with staged(harness, partitions=None, client={"topic.metadata.refresh.interval.ms": 300}) as stage:
@@ -74,8 +74,8 @@ def test_partitions_added_are_not_read_unless_that_is_accepted(
     play(scene())
 
 
-def test_nobody_who_reads_brings_a_deleted_topic_back(harness: KafkaHarness) -> None:
-    """A cluster that makes topics on being asked for them by name would have it with other partitions than it had."""
+def test_a_reader_does_not_bring_a_deleted_topic_back(harness: KafkaHarness) -> None:
+    """A cluster that creates topics on demand would create it with another partition count."""
 
     async def scene() -> None:
         async with staged(harness, partitions=3, client={"topic.metadata.refresh.interval.ms": 300}) as stage:
@@ -119,7 +119,7 @@ def test_a_topic_deleted_and_made_again_is_another_log(harness: KafkaHarness) ->
     play(scene())
 
 
-def test_what_stands_still_is_committed_again_before_the_cluster_forgets_it(
+def test_progress_that_stands_still_is_committed_again_before_the_cluster_forgets_it(
     harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
@@ -144,7 +144,7 @@ def test_what_stands_still_is_committed_again_before_the_cluster_forgets_it(
     play(scene())
 
 
-def test_who_receives_again_after_too_long_a_pause_is_a_member_again(harness: KafkaHarness) -> None:
+def test_a_member_that_receives_again_after_too_long_a_pause_joins_again(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, max_poll_gap_s=3.0) as stage:
             await stage.publish(3)
@@ -179,11 +179,9 @@ def test_a_broker_that_is_killed_and_comes_back_loses_nothing(harness: KafkaHarn
     play(scene())
 
 
-def test_a_broker_that_stands_still_is_waited_for_no_longer_than_told(
-    harness: KafkaHarness, kafka_server: KafkaServer
-) -> None:
-    """While it stands, publish and settle answer by `publish_timeout_s`, and ownership is not sure any more. Once it
-    goes on, all that was accepted arrives, each key in its order, and progress is stored again."""
+def test_calls_to_a_paused_broker_end_in_their_time(harness: KafkaHarness, kafka_server: KafkaServer) -> None:
+    """While it is paused, publish and settle end by `publish_timeout_s`, and ownership is not certain. When it goes on,
+    everything that was accepted arrives, each key in order, and progress is stored again."""
 
     async def scene() -> None:
         async with staged(harness, publish_timeout_s=5.0, lease_s=1.0) as stage:
@@ -217,8 +215,32 @@ def test_a_broker_that_stands_still_is_waited_for_no_longer_than_told(
     play(scene())
 
 
+def test_events_that_wait_for_a_broker_are_bounded_in_bytes(harness: KafkaHarness, kafka_server: KafkaServer) -> None:
+    async def scene() -> None:
+        async with staged(harness, publish_timeout_s=5.0, max_outgoing_bytes=10_000) as stage:
+            broker = await stage.broker()
+            await broker.publish([event(stage.topic, "a", 0)])
+            kafka_server.pause()
+            try:
+                waiting = [asyncio.create_task(broker.publish([_large(stage.topic)])) for _ in range(3)]
+                await asyncio.sleep(0)  # one is being sent, two wait
+                with pytest.raises(Backlogged, match="raise max_outgoing_bytes=10,000") as raised:
+                    await broker.publish([_large(stage.topic)])
+                assert len(raised.value.refused) == 1
+            finally:
+                kafka_server.resume()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await broker.publish([_large(stage.topic)])
+
+    play(scene())
+
+
+def _large(topic: str) -> Event:
+    return Event(new_id(), topic, "a", b"x" * 5_000)
+
+
 async def _until_published(broker: Broker, events: list[Event]) -> None:
-    """As a caller does that wants them in order: what was not accepted comes first, again."""
+    """As a caller does that wants them in order: what was not accepted comes first."""
     left, deadline = events, time.monotonic() + RECOVERED_S
     while left:
         try:
@@ -251,11 +273,11 @@ def test_partitions_added_stop_the_publishing_or_are_accepted_by_setting(
     play(scene())
 
 
-def test_a_topic_deleted_under_a_running_application_is_told_and_its_successor_is_handled(
+def test_a_topic_deleted_under_a_running_application_is_reported_and_its_successor_is_handled(
     harness: KafkaHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What stood in the log is gone with it. The application says that it lost the partitions, and goes on with the new
-    log from its beginning, without a restart."""
+    """The application reports that it lost the partitions, and goes on with the new log from its beginning, without a
+    restart."""
 
     async def scene() -> None:
         async with staged(harness, client={"topic.metadata.refresh.interval.ms": 300}) as stage:

@@ -1,9 +1,9 @@
-"""The decisions of the Kafka broker that need no Kafka."""
+"""Decisions of the Kafka broker that need no Kafka."""
 
 import asyncio
 import subprocess
 import sys
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Message
@@ -11,10 +11,15 @@ from confluent_kafka import Message
 from onward import settings
 from onward.brokers import Scheme, open_broker
 from onward.brokers.base import Progress, Tries
+from onward.brokers.core.bell import Bell
+from onward.brokers.core.holdings import Holdings
+from onward.brokers.core.session_clock import SessionClock
 from onward.brokers.kafka import commit_metadata
 from onward.brokers.kafka.aside_topics import groups_of, topic_name, topics_of
+from onward.brokers.kafka.certainty import Certainty
 from onward.brokers.kafka.client import ClientFactory
 from onward.brokers.kafka.commit_metadata import Committed, LogBounds, TextLimit, start_point
+from onward.brokers.kafka.commits import Commits
 from onward.brokers.kafka.message import received
 from onward.errors import BadSetting, MissingExtra
 from onward.event import Partition
@@ -109,6 +114,34 @@ def test_an_aside_that_may_belong_to_another_topic_is_not_found() -> None:
     assert groups_of("y..orders", ["orders", "y..orders", both]) == ["x"]
 
 
+# Certainty
+
+
+class Answers:
+    """What the coordinator has accepted from this member."""
+
+    accepted_at = answered_at = 0.0
+    proofs = 0
+
+    def prove(self) -> None:
+        self.proofs += 1
+
+
+def test_a_member_that_is_sure_again_rings_the_bell(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = 100.0
+    monkeypatch.setattr("onward.clock.now", lambda: time)
+    answers, bell = Answers(), Bell()
+    session = SessionClock(10.0, time, reports_loss=True)
+    certainty = Certainty(session, cast("Commits", answers), Holdings(bell), max_poll_gap_s=60.0)
+    for time in (101.0, 110.0, 111.0):  # noqa: B007 - read by the clock
+        certainty.look()
+    assert answers.proofs == 2
+    assert bell.listen() == 0
+    answers.accepted_at = 110.5
+    certainty.look()
+    assert bell.listen() == 1
+
+
 # Settings
 
 
@@ -175,7 +208,7 @@ def test_a_wrong_secret_is_not_in_the_error() -> None:
     assert "secret" not in str(raised.value)
 
 
-# What is decoded, and when
+# What is decoded when
 
 
 @pytest.mark.parametrize(
@@ -194,6 +227,6 @@ def test_headers_are_the_same_before_and_after_the_rest_is_decoded(headers: Any,
     assert event.headers == event.whole().headers == own
 
 
-def test_a_setting_of_the_producer_that_cannot_be_is_refused_before_anything_is_published() -> None:
+def test_an_invalid_setting_of_the_producer_is_refused_before_anything_is_published() -> None:
     with pytest.raises(BadSetting, match="Invalid value"):
         asyncio.run(open_broker(settings.load("kafka://127.0.0.1:9?client.linger.ms=abc")))

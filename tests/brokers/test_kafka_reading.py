@@ -1,4 +1,4 @@
-"""What a partition needs to flow again after pressure, rebalances and silence, and small topics to take events."""
+"""Partitions flow again after pressure, rebalances and silence; topics with small limits take events."""
 
 import asyncio
 from concurrent.futures import Future
@@ -25,12 +25,12 @@ __all__ = ["harness"]
 
 
 def _resting(member: Member) -> int:
-    """How many partitions its reader has stopped to fetch."""
+    """How many partitions its reader has stopped fetching."""
     return len(cast("KafkaSubscription", member.subscription)._reader._stopped)
 
 
-def test_a_partition_that_rested_is_read_when_it_comes_back(harness: KafkaHarness) -> None:
-    """Paused with enough read ahead, its fetching stops; that must end with the ownership it was stopped for."""
+def test_a_partition_whose_fetching_stopped_is_read_when_it_comes_back(harness: KafkaHarness) -> None:
+    """Paused with enough read ahead, its fetching stops. That must end with the ownership."""
 
     async def scene() -> None:
         async with staged(harness, partitions=2) as stage:
@@ -59,9 +59,9 @@ def test_a_partition_that_rested_is_read_when_it_comes_back(harness: KafkaHarnes
     play(scene())
 
 
-def test_a_topic_that_takes_less_than_a_batch_takes_its_events_after_all(harness: KafkaHarness) -> None:
-    """Each event fits, but not together in one of our batches: they get smaller until they fit. Meanwhile the answers
-    for other partitions are heard, so that nobody is left in doubt about those."""
+def test_a_topic_that_takes_less_than_a_batch_takes_its_events(harness: KafkaHarness) -> None:
+    """Each event fits, but not together in one of our batches: the batches get smaller until they fit. Meanwhile the
+    answers for other partitions are collected, so that none of their events is unknown."""
 
     async def scene() -> None:
         async with staged(harness, partitions=2, publish_timeout_s=8.0) as stage:
@@ -90,7 +90,7 @@ def test_a_topic_that_takes_less_than_a_batch_takes_its_events_after_all(harness
     play(scene())
 
 
-def test_lag_that_cannot_be_told_is_a_broker_error_and_is_told_again(
+def test_lag_that_is_unknown_is_a_broker_error_until_it_is_known_again(
     harness: KafkaHarness, kafka_server: KafkaServer
 ) -> None:
     async def scene() -> None:
@@ -109,10 +109,10 @@ def test_lag_that_cannot_be_told_is_a_broker_error_and_is_told_again(
 
 
 class Silent:
-    """An admin client whose leaders never answer, and who asks for others only when it is told to."""
+    """An admin client whose leaders never answer, and that looks for others only when metadata is requested."""
 
     def __init__(self, answer: int | None) -> None:
-        self._answer = answer  # what librdkafka says in their place
+        self._answer = answer  # what librdkafka reports instead
         self.looked = 0
 
     def list_offsets(self, asked: dict[Any, Any], **_: Any) -> dict[Any, "Future[Any]"]:
@@ -124,7 +124,7 @@ class Silent:
 
     def list_topics(self, timeout: float) -> None:
         self.looked += 1
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # nor does anybody else, and that is no other matter
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # no other node answers either
 
 
 @pytest.mark.parametrize(
@@ -137,4 +137,4 @@ def test_a_leader_that_never_answers_is_a_broker_error(
     monkeypatch.setattr(log_offsets, "ASK_S", 0.01)
     with pytest.raises(BrokerError, match=why):
         log_offsets.offsets(admin, [Partition("t", 0)], OffsetSpec.latest())
-    assert admin.looked, "whoever asks next would ask the same leader"
+    assert admin.looked, "the next request would go to the same leader"

@@ -1,5 +1,4 @@
-"""A topic deleted and made anew, a clock that was ahead: what stood aside is not lost, and keeps nothing new from its
-handlers."""
+"""A topic deleted and created again, a clock that was ahead: records are not lost, and hold back no new event."""
 
 import asyncio
 import time
@@ -24,7 +23,7 @@ _DAY_S = 86_400.0
 
 
 def set_aside(member: Member, group: str, at: int, state: State) -> AsideRecord:
-    """The record of what the member received at this place."""
+    """The record of the delivery at this place."""
     delivery = member.deliveries[at]
     return make_record(delivery, member.assigned[delivery.partition].log_id, state, group=group)
 
@@ -32,7 +31,7 @@ def set_aside(member: Member, group: str, at: int, state: State) -> AsideRecord:
 def test_a_clock_that_was_ahead_voids_no_record_of_a_later_owner(
     harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group's offsets are reset, and with them goes the number of the owner whose clock was ahead."""
+    """The group's offsets are reset, and with them the fence of the owner whose clock was ahead is lost."""
 
     async def scene() -> None:
         async with staged(harness) as stage:
@@ -58,8 +57,8 @@ def test_a_clock_that_was_ahead_voids_no_record_of_a_later_owner(
     play(scene())
 
 
-def make_anew(harness: KafkaHarness, topic: str) -> None:
-    """Delete the topic, and make it again as soon as the cluster takes it."""
+def recreate(harness: KafkaHarness, topic: str) -> None:
+    """Delete the topic, and create it again as soon as the cluster allows it."""
     harness.admin.delete_topics([topic])[topic].result(30)
     deadline = time.monotonic() + 20.0
     while True:
@@ -72,10 +71,10 @@ def make_anew(harness: KafkaHarness, topic: str) -> None:
             return
 
 
-def test_what_waited_in_a_former_log_keeps_no_new_event_from_its_handler_and_is_a_dead_letter(
+def test_a_record_that_waited_in_a_former_log_becomes_a_dead_letter_and_holds_back_no_new_event(
     harness: KafkaHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Records go by their position, and the new log has the same positions."""
+    """Records are known by their position, and the new log has the same positions."""
 
     async def scene() -> None:
         async with staged(harness, partitions=None, **_SOON) as stage:
@@ -87,7 +86,7 @@ def test_what_waited_in_a_former_log_keeps_no_new_event_from_its_handler_and_is_
             await first.subscription.settle(first.progress(), aside=old)
             await first.release(list(first.assigned))
             await first.subscription.close()
-            await asyncio.to_thread(make_anew, harness, stage.topic)
+            await asyncio.to_thread(recreate, harness, stage.topic)
             await (await stage.broker()).publish([event(stage.topic, f"new-{n}", n) for n in range(10, 16)])
             app, handled = stage.app(), list[bytes]()
 
@@ -113,21 +112,21 @@ def test_what_waited_in_a_former_log_keeps_no_new_event_from_its_handler_and_is_
     play(scene())
 
 
-def make_anew_and_longer(harness: KafkaHarness, topic: str) -> None:
-    """So soon that nobody who reads sees the log without his place in it."""
+def recreate_longer(harness: KafkaHarness, topic: str) -> None:
+    """So soon that no reader sees the log without its position in it."""
     producer = Producer({"bootstrap.servers": harness.bootstrap, "linger.ms": 0})
     producer.list_topics(topic, 30)
-    make_anew(harness, topic)
+    recreate(harness, topic)
     for n in range(100, 160):
         producer.produce(topic, b"%d" % n, b"a", 0)
     assert producer.flush(20) == 0
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_a_topic_made_anew_under_a_member_is_read_from_its_beginning_though_it_is_longer(
+def test_a_topic_recreated_under_a_member_is_read_from_its_beginning_even_if_it_is_longer(
     harness: KafkaHarness, start: str
 ) -> None:
-    """The reader's place is in the new log too, so nothing fails."""
+    """The reader's position exists in the new log too, so nothing fails."""
 
     async def scene() -> None:
         async with staged(harness, client={"fetch.error.backoff.ms": 3_000}) as stage:
@@ -137,7 +136,7 @@ def test_a_topic_made_anew_under_a_member_is_read_from_its_beginning_though_it_i
             await member.until(lambda: 19 in member.values)
             await member.settle()
             (before,) = member.assigned.values()
-            await asyncio.to_thread(make_anew_and_longer, harness, stage.topic)
+            await asyncio.to_thread(recreate_longer, harness, stage.topic)
             await member.until(lambda: set(member.values) >= set(range(100, 160)))
             (after,) = member.assigned.values()
             assert after.log_id != before.log_id

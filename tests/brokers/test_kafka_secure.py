@@ -20,7 +20,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.needs import JAVA
 from tests.servers.server import free_port
 
-SECRET = "s3/cret@p?a#ss"  # with all that means something in a URL
+SECRET = "s3/cret@p?a#ss"  # with every character that has a meaning in a URL
 _JAAS = "org.apache.kafka.common.security"
 SECURE = """
 listener.name.secure.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,OAUTHBEARER
@@ -35,7 +35,7 @@ unsecuredLoginStringClaim_sub="ann";
 
 
 class SecureKafka(KafkaServer):
-    """One more listener, for those who know the password."""
+    """One more listener, which needs a password."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_a_wrong_password_is_an_error_that_does_not_print_it(
         started = time.monotonic()
         with pytest.raises(BrokerError, match=r"(?i)authentication") as raised:
             await broker.publish([event("secure-no", "k", 1)])
-        assert time.monotonic() - started < 40, "it was waited for, though the answer was no"
+        assert time.monotonic() - started < 40, "it waited although the answer was no"
         assert "wr0ng-pass" not in str(raised.value)
         await broker.close()
 

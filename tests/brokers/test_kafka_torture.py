@@ -1,4 +1,4 @@
-"""Members of a group that are killed with kill -9, or come and go, under load, for ONWARD_STORM_S seconds."""
+"""Members of a group that are killed with kill -9, or join and leave, under load, for ONWARD_STORM_S seconds."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def test_members_killed_every_few_seconds_lose_and_invert_nothing(harness: Kafka
 
 
 class Coming(Process):
-    """One of the members that come and go."""
+    """One of the members that join and leave."""
 
     def __init__(self, kit: Kit, effects: Path) -> None:
         task = {"url": kit.harness.url, "settings": kit.options, "topic": kit.topic, "group": "group"}
@@ -80,7 +80,7 @@ class Coming(Process):
         return self._up.done()
 
     def leave(self) -> None:
-        """As a deploy would have it."""
+        """As in a deploy."""
         os.kill(self.pid, signal.SIGTERM)
 
     def left(self, within_s: float) -> int:
@@ -103,8 +103,8 @@ def read(effects: Path) -> list[Done]:
 @pytest.mark.storm
 @pytest.mark.timeout(STORM_S + 200)
 def test_ten_members_that_come_and_go_lose_and_invert_nothing(harness: KafkaHarness) -> None:
-    """Clean joins and stops only: what a member has begun it ends, and says so, before it gives a partition up. On a
-    busy machine that may take longer than the group waits; then it is repeated."""
+    """Clean joins and stops only: a member finishes and settles what it has started before it gives a partition up.
+    On a busy machine that may take longer than the group waits; then events are repeated."""
     kit = Kit(harness, {"partitions": 20, "publish_timeout_s": 60.0, "lease_s": 10.0})
     path, rng = harness.folder / "effects", random.Random()
 

@@ -1,7 +1,7 @@
-"""The traps of consuming Kafka key by key, by their numbers, on a real broker; and where each of them is proved.
+"""The traps of consuming Kafka key by key, by number, on a real broker; and where each one is tested.
 
 Defects of another consumer: all by their numbers in test_kafka_defects.py
-   1 a single attempt             6 epochs that begin anew
+   1 a single attempt             6 epochs that start over
    2 a log that begins above 0    7 a timeout in a process
    3 transaction markers          8 a worker that is killed
    4 a store that refuses         9 large batches
@@ -9,14 +9,14 @@ Defects of another consumer: all by their numbers in test_kafka_defects.py
 Traps: here unless a file is named
    1 offsets with holes           test_trap_1 (compaction), test_defect_2 (retention), test_defect_3 (markers, aborts)
    2 commit what is done          test_trap_2
-   3 restore                      test_trap_3, three tests; a map with holes: flow/test_traps.py, test_trap_03
+   3 restore                      test_trap_3, three tests; done-above with holes: flow/test_traps.py, test_trap_03
    4 skip at intake               test_trap_4, test_defect_5
    5 epochs                       test_trap_5, test_defect_6; at dispatch: flow/test_traps.py, test_trap_05
    6 a stale run                  test_trap_6
    7 revoke                       test_trap_7; under load: test_kafka_torture.py, test_ten_members
    8 lost is not revoked          test_kafka_faults.py, test_trap_8_and_9
    9 commit errors                test_kafka_faults.py, test_trap_9; a coordinator that is killed: test_kafka_nodes.py
-                                  commits that age: test_kafka_outages.py, test_what_stands_still
+                                  commits that age: test_kafka_outages.py, test_progress_that_stands_still
   10 too much for a commit        test_trap_10
   11 foreign metadata             test_trap_11
   12 polling while paused         test_trap_12; what arrives while paused: flow/test_traps.py, test_trap_12
@@ -62,7 +62,7 @@ def test_trap_1_a_compacted_log_is_committed_to_its_end(harness: KafkaHarness) -
             harness.admin.create_topics([new])[stage.topic].result(30)
             left: list[int] = []
             broker, deadline = await stage.broker(), time.monotonic() + 30
-            while left == [*range(len(left))]:  # until the cleaner has made holes, behind the first, which stays
+            while left == [*range(len(left))]:  # until the cleaner has left holes behind the first event, which stays
                 assert time.monotonic() < deadline, "nothing was compacted"
                 keys = [f"once-{time.monotonic()}", *["often"] * 9]
                 await broker.publish([event(stage.topic, key, n) for n, key in enumerate(keys)])
@@ -93,8 +93,8 @@ def _offsets(harness: KafkaHarness, topic: str) -> list[int]:
     return found
 
 
-def test_trap_2_what_is_committed_is_done_never_only_seen(harness: KafkaHarness) -> None:
-    """Twenty events run at once and end in a random order: the commit follows the lowest that has not."""
+def test_trap_2_what_is_committed_is_done_not_only_delivered(harness: KafkaHarness) -> None:
+    """Twenty events run at once and end in a random order: the commit follows the lowest open one."""
 
     async def scene() -> None:
         async with staged(harness) as stage:
@@ -120,7 +120,7 @@ def test_trap_2_what_is_committed_is_done_never_only_seen(harness: KafkaHarness)
     play(scene())
 
 
-def test_trap_3_a_rewind_replays_and_a_map_of_another_offset_counts_for_nothing(harness: KafkaHarness) -> None:
+def test_trap_3_a_rewind_replays_and_metadata_of_another_offset_does_not_count(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             await stage.publish(10)
@@ -159,7 +159,9 @@ def test_trap_3_an_offset_beyond_the_log_is_no_reason_to_skip(
         play(scene())
 
 
-def test_trap_3_what_retention_took_is_told(harness: KafkaHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_trap_3_events_removed_by_retention_are_reported(
+    harness: KafkaHarness, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             await stage.publish(10)
@@ -178,7 +180,7 @@ def test_trap_3_what_retention_took_is_told(harness: KafkaHarness, caplog: pytes
         play(scene())
 
 
-def test_trap_4_what_the_map_says_is_done_is_skipped_at_intake_and_counted(harness: KafkaHarness) -> None:
+def test_trap_4_events_done_by_the_metadata_are_skipped_at_intake_and_counted(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             await stage.publish(10, keys=10)
@@ -202,7 +204,9 @@ def test_trap_4_what_the_map_says_is_done_is_skipped_at_intake_and_counted(harne
     play(scene())
 
 
-def test_trap_5_what_comes_again_has_a_newer_epoch_and_the_older_one_settles_nothing(harness: KafkaHarness) -> None:
+def test_trap_5_a_partition_that_comes_again_has_a_newer_epoch_and_the_older_one_settles_nothing(
+    harness: KafkaHarness,
+) -> None:
     async def scene() -> None:
         async with staged(harness, max_poll_gap_s=3.0) as stage:
             await stage.publish(3)
@@ -222,7 +226,7 @@ def test_trap_5_what_comes_again_has_a_newer_epoch_and_the_older_one_settles_not
     play(scene())
 
 
-def test_trap_6_a_run_that_outlives_its_ownership_keeps_its_key_to_itself(harness: KafkaHarness) -> None:
+def test_trap_6_a_run_that_outlives_its_ownership_blocks_its_key_in_its_process(harness: KafkaHarness) -> None:
     """A partition goes to another member while its handlers run, and comes back while they still do."""
 
     async def scene() -> None:
@@ -255,7 +259,7 @@ def test_trap_6_a_run_that_outlives_its_ownership_keeps_its_key_to_itself(harnes
                 behind = [Event(new_id(), stage.topic, f"behind-{n}", b"behind") for n in range(8)]
                 await (await stage.broker()).publish(behind)
                 await until(lambda: len(runs) == 16)  # they start after what came before them, if that may start
-                assert not any(len(fences) > 1 for fences in runs.values()), "begun beside its own stale run"
+                assert not any(len(fences) > 1 for fences in runs.values()), "started beside its own stale run"
                 ended.set()
                 await until(lambda: sum((stage.watermark(index) or 0) for index in (0, 1)) == 16)
             assert most == 1
@@ -293,11 +297,11 @@ def test_trap_7_a_clean_rebalance_repeats_nothing_and_the_others_flow_meanwhile(
     play(scene())
 
 
-def test_trap_7_what_is_asked_back_before_it_was_told_of_goes_back_as_it_came(
+def test_trap_7_a_partition_revoked_before_it_was_announced_goes_back_as_it_came(
     harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member's first commits wait in its queue while the partition is given to another: they must not go out then,
-    for the coordinator would take them and set the other's progress back."""
+    """A member's first commits wait in its queue while the partition goes to another member. They must not be sent
+    then: the coordinator would accept them and set the other's progress back."""
     slow: list[Commits] = []
     work = Commits.work
 
@@ -327,9 +331,9 @@ def test_trap_7_what_is_asked_back_before_it_was_told_of_goes_back_as_it_came(
     play(scene())
 
 
-def test_trap_7_a_member_that_leaves_while_the_group_forms_anew_holds_nobody_up(harness: KafkaHarness) -> None:
-    """Until all have joined again the coordinator reads nothing that the second one sends. If that went without being
-    heard, the others would wait for it as long as a session."""
+def test_trap_7_a_member_that_leaves_during_a_rebalance_delays_no_other(harness: KafkaHarness) -> None:
+    """Until all have joined again, the coordinator does not read what the second one sends. If it missed that this
+    member leaves, the others would wait for a whole session."""
 
     async def scene() -> None:
         options = {"lease_s": 60.0, "client": {"heartbeat.interval.ms": 300}}
@@ -353,7 +357,7 @@ def test_trap_7_a_member_that_leaves_while_the_group_forms_anew_holds_nobody_up(
 
 
 def test_trap_10_what_a_commit_cannot_hold_throttles_that_partition_only(harness: KafkaHarness) -> None:
-    """Half of 130,000 positions done, at random: more than 4,096 characters can say."""
+    """Half of 130,000 positions are done, at random: too much for 4,096 characters."""
 
     async def scene() -> None:
         async with staged(harness, partitions=2) as stage:
@@ -377,7 +381,7 @@ def test_trap_10_what_a_commit_cannot_hold_throttles_that_partition_only(harness
 
 
 @pytest.mark.parametrize("metadata", ["", "kafka-streams", "O1junk", "O1\u3400\u3401.x.4", "x" * 4000, "a.b.c"])
-def test_trap_11_foreign_metadata_says_that_nothing_is_done(harness: KafkaHarness, metadata: str) -> None:
+def test_trap_11_with_foreign_metadata_nothing_counts_as_done(harness: KafkaHarness, metadata: str) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             await stage.publish(5)
@@ -391,7 +395,7 @@ def test_trap_11_foreign_metadata_says_that_nothing_is_done(harness: KafkaHarnes
     play(scene())
 
 
-def test_trap_12_polling_goes_on_while_all_is_paused_and_handlers_run_long(harness: KafkaHarness) -> None:
+def test_trap_12_polling_goes_on_while_everything_is_paused_and_handlers_run_long(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             await stage.publish(3)
@@ -424,7 +428,7 @@ def test_trap_16_and_20_messages_of_other_clients(harness: KafkaHarness) -> None
     play(scene())
 
 
-def test_trap_22_what_was_read_of_a_revoked_partition_is_dropped_and_not_done(harness: KafkaHarness) -> None:
+def test_trap_22_events_read_ahead_of_a_revoked_partition_are_dropped_and_not_done(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, partitions=2) as stage:
             first = await (await stage.member(yields=False)).hold(2)
@@ -444,6 +448,6 @@ def test_trap_22_what_was_read_of_a_revoked_partition_is_dropped_and_not_done(ha
             await second.hold(1)
             there = [n for n in range(400) if partition_of(f"key-{n % 40}", 2) == partition.index]
             await second.take(len(there))
-            assert second.values == there, "counted as done although nobody had it"
+            assert second.values == there, "counted as done although no member received it"
 
     play(scene())

@@ -26,7 +26,7 @@ from onward.brokers.kafka.aside_topics import groups_of, missing
 from onward.brokers.kafka.closing import close_in_time
 from onward.brokers.kafka.cluster_facts import gather
 from onward.brokers.kafka.diagnosis import diagnose
-from onward.brokers.kafka.group_consumer import KafkaMember
+from onward.brokers.kafka.group_consumer import JoinSpec
 from onward.brokers.kafka.groups import Groups
 from onward.brokers.kafka.hold import KafkaHoldings
 from onward.brokers.kafka.membership import Membership
@@ -102,15 +102,15 @@ class KafkaBroker:
             await self._cluster.topics.resolve(topic)
             if not await asyncio.to_thread(self._aside_log(group).prepare, topic):
                 log.warning("Kafka: %s", missing(group, topic))
-        subscription = self._subscribed(KafkaMember(group, member, names, start))
+        subscription = self._subscribed(JoinSpec(group, member, names, start))
         self._subscriptions = {kept for kept in self._subscriptions if not kept.is_closed} | {subscription}
         return subscription
 
-    def _subscribed(self, enrolment: KafkaMember) -> KafkaSubscription:
-        cluster, group = self._cluster, enrolment.group
+    def _subscribed(self, spec: JoinSpec) -> KafkaSubscription:
+        cluster, group = self._cluster, spec.group
         holdings: KafkaHoldings = Holdings(Bell())
         aside = AsideOwner(self._aside_log(group), holdings, group)
-        membership = Membership(cluster, enrolment, holdings, aside, self._epochs)
+        membership = Membership(cluster, spec, holdings, aside, self._epochs)
         reader = LogReader(cluster, holdings, group=group, displaced=membership.displaced)
         timeout_s = cluster.settings.publish_timeout_s
         return KafkaSubscription(membership, reader, aside, holdings, cluster.admin.client, timeout_s=timeout_s)

@@ -15,7 +15,7 @@ from onward.event import Partition
 _IDLE_S = 3_600.0  # commit again what stands still, long before the coordinator forgets it (a week by default)
 
 
-class SettleCall:
+class WaitingSettle:
     """A call to settle, until it is answered."""
 
     def __init__(self, progress: Sequence[Progress], future: "Future[list[Partition]]") -> None:
@@ -57,14 +57,14 @@ class CommitQueue:
     def __init__(self, holdings: KafkaHoldings, timeout_s: float) -> None:
         self._holdings = holdings
         self._timeout_s = timeout_s
-        self._calls: deque[SettleCall] = deque()
+        self._calls: deque[WaitingSettle] = deque()
         self._orders: dict[Partition, CommitOrder] = {}  # fences and releases
         self._proving = False
         self._committed_at: dict[Partition, float] = {}
 
     # -- entering -------------------------------------------------------------------------------------------------
 
-    def enter(self, call: SettleCall) -> None:
+    def enter(self, call: WaitingSettle) -> None:
         self._calls.append(call)
 
     def order(self, order: CommitOrder) -> None:
@@ -108,7 +108,7 @@ class CommitQueue:
         self._proving = False
         return orders
 
-    def _of_call(self, call: SettleCall) -> dict[Partition, CommitOrder]:
+    def _of_call(self, call: WaitingSettle) -> dict[Partition, CommitOrder]:
         orders: dict[Partition, CommitOrder] = {}
         for partition, progress in tuple(call.left.items()):
             hold = self._holdings.current(progress)
@@ -167,7 +167,7 @@ class CommitQueue:
             call.fail(Closed("the subscription is closed"))
         self._calls.clear()
 
-    def _close(self, call: SettleCall) -> None:
+    def _close(self, call: WaitingSettle) -> None:
         if not call.left and call in self._calls:
             self._calls.remove(call)
             call.answer()

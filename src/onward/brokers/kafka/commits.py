@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from onward import clock
 from onward.brokers.kafka import commit_metadata
 from onward.brokers.kafka.commit_metadata import TextLimit
-from onward.brokers.kafka.commit_queue import CommitOrder, CommitQueue, SettleCall
+from onward.brokers.kafka.commit_queue import CommitOrder, CommitQueue, WaitingSettle
 from onward.brokers.kafka.hold import KafkaHold, KafkaHoldings
 from onward.event import Partition
 
@@ -60,7 +60,7 @@ class Commits:
 
     # -- entering -------------------------------------------------------------------------------------------------
 
-    def settle(self, call: SettleCall) -> None:
+    def settle(self, call: WaitingSettle) -> None:
         self._queue.enter(call)
 
     def fence(self, hold: KafkaHold, then: Callable[[KafkaHold, KafkaError | None], None]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from onward.brokers.base import Finding
-from onward.brokers.kafka.aside_topics import FAILURE_BYTES, groups_of
+from onward.brokers.kafka.aside_topics import FAILURE_BYTES, groups_of, topic_name
 from onward.brokers.kafka.cluster_facts import ClusterFacts, Config, TopicFacts
 from onward.brokers.kafka.start_points import ACCEPT_GROWTH, grown
 from onward.brokers.kafka.topics import asked_retention_s, is_internal
@@ -14,19 +14,20 @@ _DAY_S = 86_400.0
 
 def diagnose(facts: ClusterFacts, settings: Settings) -> list[Finding]:
     """The cluster first, then each topic with its asides, then the groups."""
+    by_name = {topic.name: topic for topic in facts.topics}
     found = [*_cluster(facts), *_offsets_retention(facts.config, settings)]
     for topic in facts.topics:
         if not is_internal(topic.name):
             found += _judged(topic, list(_topic(topic, facts, settings)))
-            for group in groups_of(topic.name, [each.name for each in facts.topics]):
-                found += _aside(topic, group, facts, settings)
+            for group in groups_of(topic.name, by_name):
+                found += _aside(by_name[topic_name(group, topic.name)], topic, settings)
     return [*found, *_groups(facts, settings)]
 
 
 def _cluster(facts: ClusterFacts) -> Iterator[Finding]:
     version = (facts.config or {}).get("inter.broker.protocol.version")
-    count = "1 broker" if facts.brokers == 1 else f"{facts.brokers} brokers"
-    yield Finding("ok", f"Kafka at {facts.servers} answers: {count}{f', version {version}' if version else ''}")
+    brokers = _count(facts.brokers, "broker")
+    yield Finding("ok", f"Kafka at {facts.servers} answers: {brokers}{f', version {version}' if version else ''}")
     if facts.brokers == 1:
         yield Finding(
             "warning",
@@ -60,9 +61,8 @@ def _offsets_retention(config: Config | None, settings: Settings) -> Iterator[Fi
 def _judged(topic: TopicFacts, problems: Sequence[Finding]) -> Sequence[Finding]:
     if problems:
         return problems
-    replicas = "1 replica" if topic.replicas == 1 else f"{topic.replicas} replicas"
     kept = _time(_retention_s(topic.config or {}))
-    return [Finding("ok", f"topic {topic.name}: {topic.partitions} partitions, {replicas}, events kept for {kept}")]
+    return [Finding("ok", f"topic {topic.name}: {_size(topic)}, events kept for {kept}")]
 
 
 def _topic(topic: TopicFacts, facts: ClusterFacts, settings: Settings) -> Iterator[Finding]:
@@ -71,6 +71,7 @@ def _topic(topic: TopicFacts, facts: ClusterFacts, settings: Settings) -> Iterat
     if topic.config is None:
         yield Finding("warning", f"{name}: its settings cannot be read", "allow this user DescribeConfigs on the topic")
         return
+    yield from _in_sync(topic, int(topic.config.get("min.insync.replicas", "0")))
     if topic.config.get("unclean.leader.election.enable") == "true":
         yield Finding(
             "error",
@@ -79,7 +80,7 @@ def _topic(topic: TopicFacts, facts: ClusterFacts, settings: Settings) -> Iterat
         )
     if "compact" in topic.config.get("cleanup.policy", ""):
         yield Finding(
-            "error",
+            "warning",
             f"{name}: cleanup.policy has compact, so a key's earlier events are removed, handled or not",
             f"set cleanup.policy=delete on {name}",
         )
@@ -100,7 +101,10 @@ def _replication(topic: TopicFacts, brokers: int) -> Iterator[Finding]:
             f"{name}: only {topic.in_sync} of {replicas} replicas are in sync in some partition",
             "bring the missing broker back",
         )
-    least = int((topic.config or {}).get("min.insync.replicas", "0"))
+
+
+def _in_sync(topic: TopicFacts, least: int) -> Iterator[Finding]:
+    name, replicas = f"topic {topic.name}", topic.replicas
     if least > replicas:
         yield Finding(
             "error",
@@ -138,21 +142,20 @@ def _retention(topic: TopicFacts, config: Config, settings: Settings) -> Iterato
         )
 
 
-def _aside(topic: TopicFacts, group: str, facts: ClusterFacts, settings: Settings) -> Iterator[Finding]:
-    aside = next(
-        each for each in facts.topics if is_internal(each.name) and groups_of(topic.name, [each.name]) == [group]
-    )
-    name, problems = f"topic {aside.name}", 0
-    config = aside.config or {}
-    if config.get("cleanup.policy", "compact") != "compact":
-        problems += 1
+def _aside(aside: TopicFacts, topic: TopicFacts, settings: Settings) -> Sequence[Finding]:
+    problems = list(_aside_problems(aside, topic, settings))
+    return problems or [Finding("ok", f"topic {aside.name}: compacted, {_size(aside)}")]
+
+
+def _aside_problems(aside: TopicFacts, topic: TopicFacts, settings: Settings) -> Iterator[Finding]:
+    name, config = f"topic {aside.name}", aside.config or {}
+    if (policy := config.get("cleanup.policy", "compact")) != "compact":
         yield Finding(
             "error",
-            f"{name}: cleanup.policy={config['cleanup.policy']}, so dead letters and waiting events are lost by age",
+            f"{name}: cleanup.policy={policy}, so dead letters and waiting events are removed by age",
             f"set cleanup.policy=compact on {name}",
         )
     if aside.partitions < topic.partitions and not settings.auto_declare:
-        problems += 1
         yield Finding(
             "error",
             f"{name}: {aside.partitions} partitions, topic {topic.name} has {topic.partitions}; events of the others "
@@ -160,15 +163,12 @@ def _aside(topic: TopicFacts, group: str, facts: ClusterFacts, settings: Setting
             f"kafka-topics.sh --alter --topic {aside.name} --partitions {topic.partitions}",
         )
     needed = settings.max_event_bytes + FAILURE_BYTES
-    if int(config.get("max.message.bytes", needed)) < needed:
-        problems += 1
+    if int(size := config.get("max.message.bytes", str(needed))) < needed:
         yield Finding(
             "warning",
-            f"{name}: max.message.bytes={config['max.message.bytes']}, so large events cannot be set aside",
+            f"{name}: max.message.bytes={size}, so large events cannot be set aside",
             f"set max.message.bytes={needed} on {name}",
         )
-    if not problems:
-        yield Finding("ok", f"{name}: compacted, {aside.partitions} partitions, {aside.replicas} replicas")
 
 
 def _groups(facts: ClusterFacts, settings: Settings) -> Iterator[Finding]:
@@ -188,4 +188,13 @@ def _retention_s(config: Config) -> float:
 def _time(seconds: float) -> str:
     if seconds == float("inf"):
         return "ever"
-    return f"{seconds / _DAY_S:.3g} days" if seconds >= _DAY_S else f"{seconds / 3600:.3g} hours"
+    count, unit = (seconds / _DAY_S, "day") if seconds >= _DAY_S else (seconds / 3_600, "hour")
+    return _count(round(count, 1), unit)
+
+
+def _size(topic: TopicFacts) -> str:
+    return f"{_count(topic.partitions, 'partition')}, {_count(topic.replicas, 'replica')}"
+
+
+def _count(count: float, unit: str) -> str:
+    return f"{count:.6g} {unit}{'' if count == 1 else 's'}"

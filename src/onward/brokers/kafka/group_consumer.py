@@ -40,7 +40,7 @@ _FORBIDDEN = frozenset(
 Places = Sequence[TopicPartition]
 
 
-class KafkaMember(NamedTuple):
+class JoinSpec(NamedTuple):
     """What a member joins, and under which name."""
 
     group: str
@@ -60,11 +60,11 @@ class Listener(Protocol):
 class GroupConsumer:
     """`client` is librdkafka's consumer; only the member's thread may call it."""
 
-    def __init__(self, cluster: Cluster, enrolment: KafkaMember, on_commit: Callable[..., None]) -> None:
+    def __init__(self, cluster: Cluster, spec: JoinSpec, on_commit: Callable[..., None]) -> None:
         settings = cluster.settings
         self._settings = settings
         self._admin = cluster.admin.client
-        self._enrolment = enrolment
+        self._spec = spec
         self.is_modern = settings.client.get("group.protocol") == "consumer"  # KIP-848
         self._is_cooperative = self.is_modern or "cooperative" in str(
             settings.client.get("partition.assignment.strategy", "cooperative-sticky")
@@ -78,8 +78,8 @@ class GroupConsumer:
         session_ms = self._session_ms
         longest_s = max(settings.max_poll_gap_s, settings.revoke_grace_s + 10, session_ms / 1000)
         conf: dict[str, Any] = {
-            "group.id": self._enrolment.group,
-            "client.id": self._enrolment.member,
+            "group.id": self._spec.group,
+            "client.id": self._spec.member,
             "max.poll.interval.ms": int(longest_s * 1000),
         }
         if not self.is_modern:
@@ -101,7 +101,7 @@ class GroupConsumer:
 
     def group_session_s(self) -> float:
         """As the cluster has it for the group (KIP-848); if it does not answer, `lease_s`, but no more than usual."""
-        asked = ConfigResource(ResourceType.GROUP, self._enrolment.group)
+        asked = ConfigResource(ResourceType.GROUP, self._spec.group)
         try:
             answer = self._admin.describe_configs([asked], request_timeout=REQUEST_S)[asked]
             return int(answer.result(REQUEST_S)["consumer.session.timeout.ms"].value) / 1000
@@ -115,7 +115,7 @@ class GroupConsumer:
 
     def join(self, listener: Listener) -> None:
         self.client.subscribe(
-            list(self._enrolment.topics),
+            list(self._spec.topics),
             on_assign=listener.on_assign,
             on_revoke=listener.on_revoke,
             on_lost=listener.on_lost,
@@ -158,7 +158,7 @@ class GroupConsumer:
         while clock.now() < end:
             self.client.poll(_POLL_S)
             with contextlib.suppress(KafkaException):
-                self.client.committed([TopicPartition(self._enrolment.topics[0], 0)], _ANSWER_S)
+                self.client.committed([TopicPartition(self._spec.topics[0], 0)], _ANSWER_S)
                 return True
         return False
 
@@ -170,7 +170,7 @@ class GroupConsumer:
                 "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms"
             )
         elif error.code() in _FORBIDDEN:
-            self.failure = explained(error, f"joining the group for {', '.join(self._enrolment.topics)}")
+            self.failure = explained(error, f"joining the group for {', '.join(self._spec.topics)}")
 
 
 def _session_setting(settings: Settings) -> str:

@@ -13,11 +13,11 @@ from onward.brokers.core.session_clock import SessionClock
 from onward.brokers.kafka.arrivals import Arrivals, Claims
 from onward.brokers.kafka.aside_owner import AsideOwner
 from onward.brokers.kafka.certainty import Certainty
-from onward.brokers.kafka.commit_queue import SettleCall
+from onward.brokers.kafka.commit_queue import WaitingSettle
 from onward.brokers.kafka.commits import Commits
-from onward.brokers.kafka.group_consumer import GroupConsumer, KafkaMember
+from onward.brokers.kafka.group_consumer import GroupConsumer, JoinSpec
 from onward.brokers.kafka.hold import KafkaHold, KafkaHoldings
-from onward.brokers.kafka.ownership import CommandQueue, Ownership
+from onward.brokers.kafka.ownership import Ownership
 from onward.brokers.kafka.recreated import LogIds, RecreatedTopics
 from onward.brokers.kafka.start_points import StartPoints
 from onward.brokers.kafka.topics import Cluster
@@ -31,33 +31,27 @@ class Membership:
     """Ends when the holdings are closed."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        enrolment: KafkaMember,
-        holdings: KafkaHoldings,
-        aside: AsideOwner,
-        epochs: Iterator[int],
+        self, cluster: Cluster, spec: JoinSpec, holdings: KafkaHoldings, aside: AsideOwner, epochs: Iterator[int]
     ) -> None:
         settings = cluster.settings
-        self.group = enrolment.group
+        self.group = spec.group
         self._holdings = holdings
-        self._commands = CommandQueue()
-        self._consumer = GroupConsumer(cluster, enrolment, lambda *answer: self._commits.answered(*answer))
+        self._consumer = GroupConsumer(cluster, spec, lambda *answer: self._commits.answered(*answer))
         self._commits = Commits(self._consumer.client, holdings, settings.publish_timeout_s)
         session = SessionClock(self._consumer.session_s, clock.now(), reports_loss=not self._consumer.is_modern)
         self._certainty = Certainty(session, self._commits, holdings, max_poll_gap_s=settings.max_poll_gap_s)
-        claims = Claims(StartPoints(self._consumer.client, cluster, enrolment.start), aside, epochs)
+        claims = Claims(StartPoints(self._consumer.client, cluster, spec.start), aside, epochs)
         self._arrivals = Arrivals(claims, self._commits, holdings, takeover_grace_s=settings.takeover_grace_s)
         self._ownership = Ownership(
             self._consumer,
             self._commits,
             self._arrivals,
             self._certainty,
-            self._commands,
             holdings,
             revoke_grace_s=settings.revoke_grace_s,
         )
-        log_ids = LogIds(cluster.admin.client, enrolment.topics)
+        self._commands = self._ownership.commands
+        log_ids = LogIds(cluster.admin.client, spec.topics)
         self._recreated = RecreatedTopics(log_ids, self._ownership, self._commits, holdings)
         self._thread = threading.Thread(target=self._run, name=f"onward-kafka-member-{self.group}", daemon=True)
         self._thread.start()
@@ -82,7 +76,7 @@ class Membership:
 
     def settle(self, progress: Sequence[Progress]) -> "Future[list[Partition]]":
         """Commit these. The result names the partitions that are no longer ours."""
-        return self._commands.ask(lambda future: self._commits.settle(SettleCall(progress, future)))
+        return self._commands.ask(lambda future: self._commits.settle(WaitingSettle(progress, future)))
 
     def release(self, holds: Sequence[KafkaHold], *, drained: bool) -> "Future[None]":
         return self._commands.ask(lambda future: self._ownership.release(holds, future, drained=drained))

@@ -27,7 +27,7 @@ _MEMBER_LOOK_S = 0.1
 Command = Callable[[], None]
 
 
-class CommandQueue:
+class ThreadCommands:
     """What other threads ask of the member's thread."""
 
     def __init__(self) -> None:
@@ -62,7 +62,6 @@ class Ownership:
         commits: Commits,
         arrivals: Arrivals,
         certainty: Certainty,
-        commands: CommandQueue,
         holdings: KafkaHoldings,
         *,
         revoke_grace_s: float,
@@ -71,9 +70,9 @@ class Ownership:
         self._commits = commits
         self._arrivals = arrivals
         self._certainty = certainty
-        self._commands = commands
         self._holdings = holdings
         self._revoke_grace_s = revoke_grace_s
+        self.commands = ThreadCommands()
         self.is_retiring = False
 
     # -- the group ------------------------------------------------------------------------------------------------
@@ -113,7 +112,7 @@ class Ownership:
                 if self._consumer.member_id != member:
                     return  # the group did not wait for us
                 self._certainty.look()
-            self._commands.serve_one(_POLL_S)
+            self.commands.serve_one(_POLL_S)
             self._commits.work_at_once(deadline)
             if not any(self._is_held(hold) for hold in holds):
                 return
@@ -164,7 +163,7 @@ class Ownership:
         """Leave the group for good. The next owner of what was not released is assigned unclean."""
         unannounced = [hold for hold in self._holdings.all() if not hold.announced]
         self._put_back([*unannounced, *self._arrivals.take_back_all()])
-        self._commands.serve()
+        self.commands.serve()
         self._consumer.leave()
 
 

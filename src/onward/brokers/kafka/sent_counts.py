@@ -1,4 +1,5 @@
-"""How many messages a producer has sent, by its statistics. They tell what was never sent from what may be stored."""
+"""How many messages a producer has sent, by its statistics. They separate what was never sent from what may be
+stored."""
 
 import time
 from collections.abc import Callable, Mapping

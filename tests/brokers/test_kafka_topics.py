@@ -1,0 +1,78 @@
+"""Topics of a Kafka cluster as the contract lists and drops them."""
+
+import pytest
+
+from onward.brokers.base import State, TopicSpec
+from onward.brokers.kafka.aside_topics import topic_name
+from onward.errors import BrokerError
+from onward.testing.aside import make_record
+from onward.testing.harness import event
+from tests.brokers.kafka import KafkaHarness, harness
+from tests.brokers.kafka_stage import Stage, play, staged
+
+__all__ = ["harness"]
+
+
+def names(harness: KafkaHarness) -> set[str]:
+    return {name for name in harness.admin.list_topics(timeout=30).topics if not name.startswith("__")}
+
+
+def test_topics_are_listed_without_those_of_asides_and_of_kafka_itself(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness, partitions=3) as stage:
+            broker = await stage.broker()
+            await broker.publish([event(topic, "a", 0) for topic in (stage.topic, "another")])
+            await (await stage.member(broker)).hold(3)  # this creates an aside, and Kafka's topic of commits
+            assert names(harness) == {stage.topic, "another", topic_name(stage.group, stage.topic)}
+            assert await broker.topics() == [TopicSpec("another", 3), TopicSpec(stage.topic, 3)]
+
+    play(scene())
+
+
+def test_a_dropped_topic_takes_the_asides_of_all_groups_and_leaves_other_topics_alone(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            broker, other = await stage.broker(), f"{stage.topic}-other"
+            await broker.publish([event(topic, "a", n) for topic in (stage.topic, other) for n in range(3)])
+            for topic in (stage.topic, other):
+                await _worked(stage, topic)
+            second = await stage.member(broker)
+            await second.subscription.close()
+            before = {each.group: each.partitions[0].watermark for each in await broker.groups(other)}
+            await broker.drop_topic(stage.topic)
+            assert names(harness) == {other, topic_name(stage.group, other)}
+            after = {each.group: each.partitions[0].watermark for each in await broker.groups(other)}
+            assert before == after == {stage.group: 3}
+            assert await broker.topics() == [TopicSpec(other, 1)]
+
+    play(scene())
+
+
+async def _worked(stage: Stage, topic: str) -> None:
+    """A member of the group has handled three events of the topic, and set one aside."""
+    broker = await stage.broker()
+    stage.topic, kept = topic, stage.topic
+    member = await stage.member(broker)
+    await member.take(3)
+    record = make_record(
+        member.deliveries[0], member.assigned[member.deliveries[0].partition].log_id, State.DEAD, group=stage.group
+    )
+    await member.subscription.settle(member.progress(), aside=[record])
+    await member.subscription.close()
+    stage.topic = kept
+
+
+def test_a_topic_of_a_live_member_is_not_dropped_and_nothing_of_it_is_touched(harness: KafkaHarness) -> None:
+    async def scene() -> None:
+        async with staged(harness) as stage:
+            broker = await stage.broker()
+            await broker.publish([event(stage.topic, "a", n) for n in range(3)])
+            member = await stage.member(broker)
+            await member.take(3)
+            await member.settle()
+            with pytest.raises(BrokerError, match=f"in use by member-.* of group {stage.group}; stop them first"):
+                await (await stage.broker()).drop_topic(stage.topic)
+            assert names(harness) == {stage.topic, topic_name(stage.group, stage.topic)}
+            assert stage.watermark() == 3
+
+    play(scene())
