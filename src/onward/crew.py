@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import msgspec
@@ -59,7 +59,7 @@ class Crew:
         self._durations = registry.histogram("handler_duration_seconds", "How long runs took.", ("topic", "group"))
         self._member = MemberInfo(f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}", endpoint)
         self._standstill = Standstill({(each.topic, each.group): _patience(each) for each in handlers})
-        self._stopping = False
+        self._phase: Literal["starting", "running", "stopping"] = "starting"
         self._counted: dict[tuple[str, str], Tally] = {}  # the dead letters, by topic and group
         self.consumers: list[Consumer] = []
 
@@ -76,15 +76,15 @@ class Crew:
 
     def stop(self) -> None:
         """Also when it has only begun to start."""
-        self._stopping = True
+        self._phase = "stopping"
         for consumer in self.consumers:
             consumer.stop()
 
     def health(self) -> Health:
         if not self.consumers:
             return Health(False, ("no handler runs",))
-        if self._stopping:
-            return Health(False, ("the handlers are stopping",))
+        if self._phase != "running":
+            return Health(False, (f"the handlers are {self._phase}",))
         known = [trouble for consumer in self.consumers for trouble in consumer.troubles]
         troubles = (*known, *self._standstill.look(self.readings(), clock.now()))
         return Health(not troubles, tuple(map(_encodable, troubles)))
@@ -122,11 +122,11 @@ class Crew:
         ]
         for handler in self._handlers:
             self._introduce(handler)
-        joined = _Countdown(len(self.consumers), started)
+        joined = self._joining(started)
         tasks = [asyncio.create_task(consumer.run(joined)) for consumer in self.consumers]
         beside = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
         beside += [asyncio.create_task(each) for each in (self._monitor().run(), report(self.readings), self._watch())]
-        if self._stopping:
+        if self._phase == "stopping":
             self.stop()
         try:
             with Watchdog():
@@ -136,6 +136,19 @@ class Crew:
                 task.cancel()
             await asyncio.wait([*tasks, *beside])
             self.consumers = []
+
+    def _joining(self, started: Callable[[], None]) -> Callable[[], None]:
+        """What each consumer calls when it has joined its group."""
+        left = len(self.consumers)
+
+        def joined() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._phase = "running" if self._phase == "starting" else self._phase
+                started()
+
+        return joined
 
     async def _watch(self) -> None:
         """Look often enough to know how long a partition has stood still, whenever readiness is asked for."""
@@ -237,19 +250,6 @@ class Crew:
 def _encodable(text: str) -> str:
     """An error's text may hold what no encoding has."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-class _Countdown:
-    """Calls `over` at the last of so many calls."""
-
-    def __init__(self, left: int, over: Callable[[], None]) -> None:
-        self._left = left
-        self._over = over
-
-    def __call__(self) -> None:
-        self._left -= 1
-        if not self._left:
-            self._over()
 
 
 def partition_readings(consumer: Consumer) -> tuple[PartitionReading, ...]:

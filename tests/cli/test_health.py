@@ -1,10 +1,12 @@
 """`onward health`, and the endpoint of several workers."""
 
 import asyncio
+import http.server
 import os
 import re
 import signal
 import socket
+import threading
 
 import pytest
 
@@ -80,6 +82,22 @@ def test_a_probe_that_nobody_answers_says_no(shell: Shell) -> None:
     code, text = asked(shell, "--live", "--metrics", str(port))
     assert code == policy.NO
     assert text.startswith(f"not live: nothing answers at 127.0.0.1:{port}")
+
+
+def test_a_probe_that_another_program_answers_says_no(shell: Shell) -> None:
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.handle_request).start()
+        code, text = asked(shell, "--metrics", str(other.server_port))
+    assert code == policy.NO
+    assert text == f"not ready: what answers at 127.0.0.1:{other.server_port} is not Onward"
 
 
 def test_a_probe_that_does_not_know_where_to_ask_is_a_misuse(shell: Shell) -> None:

@@ -198,6 +198,33 @@ def test_a_receive_that_fails_is_not_ready_and_is_logged_once(
     assert caplog.text.count("receiving failed, trying again until it succeeds: page 7 is damaged") == 1
 
 
+def test_an_application_that_has_not_joined_its_groups_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, go = Onward(f"sqlite:///{tmp_path}/shop.db"), asyncio.Event()
+
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None: ...
+
+    async def main() -> None:
+        async with app:
+            subscribe = app.broker.subscribe
+
+            async def slowly(*topics: Any, **options: Any) -> Any:
+                await go.wait()
+                return await subscribe(*topics, **options)
+
+            monkeypatch.setattr(app.broker, "subscribe", slowly)
+            running = asyncio.create_task(app.run())
+            await until(lambda: app.health().troubles == ("the handlers are starting",))
+            go.set()
+            await until(lambda: app.health().ready)
+            app.stop()
+            await running
+
+    asyncio.run(main())
+
+
 def test_an_application_that_stops_is_not_ready(tmp_path: Path) -> None:
     app, began = Onward(f"sqlite:///{tmp_path}/shop.db"), asyncio.Event()
 

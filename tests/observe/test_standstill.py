@@ -54,6 +54,8 @@ def test_each_attempt_has_its_time() -> None:
 def test_a_retry_that_is_not_due_is_no_standstill_however_long() -> None:
     delayed = partition(open=1, queued=0, running=0, blocking_state="delayed")
     assert watched(reading(delayed), seconds=5_000) == []
+    first = partition(open=9, queued=8, running=0, blocking_state="delayed")
+    assert watched(reading(first, busy=0), seconds=5_000) == [], "the events behind it wait in their order"
 
 
 def test_nothing_open_is_no_standstill() -> None:

@@ -62,7 +62,9 @@ def _ask(host: str, port: int, question: str) -> tuple[bool, list[str]]:
         connection = http.client.HTTPConnection(host, port, timeout=_PATIENCE_S)
         connection.request("GET", f"/health/{question}")
         answer = connection.getresponse()
-        said = json.loads(answer.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        troubles = json.loads(answer.read())["troubles"]
+    except (OSError, http.client.HTTPException) as error:
         return False, [f"nothing answers at {host}:{port} ({error or type(error).__name__})"]
-    return answer.status == 200, said["troubles"]
+    except (ValueError, KeyError, TypeError):
+        return False, [f"what answers at {host}:{port} is not Onward"]
+    return answer.status == 200, troubles

@@ -45,8 +45,8 @@ class Standstill:
         troubles: list[str] = []
         for reading in readings:
             for part in reading.partitions:
-                if part.queued + part.running == 0:
-                    continue  # nothing is open, or all of it waits for its retry to be due
+                if part.queued + part.running == 0 or part.blocking_state == "delayed":
+                    continue  # nothing is open, or it waits for a retry to be due
                 place, sight = (reading.topic, reading.group, part.partition), self._sight(reading, part)
                 known, stood_s = before.get(place, (None, 0.0))
                 stood_s = stood_s + passed_s if sight == known else 0.0
