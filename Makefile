@@ -32,16 +32,21 @@ demo: $(VENV)/.core ## the whole path on one SQLite file, with a live page
 	@$(VENV)/bin/onward demo
 
 # Without it each of the test processes would compile every file again.
-test test-fast: export PYTHONDONTWRITEBYTECODE =
+test test-more test-fast: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test
 test: $(VENV)/.dev $(VENV)/.bench ## install and start what the tests need, then run all of them
 	@$(PY) -m tests.servers.install
-	@$(PY) -m pytest -n 3 --dist loadfile
+	@$(PY) -m pytest -n 4 --dist loadfile -m "not more"
+
+.PHONY: test-more
+test-more: $(VENV)/.dev $(VENV)/.bench ## what is long or rare: clusters, storms of two minutes, the whole benchmark
+	@$(PY) -m tests.servers.install
+	@ONWARD_STORM_S=120 $(PY) -m pytest -n 2 --dist loadfile -m "more or storm"
 
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## the tests that need no server and little time
-	@$(PY) -m pytest -q -n 4 -m "not servers and not slow"
+	@$(PY) -m pytest -q -n 4 -m "not servers and not slow and not more"
 
 RUNS ?= 1000
 .PHONY: sim

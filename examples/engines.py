@@ -16,6 +16,6 @@ def store(event: Event) -> None:
     print(f"stored {event.key} under fence {current().fence}", flush=True)
 
 
-@app.handler("files", group="digest", engine="processes", workers=2)  # what keeps a processor busy
+@app.handler("files", group="digest", engine="processes", workers=2)  # CPU-bound
 def digest(content: bytes, event: Event) -> None:
     print(f"digest {event.key} {hashlib.sha256(content).hexdigest()[:8]}", flush=True)

@@ -5,7 +5,7 @@ from onward import Onward
 
 password = quote(os.environ["KAFKA_PASSWORD"], safe="")
 app = Onward(
-    f"kafka://ann:{password}@broker:9093?security.protocol=SASL_SSL&sasl.mechanism=SCRAM-SHA-256",
+    f"kafka://ann:{password}@broker:9093?client.security.protocol=SASL_SSL&client.sasl.mechanism=SCRAM-SHA-256",
     client={"ssl.ca.location": "/etc/ssl/ca.pem", "fetch.wait.max.ms": 50},
 )
 

@@ -10,6 +10,6 @@ def token(config: str) -> tuple[str, float]:
 
 
 app = Onward(
-    "kafka://broker:9093?security.protocol=SASL_SSL&sasl.mechanism=OAUTHBEARER",
+    "kafka://broker:9093?client.security.protocol=SASL_SSL&client.sasl.mechanism=OAUTHBEARER",
     client={"ssl.ca.location": "/etc/ssl/ca.pem", "oauth_cb": token},
 )

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -78,3 +79,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("servers"):
         for server in started:
             server.heal()
+
+
+_SLOWEST_FILES = 10
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where the time goes: the files whose tests took longest."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    if len(seconds) > _SLOWEST_FILES:
+        terminalreporter.section("slowest files")
+        for name, took_s in sorted(seconds.items(), key=lambda each: -each[1])[:_SLOWEST_FILES]:
+            terminalreporter.write_line(f"{took_s:7.1f} s  {name}")

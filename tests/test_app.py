@@ -497,24 +497,8 @@ def test_a_scheme_that_no_broker_speaks() -> None:
     assert "secret" not in str(raised.value)
 
 
-def test_another_package_brings_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "elsewhere.py").write_text("def open_broker(url, settings): return (url, settings.partitions)\n")
-    package = tmp_path / "elsewhere-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
-    points = "[onward.brokers]\nelsewhere = elsewhere:open_broker\nbroken = no_such_module:open_broker\n"
-    (package / "entry_points.txt").write_text(points)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    made: Any = asyncio.run(open_broker(Onward("elsewhere://host/x", partitions=3).settings))
-    assert made == ("elsewhere://host/x", 3)
-    with pytest.raises(MissingExtra, match="no_such_module"):
-        asyncio.run(open_broker(Onward("broken://host").settings))
-    with pytest.raises(UnknownScheme, match="elsewhere://"):
-        asyncio.run(open_broker(Onward("nobody://host").settings))
-
-
 def test_a_missing_extra_names_its_cure(app: Onward) -> None:
-    schemes = {"sqlite": Scheme("onward.brokers.sqlite", needs="no_such_client", extra="kafka")}
+    schemes = {"sqlite": Scheme("onward.brokers.sqlite", "SQLite", needs="no_such_client", extra="kafka")}
     with pytest.raises(MissingExtra, match=r"pip install 'onward\[kafka\]'"):
         asyncio.run(open_broker(app.settings, schemes))
 

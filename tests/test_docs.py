@@ -54,5 +54,6 @@ def _row(scheme: str, features: Features) -> str:
         return "yes" if value else "no"
 
     starts = ", ".join(sorted(features.starts))
-    cells = [yes(features.stable_positions), yes(features.fence), yes(features.aside)]
+    flags = (features.stable_positions, features.fence, features.aside, features.shared, features.fenced_publish)
+    cells = [yes(each) for each in flags]
     return f"| `{scheme}://` | {features.durability} | {' | '.join(cells)} | {starts} |"

@@ -2,8 +2,10 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,9 @@ HOMES: dict[str, str | tuple[str, ...]] = {  # third-party clients and where the
     "rich": "cli",
     "pytest": "testing",
 }
+SCHEME = re.compile(r"\b(sqlite|kafka|redis|rediss|amqp|amqps):")
+CONCRETE = {f"onward.brokers.{path.name}" for path in (SRC / "brokers").iterdir() if path.is_dir()}
+CONCRETE -= {"onward.brokers.core", "onward.brokers.__pycache__"}
 RIM = ["__init__", "consumer"]  # of the flow
 PURE = sorted(path.stem for path in (SRC / "flow").glob("*.py") if path.stem not in RIM)
 
@@ -88,6 +93,26 @@ def test_a_third_party_client_has_one_home() -> None:
             home = HOMES.get(name.split(".")[0])
             homes = (home,) if isinstance(home, str) else home
             assert homes is None or where.startswith((*homes, "demo")), f"{where} imports {name}"
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The string constants of a module, except docstrings and help texts."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    prose |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "help"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value
+
+
+def test_no_scheme_is_named_outside_the_brokers() -> None:
+    for path in modules():
+        where = path.relative_to(SRC)
+        if where.parts[0] == "brokers":
+            continue
+        default = {"sqlite:///onward.db"} if where.name == "settings.py" else set()
+        assert not {text for text in texts(path) if SCHEME.search(text)} - default, where
+        assert not [each for each in ours(path) if belongs(each, CONCRETE)], where
 
 
 @pytest.mark.parametrize("name", PURE)

@@ -2,30 +2,27 @@
 
 import asyncio
 import contextlib
-import logging
-import math
 import os
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 from onward import context
 from onward import settings as settings_
-from onward.brokers import open_broker
-from onward.brokers.base import Broker, Ordering, Start
+from onward.brokers import completed, open_broker
+from onward.brokers.base import Broker, Ordering, Start, TopicSpec, Topology
 from onward.door import SyncDoor, refuse_loop_thread, wait_for
-from onward.errors import BadHandler, BadSetting, Closed, ConfigError, TooLarge
+from onward.envelope import build, check_type, checked_headers, checked_pairs
+from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PartitionsDiffer
 from onward.event import Event, new_id, new_ids
-from onward.failure.expiry import EXPIRES, stamp
 from onward.failure.retry import Retry
-from onward.handler import EngineName, Function, Handler, bind, bind_once, check_choices, choose
+from onward.handler import EngineName, Function, Handler, bind, bind_once, check_choices, choose, type_filter
 from onward.inbox.base import Inbox
 from onward.observe.health import Health
-from onward.observe.metrics import Reading, exposition
-from onward.payload import encode, type_name
+from onward.observe.metrics import Registry, exposition
+from onward.observe.reading import Reading
 from onward.signals import stopping
 
 if TYPE_CHECKING:
@@ -33,9 +30,15 @@ if TYPE_CHECKING:
     from onward.failure.dead import DeadLetters
     from onward.failure.monitor import Hook
 
-log = logging.getLogger("onward")
 AnyFunction = TypeVar("AnyFunction", bound=Function)
 AnyHook = TypeVar("AnyHook", bound="Hook")
+
+
+class Opened(NamedTuple):
+    """The broker while the application is open, and the event loop that it is open on."""
+
+    broker: Broker
+    loop: asyncio.AbstractEventLoop
 
 
 class Onward:
@@ -45,17 +48,18 @@ class Onward:
     """
 
     def __init__(self, url: str | None = None, *, retry: Retry | None = None, **settings: Any) -> None:
-        self.settings = settings_.load(url, **settings)
+        self.settings = completed(settings_.load(url, **settings))
         if not isinstance(retry, Retry | None):
             raise BadSetting(f"retry={retry!r}: use Retry(attempts=...)")
         self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
         self.handlers: list[Handler] = []
+        self.declared = Topology()  # by `topology`
+        self.registry = Registry()  # of metrics
+        self.endpoint: str | None = None  # host:port where this process serves readings; part of its member name
         self._hooks: list[Hook] = []
-        self._broker: Broker | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._door: SyncDoor | None = None
-        self._opening = threading.Lock()
-        self._crew: Crew | None = None  # while it runs
+        self._opened: Opened | None = None
+        self._door = SyncDoor(self.settings, self._open)
+        self._crew: Crew | None = None  # while the handlers run
         self._stopping = False
         _apps.add(self)
 
@@ -78,15 +82,18 @@ class Onward:
         batch_size: int = 1,
         batch_wait_s: float = 0.0,
         inbox: Inbox | None = None,
+        types: Sequence[str] | None = None,
     ) -> Callable[[AnyFunction], AnyFunction]:
         """Declare a function that handles a topic's events for a group (by default: named like the function).
 
-        An `async def` runs in tasks, a `def` in threads. `engine="processes"` is for what keeps a processor busy: up
-        to `workers` of them (by default one for each processor) run a call at a time each, and are replaced after
-        `max_events_per_worker`. At most `concurrency` events are being handled at once.
-        With `batch_size` it takes lists of up to that many events, which wait up to `batch_wait_s` to fill.
+        An `async def` runs in tasks, a `def` in threads. `engine="processes"` is for CPU-bound work: up to `workers`
+        processes (by default one per processor) run one call at a time each, and are replaced after
+        `max_events_per_worker`. At most `concurrency` events are handled at once.
+        With `batch_size` the handler takes lists of up to that many events, which wait up to `batch_wait_s` to fill.
         `on_dead="hold"`: a key stands still behind a dead event until that is replayed or dropped.
         `inbox`: each event's effect happens once; a parameter annotated with what the inbox gives receives it.
+        `types`: only events of these types, such as `["order.placed", "notification.*"]`, where `*` is any text; events
+        of other types count as done.
         """
 
         if not isinstance(topic, str):
@@ -119,6 +126,7 @@ class Onward:
                 batch_size=batch_size,
                 batch_wait_s=batch_wait_s,
                 inbox=inbox,
+                wants=None if types is None else type_filter(types, function.__qualname__),
             )
             check_choices(handler)
             self._check_twin(handler)
@@ -135,16 +143,26 @@ class Onward:
                     "they would share its events; give one of them another group"
                 )
 
+    def topology(self, *objects: object) -> None:
+        """Declare topics, as TopicSpec("orders", 24), and objects of kinds that only this broker has.
+
+        What does not exist is created when the application opens, unless `auto_declare` is off, or by
+        `onward topology apply`. PartitionsDiffer when it opens: a topic has another partition count.
+        """
+        topics = [each for each in objects if isinstance(each, TopicSpec)]
+        own = [each for each in objects if not isinstance(each, TopicSpec)]
+        self.declared = Topology([*self.declared.topics, *topics], [*self.declared.own, *own])
+
     # -- publishing ---------------------------------------------------------------------------------------------
 
     @property
     def broker(self) -> Broker:
-        """The open broker; only within `async with app` or `run`."""
-        if self._broker is None:
+        """The open broker; only while the application is open."""
+        if self._opened is None:
             raise Closed(
                 "the application is not open: do this within `async with app:`; plain scripts have publish_sync"
             )
-        return self._broker
+        return self._opened.broker
 
     async def publish(
         self,
@@ -152,25 +170,34 @@ class Onward:
         value: Any,
         *,
         key: str | None = None,
+        type: str | None = None,  # noqa: A002
         headers: Mapping[str, str] | None = None,
         expires_s: float | None = None,
     ) -> Event:
-        """Returns when the event is durably accepted. One whose turn has not come within `expires_s` seconds is not
-        handled but a dead letter."""
-        event = self.event(topic, value, key=key, headers=headers, expires_s=expires_s)
+        """Returns when the event is durably accepted.
+
+        `type` is what handlers with `types=` select by; by default the name of the value's class. An event whose turn
+        has not come within `expires_s` seconds becomes a dead letter instead of being handled.
+        """
+        event = self.event(topic, value, key=key, type=type, headers=headers, expires_s=expires_s)
         await self.broker.publish([event])
         return event
 
-    async def publish_many(self, topic: str, items: Iterable[tuple[str | None, Any]]) -> list[Event]:
-        """Publish (key, value) pairs in one call; returns when all are durably accepted."""
+    async def publish_many(
+        self,
+        topic: str,
+        items: Iterable[tuple[str | None, Any]],
+        *,
+        type: str | None = None,  # noqa: A002
+    ) -> list[Event]:
+        """Publish (key, value) pairs in one call; returns when all are durably accepted. `type` is that of all."""
         settings_.check_name("topic", topic)
-        pairs, now = list(items), time.time()
-        if odd := next((each for each in pairs if not isinstance(each, tuple | list) or len(each) != 2), None):
-            raise BadSetting(
-                f"publish_many takes (key, value) pairs, and None as the key of those that have none: {odd!r}"
-            )
-        ids = new_ids(len(pairs))
-        events = [self._event(id_, topic, key, value, {}, now) for id_, (key, value) in zip(ids, pairs, strict=True)]
+        kind, pairs, now = check_type(type), checked_pairs(list(items)), time.time()
+        limit = self.settings.max_event_bytes
+        events = [
+            build(id_, topic, key, value, headers={}, type_=kind, now=now, max_bytes=limit)
+            for id_, (key, value) in zip(new_ids(len(pairs)), pairs, strict=True)
+        ]
         if events:
             await self.broker.publish(events)
         return events
@@ -181,30 +208,20 @@ class Onward:
         value: Any,
         *,
         key: str | None = None,
+        type: str | None = None,  # noqa: A002
         headers: Mapping[str, str] | None = None,
         expires_s: float | None = None,
     ) -> Event:
-        """`publish` for plain scripts and threads. The first call opens the broker, which ends with the process."""
-        event = self.event(topic, value, key=key, headers=headers, expires_s=expires_s)
-        if self._loop is not None:  # open elsewhere: one broker object keeps each key's order
+        """`publish` for plain scripts and threads. The first call opens a broker, which stays open until the process
+        ends."""
+        event = self.event(topic, value, key=key, type=type, headers=headers, expires_s=expires_s)
+        opened = self._opened
+        if opened is not None:  # one broker object keeps each key's order
             refuse_loop_thread()
-            wait_for(self.broker.publish([event]), self._loop, self.settings, [event])
+            wait_for(opened.broker.publish([event]), opened.loop, self.settings, [event])
         else:
-            self._sync_door().publish([event])
+            self._door.publish([event])
         return event
-
-    def _sync_door(self) -> "SyncDoor":
-        with self._opening:  # several threads may come first
-            if self._door is None:
-                self._door = SyncDoor(self.settings)
-            return self._door
-
-    def _close_in_child(self) -> None:
-        """A forked child has none of its parent's threads and loops: here the application is closed, and opens anew."""
-        _inherited.append((self._broker, self._door))
-        self._broker = self._loop = self._door = None
-        self._opening = threading.Lock()
-        self._crew = None
 
     def event(
         self,
@@ -212,35 +229,20 @@ class Onward:
         value: Any,
         *,
         key: str | None = None,
+        type: str | None = None,  # noqa: A002
         headers: Mapping[str, str] | None = None,
         expires_s: float | None = None,
     ) -> Event:
         """The event that `publish` would send, checked."""
         settings_.check_name("topic", topic)
-        now, checked = time.time(), _checked_headers(headers)
-        if expires_s is not None:
-            if not isinstance(expires_s, int | float) or not math.isfinite(expires_s):
-                raise BadSetting(f"expires_s={expires_s!r}: seconds from now")
-            checked[EXPIRES] = stamp(now + expires_s)
-        return self._event(new_id(), topic, key, value, checked, now)
-
-    def _event(
-        self, id_: str, topic: str, key: str | None, value: Any, headers: Mapping[str, str], now: float
-    ) -> Event:
-        if key is not None and not isinstance(key, str):
-            raise BadSetting(f"key {key!r} is a {type(key).__name__}; keys are str or None")
-        event = Event(id_, topic, key, encode(value, topic), headers, type_name(value), now)
-        if event.size > self.settings.max_event_bytes:
-            raise TooLarge(
-                f"an event of {event.size:,} bytes for topic {topic!r} exceeds "
-                f"max_event_bytes={self.settings.max_event_bytes:,}; store it elsewhere and publish its address"
-            )
-        return event
+        now, limit = time.time(), self.settings.max_event_bytes
+        checked, kind = checked_headers(headers, expires_s=expires_s, now=now), check_type(type)
+        return build(new_id(), topic, key, value, headers=checked, type_=kind, now=now, max_bytes=limit)
 
     def idempotency_key(self, event: Event, *, group: str | None = None) -> str:
         """A key for APIs that take one: the same for every run of this event by this group, on any machine.
 
-        Within a handler the group is known; elsewhere name it, unless one handler only takes the topic.
+        In a handler the group is known. Elsewhere name it, unless only one handler takes the topic.
         """
         if group is None:
             group = context.group.get(None) or self._only_group(event.topic)
@@ -249,104 +251,141 @@ class Onward:
     def _only_group(self, topic: str) -> str:
         groups = [handler.group for handler in self.handlers if handler.topic == topic]
         if len(groups) != 1:
-            raise BadSetting(f"idempotency_key: {len(groups)} handlers take topic {topic!r}; say group=... here")
+            raise BadSetting(f"idempotency_key: {len(groups)} handlers take topic {topic!r}; name one with group=...")
         return groups[0]
 
     # -- failing ------------------------------------------------------------------------------------------------
 
     @property
     def dead(self) -> "DeadLetters":
-        """The dead letters: list, show, replay, drop, export, send. Only within `async with app` or `run`."""
+        """The dead letters: list, show, replay, drop, export, send. Only while the application is open."""
         from onward.failure.dead import DeadLetters
 
         return DeadLetters(self.broker, [(handler.topic, handler.group) for handler in self.handlers])
 
     def alert(self, hook: AnyHook) -> AnyHook:
-        """Have this called with each Alert of the monitor; a decorator for a function of yours, or
-        `app.alert(Webhook(...))`. More than `dead_threshold` dead letters are one."""
+        """Call this with each Alert, such as more than `dead_threshold` dead letters. Use it as a decorator, or as
+        `app.alert(Webhook(...))`."""
         if not callable(hook):
             raise BadSetting(f"alert({hook!r}): a function that takes an Alert, a Webhook or a Mail")
         self._hooks.append(hook)
         return hook
 
     def health(self) -> Health:
-        """Ready means: handlers run, and dead letters can be stored."""
+        """Ready: the handlers run, every partition moves, and progress can be stored. Else it says what is wrong."""
         return self._crew.health() if self._crew is not None else Health(False, ("no handler runs",))
 
     # -- running ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._broker is not None:
+        if self._opened is not None:
             raise ConfigError("the application is already open")
-        self._broker = await open_broker(self.settings)
-        self._loop = asyncio.get_running_loop()
+        self._opened = Opened(await self._open(), asyncio.get_running_loop())
         return self
+
+    async def _open(self) -> Broker:
+        broker = await open_broker(self.settings)
+        try:
+            if self.declared != Topology():
+                changes = await broker.declare(self.declared, apply=self.settings.auto_declare)
+                if refused := [change.detail for change in changes if change.action == "refuse"]:
+                    raise PartitionsDiffer("; ".join(refused))
+        except BaseException:
+            await broker.close()
+            raise
+        return broker
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        broker, self._broker, self._loop = self._broker, None, None
-        if broker is not None:
-            await broker.close()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.broker.close()
 
     async def run(self) -> None:
         """Run every handler until SIGTERM or SIGINT: stop intake, drain, settle, release, close.
 
-        A second signal ends the process at once; what was not settled is handled again by the next owner.
+        A second signal ends the process at once; what was not settled is handled again by the next owner. Inside a
+        program that handles signals itself, such as a web server, use `running`.
         """
-        if context.in_worker:
-            raise ConfigError(
-                "a worker process came to app.run() while it imported its handler: "
-                "put what starts the application under `if __name__ == '__main__':`"
-            )
-        if not self.handlers:
-            raise ConfigError("nothing to run: no handler is declared; decorate one with @app.handler(topic)")
+        self._check_runnable()
         async with contextlib.AsyncExitStack() as stack:
-            if self._broker is None:
+            if self._opened is None:
                 await stack.enter_async_context(self)
             stack.enter_context(stopping(self.stop))
-            await self._run()
+            await asyncio.wait([await stack.enter_async_context(self._beside())])
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Run the handlers beside the body, in this event loop, and leave signals alone.
+
+        The body begins when every handler has joined its group. On exit: stop intake, drain, settle, release, and close
+        what this opened. This also happens when the body is cancelled; a second cancellation cuts the drain short.
+        If a handler's consumer fails, the body's task is cancelled and this raises the failure. `stop` ends the
+        handlers and leaves the body alone.
+        """
+        self._check_runnable()
+        async with contextlib.AsyncExitStack() as stack:
+            if self._opened is None:
+                await stack.enter_async_context(self)
+            await stack.enter_async_context(self._beside())
+            yield self
 
     def stop(self) -> None:
-        """Ask `run` to end gracefully, also one that has only begun."""
+        """Ask the handlers to end gracefully, also those that have only begun to start."""
         self._stopping = True
         if self._crew is not None:
             self._crew.stop()
 
-    async def _run(self) -> None:
-        from onward.crew import Crew  # a program that only publishes starts sooner without it
+    def _check_runnable(self) -> None:
+        if context.in_worker:
+            raise ConfigError(
+                "a worker process started the application while it imported its handler: "
+                "put what starts the application under `if __name__ == '__main__':`"
+            )
+        if not self.handlers:
+            raise ConfigError("nothing to run: no handler is declared; decorate one with @app.handler(topic)")
+        if self._crew is not None:
+            raise ConfigError("the handlers of this application already run")
 
-        self._crew = Crew(self.broker, self.handlers, self.settings, self._hooks)
+    @contextlib.asynccontextmanager
+    async def _beside(self) -> AsyncIterator[asyncio.Task[None]]:
+        """The handlers in a task of their own."""
+        from onward.beside import Beside  # a program that only publishes starts sooner without these
+        from onward.crew import Crew
+
+        crew = self._crew = Crew(
+            self.broker, self.handlers, self.settings, self._hooks, registry=self.registry, endpoint=self.endpoint
+        )
         if self._stopping:
-            self._crew.stop()
+            crew.stop()
         try:
-            await self._crew.run()
+            async with Beside(crew.run, crew.stop) as task:
+                yield task
         finally:
             self._crew, self._stopping = None, False
 
     # -- seeing it ----------------------------------------------------------------------------------------------
 
     def readings(self) -> list[Reading]:
-        """How each running handler fares now."""
+        """How each running handler is doing now, by partition too."""
         return self._crew.readings() if self._crew is not None else []
 
     def metrics(self) -> str:
-        """The same as the text that Prometheus scrapes."""
-        return exposition(self.readings(), prefix=self.settings.metrics_prefix)
+        """The readings and what stages have added to `registry`, as the text that Prometheus reads."""
+        from onward.observe.figures import figures
 
-
-def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    if not headers:
-        return {}
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise BadSetting(f"header {name!r}: {value!r}: names and values are str")
-    return dict(headers)
+        families = [*figures(self.readings()), *self.registry.families()]
+        return exposition(families, prefix=self.settings.metrics_prefix)
 
 
 def _close_in_child() -> None:
+    """A forked child has none of its parent's threads and loops: there every application is closed, and can be opened
+    again."""
     for app in list(_apps):
-        app._close_in_child()  # noqa: SLF001 - of our own class
+        _inherited.append((app._opened, app._door))  # noqa: SLF001 - of our own class
+        app._opened = app._crew = None  # noqa: SLF001
+        app._door = SyncDoor(app.settings, app._open)  # noqa: SLF001
 
 
 _apps: "weakref.WeakSet[Onward]" = weakref.WeakSet()

@@ -1,22 +1,25 @@
 """The handlers of one process while they run: it composes the stages, and is the only file that knows them all."""
 
 import asyncio
+import functools
 import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 from uuid import uuid4
 
 import msgspec
 
-from onward.brokers.base import Broker
+from onward import clock
+from onward.brokers.base import Broker, MemberInfo
 from onward.engines.base import Engine
 from onward.engines.processes import ProcessEngine
 from onward.engines.target import check, target_of
 from onward.engines.tasks import TaskEngine
 from onward.engines.threads import ThreadEngine
 from onward.engines.watchdog import Watchdog
+from onward.errors import BadHandler
 from onward.event import Partition
 from onward.failure.dead import DeadLetters
 from onward.failure.monitor import Hook, Monitor
@@ -26,45 +29,65 @@ from onward.flow.solitude import Solitude
 from onward.handler import Handler
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
-from onward.observe.health import Health, tell
-from onward.observe.metrics import Reading
+from onward.observe.health import Health, report
+from onward.observe.metrics import Registry
+from onward.observe.reading import PartitionReading, Reading
+from onward.observe.standstill import EVERY_S, Patience, Standstill
 from onward.settings import Settings
 
 log = logging.getLogger("onward")
 
 
 class Crew:
-    """A consumer for each handler, and beside them the inboxes' upkeep, the monitor and the log line."""
+    """A consumer for each handler. Beside them: the inboxes' upkeep, the monitor of dead letters, the log line, and the
+    watch for partitions that stand still."""
 
-    def __init__(self, broker: Broker, handlers: Sequence[Handler], settings: Settings, hooks: Sequence[Hook]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        handlers: Sequence[Handler],
+        settings: Settings,
+        hooks: Sequence[Hook],
+        *,
+        registry: Registry,
+        endpoint: str | None = None,
+    ) -> None:
         self._broker = broker
         self._handlers = handlers
         self._settings = settings
         self._hooks = hooks
-        self._stopping = False
+        self._durations = registry.histogram("handler_duration_seconds", "How long runs took.", ("topic", "group"))
+        self._member = MemberInfo(f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}", endpoint)
+        self._standstill = Standstill({(each.topic, each.group): _patience(each) for each in handlers})
+        self._phase: Literal["starting", "running", "stopping"] = "starting"
         self._counted: dict[tuple[str, str], Tally] = {}  # the dead letters, by topic and group
         self.consumers: list[Consumer] = []
 
-    async def run(self) -> None:
-        """Until `stop`, or until one of them cannot go on: half an application that looks healthy helps nobody."""
+    async def run(self, started: Callable[[], None]) -> None:
+        """Until `stop`, or until one handler's consumer cannot go on: then all end, because half an application would
+        look healthy. Calls `started` when every handler has joined its group."""
+        self._check_starts()
         try:
             await self._start_inboxes()
-            await self._consume()
+            await self._consume(started)
         finally:
             for inbox in self._inboxes():
                 await inbox.close()
 
     def stop(self) -> None:
-        """Also one that has only begun."""
-        self._stopping = True
+        """Also when it has only begun to start."""
+        self._phase = "stopping"
         for consumer in self.consumers:
             consumer.stop()
 
     def health(self) -> Health:
         if not self.consumers:
             return Health(False, ("no handler runs",))
-        troubles = tuple(trouble for consumer in self.consumers for trouble in consumer.troubles)
-        return Health(not troubles, troubles)
+        if self._phase != "running":
+            return Health(False, (f"the handlers are {self._phase}",))
+        known = [trouble for consumer in self.consumers for trouble in consumer.troubles]
+        troubles = (*known, *self._standstill.look(self.readings(), clock.now()))
+        return Health(not troubles, tuple(map(_encodable, troubles)))
 
     def readings(self) -> list[Reading]:
         return [
@@ -73,6 +96,7 @@ class Crew:
                 group=handler.group,
                 engine=handler.engine,
                 declined=consumer.declined,
+                partitions=partition_readings(consumer),
                 **msgspec.structs.asdict(consumer.behind()),
                 **self._dead_depth(handler),
                 **msgspec.structs.asdict(consumer.health()),
@@ -81,18 +105,28 @@ class Crew:
             for handler, consumer in zip(self._handlers, self.consumers, strict=False)
         ]
 
-    async def _consume(self) -> None:
-        member, solitude = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}", Solitude()
+    async def _consume(self, started: Callable[[], None]) -> None:
+        solitude = Solitude()
+        member = self._member.name if self._member.endpoint is None else f"{self._member.name}@{self._member.endpoint}"
         self.consumers = [
-            Consumer(self._broker, _engine(each), each, self._settings, member=member, solitude=solitude)
+            Consumer(
+                self._broker,
+                _engine(each),
+                each,
+                self._settings,
+                member=member,
+                solitude=solitude,
+                took=functools.partial(self._durations.observe, (each.topic, each.group)),
+            )
             for each in self._handlers
         ]
         for handler in self._handlers:
             self._introduce(handler)
-        tasks = [asyncio.create_task(consumer.run()) for consumer in self.consumers]
+        joined = self._joining(started)
+        tasks = [asyncio.create_task(consumer.run(joined)) for consumer in self.consumers]
         beside = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
-        beside += [asyncio.create_task(self._monitor().run()), asyncio.create_task(tell(self.readings))]
-        if self._stopping:
+        beside += [asyncio.create_task(each) for each in (self._monitor().run(), report(self.readings), self._watch())]
+        if self._phase == "stopping":
             self.stop()
         try:
             with Watchdog():
@@ -102,6 +136,33 @@ class Crew:
                 task.cancel()
             await asyncio.wait([*tasks, *beside])
             self.consumers = []
+
+    def _joining(self, started: Callable[[], None]) -> Callable[[], None]:
+        """What each consumer calls when it has joined its group."""
+        left = len(self.consumers)
+
+        def joined() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._phase = "running" if self._phase == "starting" else self._phase
+                started()
+
+        return joined
+
+    async def _watch(self) -> None:
+        """Look often enough to know how long a partition has stood still, whenever readiness is asked for."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            self._standstill.look(self.readings(), clock.now())
+
+    def _check_starts(self) -> None:
+        """Refuse a handler whose `start` this broker does not offer, before anything is consumed."""
+        starts = self._broker.features.starts
+        for handler in self._handlers:
+            if (handler.start if isinstance(handler.start, str) else "time") not in starts:
+                offered = ", ".join("a Unix time" if each == "time" else repr(each) for each in sorted(starts))
+                raise BadHandler(f"{handler.name}: start={handler.start!r}; this broker offers {offered}")
 
     async def _all_of(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -128,17 +189,26 @@ class Crew:
 
     # -- inboxes ------------------------------------------------------------------------------------------------
 
+    def _is_shared(self, handler: Handler) -> bool:
+        """Several members hold its partitions at once."""
+        return self._broker.features.shared and handler.ordering == "none"
+
+    def _is_stable(self, handler: Handler) -> bool:
+        """A position names the same event in every delivery, and a fence grows with every ownership."""
+        features = self._broker.features
+        return features.stable_positions and features.fence and not self._is_shared(handler)
+
     def _inboxes(self) -> Iterable[Inbox]:
         return {id(each.inbox): each.inbox for each in self._handlers if each.inbox is not None}.values()
 
     async def _start_inboxes(self) -> None:
-        """Refuse what could not keep effects once, before the first event."""
+        """Refuse, before the first event, a handler whose effects could not be kept to once."""
         for handler in self._handlers:
             if handler.inbox is not None:
                 ground = Ground(
                     name=handler.name,
                     batch=handler.is_batch,
-                    features=self._broker.features,
+                    stable=self._is_stable(handler),
                     longest_redelivery_s=longest_redelivery_s(self._settings, handler.retry, handler.timeout_s),
                 )
                 await handler.inbox.start(ground)
@@ -150,21 +220,73 @@ class Crew:
         return Monitor(self._tallies, self._hooks, thresholds=thresholds, every_s=self._settings.dead_check_s)
 
     async def _tallies(self) -> list[Tally]:
-        """Of the groups whose partition 0 is ours: over the fleet each is watched by one process."""
+        """Of the groups that are ours to count: over the fleet, one process counts each."""
         if not self._broker.features.aside:
             return []
         letters = DeadLetters(self._broker, [(each.topic, each.group) for each in self._handlers])
-        pairs = zip(self._handlers, self.consumers, strict=True)
-        ours = [handler for handler, consumer in pairs if Partition(handler.topic, 0) in consumer.plane.held]
+        pairs = list(zip(self._handlers, self.consumers, strict=True))
+        ours = [handler for handler, consumer in pairs if await self._counts(handler, consumer)]
         found = [await letters.tally(handler.topic, handler.group) for handler in ours]
         self._counted = {(tally.topic, tally.group): tally for tally in found}
         return found
+
+    async def _counts(self, handler: Handler, consumer: Consumer) -> bool:
+        """The owner of partition 0 counts. Of several that share it, the one with the lowest member name does."""
+        if Partition(handler.topic, 0) not in consumer.plane.held:
+            return False
+        if not self._is_shared(handler):
+            return True
+        groups = await self._broker.groups(handler.topic)
+        names = [member.name for each in groups if each.group == handler.group for member in each.members]
+        return self._member.name == min((*names, self._member.name))
 
     def _dead_depth(self, handler: Handler) -> dict[str, Any]:
         """As the monitor last counted."""
         tally = self._counted.get((handler.topic, handler.group))
         depth, age_s = (tally.depth, tally.oldest_age_s) if tally is not None else (None, None)
         return {"dead_letters": depth, "dead_oldest_s": age_s}
+
+
+def _encodable(text: str) -> str:
+    """An error's text may hold what no encoding has."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def partition_readings(consumer: Consumer) -> tuple[PartitionReading, ...]:
+    """How each partition that the consumer holds is doing."""
+    lags, undelivered = consumer.plane.lag(clock.now()), consumer._undelivered  # noqa: SLF001
+    readings = []
+    for partition, lag in sorted(lags.items()):
+        outside = undelivered.get(partition)
+        waiting, opened = outside.undelivered if outside is not None else None, lag.queued + lag.running + lag.delayed
+        blocking = lag.blocking
+        readings.append(
+            PartitionReading(
+                partition=partition.index,
+                undelivered=waiting,
+                open=opened,
+                gap=lag.gap,
+                lag=None if waiting is None else waiting + opened + lag.gap,
+                parked=lag.parked,
+                paused_by=lag.paused_by,
+                queued=lag.queued,
+                running=lag.running,
+                blocking_position=None if blocking is None else blocking.position,
+                blocking_state=None if blocking is None else blocking.state,
+                blocking_attempt=None if blocking is None else blocking.attempt,
+                blocked_s=0.0 if blocking is None else blocking.for_s,
+            )
+        )
+    return tuple(readings)
+
+
+def _patience(handler: Handler) -> Patience:
+    slots = handler.concurrency if handler.engine != "processes" else _workers(handler)
+    return Patience(handler.name, slots, handler.timeout_s, handler.retry.longest_s + handler.batch_wait_s)
+
+
+def _workers(handler: Handler) -> int:
+    return handler.workers or os.cpu_count() or 1
 
 
 def _engine(handler: Handler) -> Engine:
@@ -178,7 +300,7 @@ def _engine(handler: Handler) -> Engine:
     return ProcessEngine(
         target,
         batch=handler.is_batch,
-        workers=handler.workers or os.cpu_count() or 1,
+        workers=_workers(handler),
         concurrency=concurrency,
         timeout_s=timeout_s,
         max_events_per_worker=handler.max_events_per_worker,

@@ -1,12 +1,12 @@
-"""The way in for callers without an event loop: plain scripts and threads."""
+"""publish for callers without an event loop: plain scripts and threads."""
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from onward.brokers import open_broker
+from onward.brokers.base import Broker
 from onward.errors import ConfigError, PublishError
 from onward.event import Event
 from onward.settings import Settings
@@ -23,31 +23,36 @@ def refuse_loop_thread() -> None:
 
 
 class SyncDoor:
-    """A broker on an event loop in a thread of its own, for callers that have no loop.
+    """A broker on an event loop in a thread of its own, for callers that have no loop. The first publish opens it.
 
     It ends with the process: what publish has returned for is durable, so there is nothing left to finish.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        refuse_loop_thread()
+    def __init__(self, settings: Settings, opening: Callable[[], Coroutine[Any, Any, Broker]]) -> None:
         self._settings = settings
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="onward-sync", daemon=True)
-        self._thread.start()
-        try:
-            self._broker = wait_for(open_broker(settings), self._loop, settings)
-        except BaseException:
-            self._stop()
-            raise
+        self._open_broker = opening
+        self._opening = threading.Lock()  # several threads may come first
+        self._opened: tuple[Broker, asyncio.AbstractEventLoop] | None = None
 
     def publish(self, events: list[Event]) -> None:
         refuse_loop_thread()
-        wait_for(self._broker.publish(events), self._loop, self._settings, events)
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._open()
+        broker, loop = self._opened
+        wait_for(broker.publish(events), loop, self._settings, events)
 
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def _open(self) -> tuple[Broker, asyncio.AbstractEventLoop]:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="onward-sync", daemon=True)
+        thread.start()
+        try:
+            return wait_for(self._open_broker(), loop, self._settings), loop
+        except BaseException:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+            raise
 
 
 def wait_for(

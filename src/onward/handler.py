@@ -1,7 +1,9 @@
 """A declared handler: which events it takes, how it runs, and how it is called."""
 
+import functools
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -37,6 +39,7 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     batch_wait_s: float
     inbox: Inbox | None = None
+    wants: Callable[[str], bool] | None = None  # by the event's type; None: all of them
 
     @property
     def is_batch(self) -> bool:
@@ -44,7 +47,7 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(function: Function, engine: EngineName | None) -> EngineName:
-    """The engine for this function: `async def` runs in tasks, `def` in threads, and processes take both by word."""
+    """The engine for this function: `async def` runs in tasks, `def` in threads, unless `engine` says processes."""
     where, is_async = f"handler {function.__qualname__}", inspect.iscoroutinefunction(function)
     if engine is None:
         return "tasks" if is_async else "threads"
@@ -60,7 +63,7 @@ def choose(function: Function, engine: EngineName | None) -> EngineName:
 
 
 def check_choices(handler: Handler) -> None:
-    """BadHandler, if one of the words and numbers it was declared with cannot be."""
+    """BadHandler, if one of the choices it was declared with is impossible."""
     if handler.ordering not in ("key", "partition", "none"):
         raise BadHandler(f"{handler.name}: ordering={handler.ordering!r}; choose 'key', 'partition' or 'none'")
     if not isinstance(handler.retry, Retry):
@@ -80,6 +83,25 @@ def check_choices(handler: Handler) -> None:
         raise BadHandler(f"{handler.name}: on_dead={handler.on_dead!r}; 'pass', or 'hold' with ordering='key'")
     if isinstance(handler.start, str) and handler.start not in ("earliest", "latest"):
         raise BadHandler(f"{handler.name}: start={handler.start!r}; 'earliest', 'latest' or a Unix time")
+
+
+def type_filter(types: Sequence[str], name: str) -> Callable[[str], bool]:
+    """Whether an event type matches one of the patterns. `*` is any text, dots included; everything else is literal."""
+    if isinstance(types, str) or not isinstance(types, Sequence) or not types:
+        raise BadHandler(
+            f"handler {name}: types={types!r}; a list of types, such as ['order.placed', 'notification.*']"
+        )
+    for pattern in types:
+        if not isinstance(pattern, str) or not pattern or not pattern.isprintable() or set(pattern) & set("?[]#"):
+            raise BadHandler(f"handler {name}: types has {pattern!r}; a type, in which `*` alone stands for any text")
+    parts = ("".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", each)) for each in types)
+    match = re.compile("|".join(f"(?:{part})" for part in parts), re.DOTALL).fullmatch
+
+    @functools.lru_cache(maxsize=1024)  # a topic has few types; the limit is for one that has not
+    def wants(type_: str) -> bool:
+        return match(type_) is not None
+
+    return wants
 
 
 def bind(function: Function, *, batch: bool = False) -> Call:
@@ -162,7 +184,8 @@ def _batch_runner(function: Function, slots: list[str], decode: Decode | None) -
 
 
 def _finished(call: Call, where: str) -> Call:
-    """A plain function has run when it returns. One that returns a coroutine has not, and nobody would notice."""
+    """A plain function has run when it returns. If it returns a coroutine, its work has not been done: that is an
+    error, or the event would count as handled."""
 
     def finished(work: Any) -> None:
         result = call(work)

@@ -1,11 +1,11 @@
-"""Settings: frozen, parsed once at the edge. A keyword wins over the URL's query, that over ONWARD_* in the
-environment, that over onward.toml in the current folder, that over the defaults below."""
+"""Settings: frozen, parsed once at the edge. A keyword wins over the URL's query, then ONWARD_* in the environment,
+then onward.toml in the current folder, then the defaults below."""
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 
 import msgspec
@@ -13,10 +13,11 @@ from msgspec import Meta
 
 from onward.errors import BadName, BadSetting
 
+_MOST_S = 100 * 366 * 86_400.0  # a hundred years; so no time is infinite
 Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(ge=0, le=_MOST_S)]
+Positive = Annotated[float, Meta(gt=0, le=_MOST_S)]
 
 
 class ClientSettings(dict[str, Any]):
@@ -29,19 +30,19 @@ class ClientSettings(dict[str, Any]):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     url: str = "sqlite:///onward.db"
     app: str | None = None  # MODULE:APP, for the commands that need the application
-    client: "ClientSettings" = msgspec.field(default_factory=lambda: ClientSettings())  # Kafka: names with a dot
+    client: "ClientSettings" = msgspec.field(default_factory=lambda: ClientSettings())  # in a URL: client.NAME=value
 
     # topics
     partitions: Annotated[int, Meta(ge=1, le=4096)] | None = None  # of a new topic, 8; one that differs is refused
     auto_declare: bool = True
     on_partition_growth: Literal["stop", "accept"] = "stop"
     replication: Annotated[int, Meta(ge=1, le=32767)] | None = None  # copies of a new topic; the cluster's default
-    durability: Literal["fsync", "window"] | None = None  # None: the broker's own
+    durability: Literal["fsync", "window"] | None = None  # the broker's own; window: a power cut may take some events
 
     # limits
     max_event_bytes: Bytes = 1_048_576
     max_backlog_bytes: Bytes = 1 << 30  # events that some group has not finished, per topic
-    max_outgoing_bytes: Bytes = 64 << 20  # events that wait in this process to be sent
+    max_outgoing_bytes: Bytes = 64 << 20  # events that wait in this process to be published
     retention_s: Seconds = 7 * 86_400.0  # finished events are kept this long
     retention_bytes: Bytes = 256 << 20  # and at most this much of them, per topic
     max_in_flight: Count = 1_000  # delivered and not done, per partition
@@ -58,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # times
     publish_timeout_s: Positive = 30.0
-    lease_s: Positive = 10.0
+    lease_s: Positive = 10.0  # unless the scheme has another default
     takeover_grace_s: Seconds = 1.0
     max_poll_gap_s: Positive = 300.0
     revoke_grace_s: Seconds = 40.0  # longer than a handler may run, or it overlaps with the next owner's run
@@ -67,16 +68,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     park_after_s: Seconds = 30.0  # a retry due later than this leaves the flow, and its key with it
     dead_check_s: Positive = 300.0  # how often they are counted
 
+    # Where each value was given, until brokers.completed has checked that the broker takes it.
+    sources: Mapping[str, str] | None = None
+
     def __repr__(self) -> str:
         """What was set, without secrets."""
         usual = Settings()
-        shown = {name: getattr(self, name) for name in self.__struct_fields__} | {"url": redacted(self.url)}
+        shown = {name: getattr(self, name) for name in _TYPES} | {"url": redacted(self.url)}
         given = [f"{name}={value!r}" for name, value in shown.items() if value != getattr(usual, name)]
         return f"Settings({', '.join(given)})"
 
 
-_TYPES: Mapping[str, Any] = get_type_hints(Settings, include_extras=True)
+_TYPES: Mapping[str, Any] = {
+    name: type_ for name, type_ in get_type_hints(Settings, include_extras=True).items() if name != "sources"
+}
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_EXAMPLES = {"app": "shop:app", "partitions": 8, "replication": 3}  # of those without a default
+_CLIENT = "client."  # before the client library's own names, in a URL
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A place where settings are given."""
+
+    name: str  # in errors
+    client: str  # how a setting of the client library is written there
+
+
+_KEYWORD = Source("a keyword", "client={{{0!r}: ...}}")
+_URL = Source("the URL", "client.{0}=...")
+_ENVIRONMENT = Source("the environment", "client.NAME=... in the query of ONWARD_URL")
+_FILE = Source("onward.toml", '"{0}" = ... under the heading [client]')
 
 
 def load(url: str | None = None, **keywords: Any) -> Settings:
@@ -84,14 +105,18 @@ def load(url: str | None = None, **keywords: Any) -> Settings:
     given = {name: value for name, value in keywords.items() if value is not None}
     if url is not None:
         given["url"] = url
-    values = (
-        _checked("onward.toml", _toml()) | _checked("the environment", _environment()) | _checked("a keyword", given)
-    )
-    base, query = _split(values.get("url", Settings().url))
-    from_url = _checked("the URL", query)
-    client = values.get("client", {}) | from_url.get("client", {}) | _checked("a keyword", given).get("client", {})
-    values = values | from_url | {name: values[name] for name in given if name in values and name != "url"}
-    return Settings(**(values | {"url": base, "client": ClientSettings(client)}))
+    layers = [(_FILE, _toml()), (_ENVIRONMENT, _environment()), (_KEYWORD, given)]
+    base, query = _split(next((values["url"] for _, values in reversed(layers) if "url" in values), Settings().url))
+    layers.insert(2, (_URL, query))
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, raw in layers:
+        checked = {name: _check(source, name, value) for name, value in raw.items()}
+        if "client" in checked:
+            checked["client"] = ClientSettings(values.get("client", {}) | checked["client"])
+        values |= checked
+        sources |= dict.fromkeys(checked, source.name)
+    return Settings(**(values | {"url": base, "sources": sources}))
 
 
 def redacted(url: str) -> str:
@@ -113,9 +138,21 @@ def _toml() -> dict[str, Any]:
     import tomllib  # seldom needed, and every import of onward would pay for it
 
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadSetting(f"onward.toml cannot be read: {error}") from error
+    if isinstance(client := found.get("client"), dict):
+        found["client"] = dict(_dotted(client))
+    return found
+
+
+def _dotted(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """TOML makes a table of a name with dots that stands without quotes: these are names again."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
 
 
 def _environment() -> dict[str, str]:
@@ -123,11 +160,19 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[f"ONWARD_{name.upper()}"] for name in _TYPES if f"ONWARD_{name.upper()}" in os.environ}
 
 
-def _split(url: str) -> tuple[str, dict[str, str]]:
+def _split(url: Any) -> tuple[str, dict[str, Any]]:
+    """The URL without its query, and the settings in that."""
+    if not isinstance(url, str):
+        raise BadSetting(f"url={url!r} is no text; write it in quotes")
     parts = _parts(url)
-    # urlunsplit would shorten sqlite:///file to sqlite:/file.
+    # urlunsplit would drop the empty host of scheme:///file.
     base = url.split("?", 1)[0] if parts.query else urlunsplit(parts) if parts.netloc else url
-    return base, dict(parse_qsl(parts.query, keep_blank_values=True))
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    query: dict[str, Any] = {name: value for name, value in pairs if not name.startswith(_CLIENT)}
+    client = {name.removeprefix(_CLIENT): value for name, value in pairs if name.startswith(_CLIENT)}
+    if client and "client" not in query:
+        query["client"] = client
+    return base, query
 
 
 def _parts(url: str) -> SplitResult:
@@ -141,27 +186,44 @@ def _parts(url: str) -> SplitResult:
             "the URL cannot be read (not shown, it may hold a password): write the reserved characters of user, "
             "password and values, such as / @ ? # [, as urllib.parse.quote(text, safe='') gives them"
         )
+    if "#" in url:
+        raise BadSetting("the URL holds a #, and nothing behind it would count: write it as %23")
     return parts
 
 
-def _checked(source: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Each value as its type. Names with a dot are the client library's, and are checked by it."""
-    client = {name: value for name, value in values.items() if "." in name}
-    checked = {name: _check(source, name, value) for name, value in values.items() if name not in client}
-    return checked | {"client": ClientSettings(checked.get("client", {}) | client)} if client else checked
-
-
-def _check(source: str, name: str, value: Any) -> Any:
-    if name not in _TYPES:
-        import difflib
-
-        near = difflib.get_close_matches(name, _TYPES, 1)
-        raise BadSetting(f"{source} sets {name!r}, which is no setting{f'; did you mean {near[0]!r}?' if near else ''}")
+def _check(source: Source, name: str, value: Any) -> Any:
+    """The value as its setting's type."""
     if name == "client":
-        if not isinstance(value, Mapping):
-            raise BadSetting(f"client from {source}: a mapping of the client library's own names to values")
-        return ClientSettings(value)
+        return _check_client(source, value)
+    if name not in _TYPES:
+        raise BadSetting(_unknown(source, name))
     try:
         return msgspec.convert(value, _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
-        raise BadSetting(f"{name}={value!r} from {source}: {error}") from error
+        raise BadSetting(f"{name}={value!r} from {source.name}: {error}; {_cure(name)}") from error
+
+
+def _check_client(source: Source, value: Any) -> ClientSettings:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
+        raise BadSetting(f"client from {source.name} has no names; write {source.client.format('NAME')}")
+    return ClientSettings(value)
+
+
+def _unknown(source: Source, name: str) -> str:
+    if "." in name:
+        cure = f"a setting of the client library is written {source.client.format(name)}"
+        return f"{source.name} sets {name!r}, which is no setting; {cure}"
+    import difflib
+
+    near = difflib.get_close_matches(name, _TYPES, 1)
+    return f"{source.name} sets {name!r}, which is no setting{f'; did you mean {near[0]!r}?' if near else ''}"
+
+
+def _cure(name: str) -> str:
+    """What to write in place of a value that cannot be."""
+    type_, default = _TYPES[name], getattr(Settings(), name)
+    choices = [each for part in (type_, *get_args(type_)) for each in get_args(part) if isinstance(each, str)]
+    if type_ is bool or choices:
+        return f"use {' or '.join(choices or ['true', 'false'])}"
+    unit = "seconds, " if name.endswith("_s") else "bytes, " if name.endswith("_bytes") else ""
+    return f"use {unit}such as {name}={_EXAMPLES.get(name, default)}"

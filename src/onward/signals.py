@@ -16,7 +16,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def stopping(stop: Callable[[], None]) -> Iterator[None]:
     """The first stop signal calls `stop`; the second gets the system's own handling."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers; whoever runs us in another calls stop
+        yield  # only the main thread may set handlers; a program that uses another one calls stop itself
         return
     loop = asyncio.get_running_loop()
 
@@ -28,6 +28,12 @@ def stopping(stop: Callable[[], None]) -> Iterator[None]:
         stop()
 
     before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    if callable(before[signal.SIGTERM]):
+        log.warning(
+            "app.run() takes SIGTERM over from %r; inside a program that handles signals itself, such as a web server, "
+            "use `async with app.running():`",
+            before[signal.SIGTERM],
+        )
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, first, number)
     try:

@@ -97,6 +97,7 @@ def test_quick_mode_measures_and_writes_what_it_found(tmp_path: Path) -> None:
     assert all(check["ok"] for check in found["checks"])
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a minute and a half on two cores that have nothing else to do
 def test_quick_mode_runs_whole(tmp_path: Path) -> None:

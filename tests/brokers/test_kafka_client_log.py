@@ -83,8 +83,8 @@ def test_other_lines_keep_their_level_and_expected_ones_are_logged_at_debug(line
 
 
 def test_no_secret_is_in_the_log(lines: pytest.LogCaptureFixture) -> None:
-    url = "kafka://ann:pa%40ss@one:9093?sasl.oauthbearer.client.secret=hidden-1"
-    loaded = settings.load(url, **{"ssl.key.password": "hidden-2", "security.protocol": "SASL_SSL"})
+    url = "kafka://ann:pa%40ss@one:9093?client.sasl.oauthbearer.client.secret=hidden-1"
+    loaded = settings.load(url, client={"ssl.key.password": "hidden-2", "security.protocol": "SASL_SSL"})
     client_log = ClientFactory(loaded.url, loaded)._log
     client_log.log(logging.WARNING, "", "SASL", "client-1", "tried pa@ss, hidden-1 and hidden-2 of ann")
     assert logged(lines) == ["client-1: SASL: tried ***, *** and *** of ann"]

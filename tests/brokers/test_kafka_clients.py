@@ -69,7 +69,7 @@ def test_contract_13_after_a_refusal_nothing_later_of_the_key_is_accepted(harnes
         async with staged(harness) as stage:
             await stage.publish(1)
             await asyncio.to_thread(harness.limit, stage.topic, "20000")
-            broker = await stage.broker(**{"batch.size": 2000})
+            broker = await stage.broker(client={"batch.size": 2000})
             call = [event(stage.topic, f"key-{n % 2}", n) for n in range(200)]
             call[51] = Event(new_id(), stage.topic, "key-1", b"x" * 50_000)
             with pytest.raises(PublishError) as raised:
@@ -216,7 +216,7 @@ def test_the_fence_of_a_relay_is_not_compared(harness: KafkaHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    "client",
     [
         {"partition.assignment.strategy": "range"},
         {"partition.assignment.strategy": "roundrobin"},
@@ -224,9 +224,9 @@ def test_the_fence_of_a_relay_is_not_compared(harness: KafkaHarness) -> None:
     ],
     ids=["range", "roundrobin", "kip-848"],
 )
-def test_other_ways_to_share_partitions(harness: KafkaHarness, options: dict[str, str]) -> None:
+def test_other_ways_to_share_partitions(harness: KafkaHarness, client: dict[str, str]) -> None:
     async def scene() -> None:
-        async with staged(harness, partitions=4, **options) as stage:
+        async with staged(harness, partitions=4, client=client) as stage:
             broker = await stage.broker()
             first = await (await stage.member(broker)).hold(4)
             await broker.publish([event(stage.topic, f"key-{n}", n) for n in range(40)])
@@ -246,14 +246,14 @@ def test_other_ways_to_share_partitions(harness: KafkaHarness, options: dict[str
 def test_a_static_member_that_comes_back_keeps_its_partitions(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, partitions=2, lease_s=6.0) as stage:
-            other = await (await stage.member(await stage.broker(**{"group.instance.id": "one"}))).hold(2)
-            static = await stage.member(await stage.broker(**{"group.instance.id": "two"}))
+            other = await (await stage.member(await stage.broker(client={"group.instance.id": "one"}))).hold(2)
+            static = await stage.member(await stage.broker(client={"group.instance.id": "two"}))
             while len(static.assigned) < 1:
                 await asyncio.gather(other.receive(wait_s=0.1), static.receive(wait_s=0.1))
             mine, theirs = set(static.assigned), dict(other.assigned)
             await static.release(list(static.assigned))
             await static.subscription.close()
-            back = await stage.member(await stage.broker(**{"group.instance.id": "two"}))
+            back = await stage.member(await stage.broker(client={"group.instance.id": "two"}))
             while not back.assigned:
                 await asyncio.gather(other.receive(wait_s=0.1), back.receive(wait_s=0.1))
             assert set(back.assigned) == mine

@@ -102,7 +102,7 @@ def test_a_member_that_is_cut_off_is_not_sure_once_another_has_its_partition(
     """Until then it is sure, even if it settles nothing. When the broker is back it can own the partition again."""
 
     async def scene() -> None:
-        options = {"group.protocol": protocol, "lease_s": SESSION_S, "takeover_grace_s": 1.0}
+        options = {"client": {"group.protocol": protocol}, "lease_s": SESSION_S, "takeover_grace_s": 1.0}
         with kafka_server.proxy() as proxy:
             async with staged(harness, **options) as stage:
                 set_session(harness, stage.group)
@@ -170,7 +170,7 @@ def test_while_a_member_is_not_sure_it_receives_no_events(
 @pytest.mark.slow
 def test_a_stopped_member_of_a_modern_group_that_goes_on_is_not_sure(harness: KafkaHarness) -> None:
     async def scene() -> None:
-        async with staged(harness, **{"group.protocol": "consumer", "lease_s": SESSION_S}) as stage:
+        async with staged(harness, client={"group.protocol": "consumer"}, lease_s=SESSION_S) as stage:
             set_session(harness, stage.group)
             await stage.publish(3)
             task = {"mode": "watch", "count": 3, "topic": stage.topic, "group": stage.group}

@@ -25,7 +25,7 @@ from tests.brokers.kafka_stage import play, running, until
 from tests.servers.kafka import KafkaCluster, KafkaServer, KafkaView
 from tests.servers.needs import Missing
 
-pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.more, pytest.mark.timeout(600)]
 
 PARTITIONS = 6
 KEYS = 20

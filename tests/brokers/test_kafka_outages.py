@@ -29,7 +29,7 @@ RECOVERED_S = 30.0
 def test_partitions_added_are_read_from_their_beginning(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, on_partition_growth="accept", partitions=None) as stage:
-            options = {"topic.metadata.refresh.interval.ms": 500}
+            options = {"client": {"topic.metadata.refresh.interval.ms": 500}}
             await (await stage.broker(partitions=2)).publish([event(stage.topic, "a", 0)])
             broker = await stage.broker(**options)
             member = await (await stage.member(broker, start="latest")).hold(2)
@@ -50,7 +50,7 @@ def test_partitions_added_are_not_read_unless_that_is_accepted(
     """A key may have moved to one of them while its earlier events wait in another: it would overtake them."""
 
     async def scene() -> None:
-        async with staged(harness, partitions=None, **{"topic.metadata.refresh.interval.ms": 300}) as stage:
+        async with staged(harness, partitions=None, client={"topic.metadata.refresh.interval.ms": 300}) as stage:
             await (await stage.broker(partitions=2)).publish([event(stage.topic, "a", 0)])
             member = await (await stage.member()).hold(2)
             await member.take(1)
@@ -78,7 +78,7 @@ def test_a_reader_does_not_bring_a_deleted_topic_back(harness: KafkaHarness) -> 
     """A cluster that creates topics on demand would create it with another partition count."""
 
     async def scene() -> None:
-        async with staged(harness, partitions=3, **{"topic.metadata.refresh.interval.ms": 300}) as stage:
+        async with staged(harness, partitions=3, client={"topic.metadata.refresh.interval.ms": 300}) as stage:
             publisher = await stage.broker()
             await publisher.publish([event(stage.topic, "a", 0)])
             await publisher.close()
@@ -95,7 +95,7 @@ def test_a_reader_does_not_bring_a_deleted_topic_back(harness: KafkaHarness) -> 
 
 def test_a_topic_deleted_and_made_again_is_another_log(harness: KafkaHarness) -> None:
     async def scene() -> None:
-        async with staged(harness, **{"topic.metadata.refresh.interval.ms": 300}) as stage:
+        async with staged(harness, client={"topic.metadata.refresh.interval.ms": 300}) as stage:
             broker = await stage.broker()
             await broker.publish([event(stage.topic, "a", n) for n in range(5)])
             member = await stage.member(broker)
@@ -280,7 +280,7 @@ def test_a_topic_deleted_under_a_running_application_is_reported_and_its_success
     restart."""
 
     async def scene() -> None:
-        async with staged(harness, **{"topic.metadata.refresh.interval.ms": 300}) as stage:
+        async with staged(harness, client={"topic.metadata.refresh.interval.ms": 300}) as stage:
             app, handled = stage.app(), list[bytes]()
 
             @app.handler(stage.topic, group=stage.group)

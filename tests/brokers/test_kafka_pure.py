@@ -146,7 +146,7 @@ def test_a_member_that_is_sure_again_rings_the_bell(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_the_extra_the_error_names_the_line_to_run() -> None:
-    schemes = {"kafka": Scheme("onward.brokers.kafka", "no_such_library", "kafka")}
+    schemes = {"kafka": Scheme("onward.brokers.kafka", "Kafka", needs="no_such_library", extra="kafka")}
     with pytest.raises(MissingExtra, match=r"pip install 'onward\[kafka\]'"):
         asyncio.run(open_broker(settings.load("kafka://localhost"), schemes))
 
@@ -157,12 +157,11 @@ def test_importing_onward_does_not_import_the_client() -> None:
 
 
 def test_settings_of_the_client_are_passed_by_name_and_never_printed() -> None:
-    url = "kafka://ann:pa%40ss@one,two:9093?security.protocol=SASL_SSL&sasl.mechanism=PLAIN&partitions=3&linger.ms=7"
-    loaded = settings.load(url, **{"sasl.password": "secret", "client": {"ssl.key.password": "secret"}})
+    url = "kafka://ann:pa%40ss@one,two:9093?client.security.protocol=SASL_SSL&partitions=3&client.linger.ms=7"
+    loaded = settings.load(url, client={"sasl.password": "secret", "ssl.key.password": "secret"})
     assert loaded.partitions == 3
     assert dict(loaded.client) == {
         "security.protocol": "SASL_SSL",
-        "sasl.mechanism": "PLAIN",
         "linger.ms": "7",
         "sasl.password": "secret",
         "ssl.key.password": "secret",
@@ -183,7 +182,7 @@ def test_settings_of_the_client_are_passed_by_name_and_never_printed() -> None:
     ],
 )
 def test_a_wrong_setting_is_named(given: dict[str, Any], match: str) -> None:
-    loaded = settings.load("kafka://localhost:1", **given)
+    loaded = settings.load("kafka://localhost:1", client=given)
     with pytest.raises(BadSetting, match=match):
         ClientFactory(loaded.url, loaded).producer()
 
@@ -192,18 +191,18 @@ def test_a_wrong_setting_is_named(given: dict[str, Any], match: str) -> None:
     ("url", "client"),
     [
         ("kafka://ann:s3cret@localhost:1", {}),
-        ("kafka://localhost:1?sasl.mechanism=PLAIN", {"sasl.username": "ann", "sasl.password": "s3cret"}),
+        ("kafka://localhost:1?client.sasl.mechanism=PLAIN", {"sasl.username": "ann", "sasl.password": "s3cret"}),
         ("kafka://localhost:1", {"oauth_cb": print}),
     ],
 )
 def test_a_login_that_would_not_be_used_is_refused_at_open(url: str, client: dict[str, Any]) -> None:
-    with pytest.raises(BadSetting, match=r"\?security\.protocol=SASL_SSL") as raised:
+    with pytest.raises(BadSetting, match=r"\?client\.security\.protocol=SASL_SSL") as raised:
         asyncio.run(open_broker(settings.load(url, client=client)))
     assert "s3cret" not in str(raised.value)
 
 
 def test_a_wrong_secret_is_not_in_the_error() -> None:
-    loaded = settings.load("kafka://localhost:1", **{"ssl.ca.pem": "-----secret-----", "security.protocol": "ssl"})
+    loaded = settings.load("kafka://localhost:1", client={"ssl.ca.pem": "-----secret-----", "security.protocol": "ssl"})
     with pytest.raises(BadSetting) as raised:
         ClientFactory(loaded.url, loaded).producer()
     assert "secret" not in str(raised.value)
@@ -230,4 +229,4 @@ def test_headers_are_the_same_before_and_after_the_rest_is_decoded(headers: Any,
 
 def test_an_invalid_setting_of_the_producer_is_refused_before_anything_is_published() -> None:
     with pytest.raises(BadSetting, match="Invalid value"):
-        asyncio.run(open_broker(settings.load("kafka://127.0.0.1:9?linger.ms=abc")))
+        asyncio.run(open_broker(settings.load("kafka://127.0.0.1:9?client.linger.ms=abc")))

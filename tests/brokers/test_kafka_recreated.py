@@ -18,7 +18,7 @@ from tests.brokers.kafka_stage import play, running, staged, until
 
 __all__ = ["harness"]
 
-_SOON = {"topic.metadata.refresh.interval.ms": 300}
+_SOON = {"client": {"topic.metadata.refresh.interval.ms": 300}}
 _DAY_S = 86_400.0
 
 
@@ -129,7 +129,7 @@ def test_a_topic_recreated_under_a_member_is_read_from_its_beginning_even_if_it_
     """The reader's position exists in the new log too, so nothing fails."""
 
     async def scene() -> None:
-        async with staged(harness, **{"fetch.error.backoff.ms": 3_000}) as stage:
+        async with staged(harness, client={"fetch.error.backoff.ms": 3_000}) as stage:
             await stage.publish(1)
             member = await (await stage.member(start=start)).hold(1)
             await stage.publish(20)

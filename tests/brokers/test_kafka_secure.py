@@ -92,7 +92,7 @@ def token(_: str) -> tuple[str, float]:
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"sasl.mechanism": "PLAIN", "sasl.username": "ann", "sasl.password": SECRET},
     "scram": {"sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "ann", "sasl.password": SECRET},
-    "oauth": {"sasl.mechanism": "OAUTHBEARER", "client": {"oauth_cb": token}},
+    "oauth": {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": token},
 }
 
 
@@ -100,7 +100,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_events_go_through_tls_and_sasl(secured: SecureKafka, way: str) -> None:
     async def scene() -> None:
         tls = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(secured.authority)}
-        loaded = settings.load(secured.secure, partitions=1, lease_s=3.0, **tls, **WAYS[way])
+        loaded = settings.load(secured.secure, partitions=1, lease_s=3.0, client=tls | WAYS[way])
         broker = await open_broker(loaded)
         topic = f"secure-{way}"
         async with asyncio.timeout(60):
@@ -120,8 +120,8 @@ def test_a_wrong_password_is_an_error_that_does_not_print_it(
 
     async def scene() -> None:
         options = {"security.protocol": "SASL_SSL", "ssl.ca.location": str(secured.authority)}
-        url = secured.secure.replace("kafka://", "kafka://ann:wr0ng-pass@") + "?sasl.mechanism=PLAIN"
-        broker = await open_broker(settings.load(url, **options))
+        url = secured.secure.replace("kafka://", "kafka://ann:wr0ng-pass@") + "?client.sasl.mechanism=PLAIN"
+        broker = await open_broker(settings.load(url, client=options))
         started = time.monotonic()
         with pytest.raises(BrokerError, match=r"(?i)authentication") as raised:
             await broker.publish([event("secure-no", "k", 1)])

@@ -1,4 +1,4 @@
-"""Members of a group that are killed with kill -9, or join and leave, under load. ONWARD_TORTURE_S=60: for a minute."""
+"""Members of a group that are killed with kill -9, or join and leave, under load, for ONWARD_STORM_S seconds."""
 
 import asyncio
 import json
@@ -18,10 +18,10 @@ import pytest
 from onward.testing.failure_shop import eventually, until
 from onward.testing.harness import Kit, Process, effects, event, first_times
 from tests.brokers.kafka import KafkaHarness, harness
+from tests.storm import STORM_S
 
 __all__ = ["harness"]
 
-SECONDS = float(os.environ.get("ONWARD_TORTURE_S", "8"))
 KEYS = 50
 BATCH = 100
 
@@ -37,14 +37,15 @@ def play(kit: Kit, scene: Callable[[], Awaitable[None]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.storm
+@pytest.mark.timeout(STORM_S + 120)
 def test_members_killed_every_few_seconds_lose_and_invert_nothing(harness: KafkaHarness) -> None:
     kit = Kit(harness, {"partitions": 8, "publish_timeout_s": 60.0, "lease_s": 1.0})
 
     async def scene() -> None:
         broker, sent = await kit.broker(), 0
         children = [kit.child("work") for _ in range(3)]
-        end, kill_at = time.monotonic() + SECONDS, time.monotonic() + 2
+        end, kill_at = time.monotonic() + STORM_S, time.monotonic() + 2
         while time.monotonic() < end:
             await broker.publish([event(kit.topic, f"key-{n % KEYS}", n // KEYS) for n in range(sent, sent + BATCH)])
             sent += BATCH
@@ -99,7 +100,8 @@ def read(effects: Path) -> list[Done]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 200)
+@pytest.mark.storm
+@pytest.mark.timeout(STORM_S + 200)
 def test_ten_members_that_come_and_go_lose_and_invert_nothing(harness: KafkaHarness) -> None:
     """Clean joins and stops only: a member finishes and settles what it has started before it gives a partition up.
     On a busy machine that may take longer than the group waits; then events are repeated."""
@@ -110,7 +112,7 @@ def test_ten_members_that_come_and_go_lose_and_invert_nothing(harness: KafkaHarn
         broker, sent, changes = await kit.broker(), 0, 0
         members = [Coming(kit, path) for _ in range(5)]
         gone: list[Coming] = []
-        end, change_at = time.monotonic() + SECONDS, time.monotonic() + 3
+        end, change_at = time.monotonic() + STORM_S, time.monotonic() + 3
         while time.monotonic() < end:
             await broker.publish([event(kit.topic, f"key-{n % KEYS}", n // KEYS) for n in range(sent, sent + BATCH)])
             sent += BATCH

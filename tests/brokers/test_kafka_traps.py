@@ -336,7 +336,7 @@ def test_trap_7_a_member_that_leaves_during_a_rebalance_delays_no_other(harness:
     member leaves, the others would wait for a whole session."""
 
     async def scene() -> None:
-        options = {"lease_s": 60.0, "heartbeat.interval.ms": 300}
+        options = {"lease_s": 60.0, "client": {"heartbeat.interval.ms": 300}}
         async with staged(harness, partitions=2, revoke_grace_s=20.0, **options) as stage:
             first = await (await stage.member(yields=False)).hold(2)
             second = await stage.member()

@@ -29,7 +29,7 @@ def groups(folder: Path, topic: str = "orders") -> list[str]:
 
 
 def owners(folder: Path, group: str) -> set[str]:
-    """The members that own a partition, as the table has them: the contract tells only who is alive."""
+    """The members that own a partition, as the table has them, with the suffix that tells processes apart."""
     with contextlib.closing(sqlite3.connect(folder / "shop.db")) as db:
         rows = db.execute("SELECT DISTINCT owner FROM onward_group WHERE grp = ? AND owner IS NOT NULL", (group,))
         return {owner for (owner,) in rows}

@@ -11,17 +11,17 @@ import pytest
 
 from onward import Event, GiveUp, Onward
 from tests.cli.shell import Shell, until
-from tests.cli.system import url
+from tests.cli.system import publish, url
 
 pytestmark = pytest.mark.slow  # real processes, seconds each
 
 
-def bury(folder: Path, count: int) -> list[str]:
+def bury(folder: Path, count: int, topic: str = "orders") -> list[str]:
     """So many orders that billing has given up; the ids of their events."""
     app = Onward(url(folder), lease_s=1.0, takeover_grace_s=0.1)
     seen: list[str] = []
 
-    @app.handler("orders", group="billing")
+    @app.handler(topic, group="billing")
     async def bill(order: dict[str, Any], event: Event) -> None:
         seen.append(event.id)
         if order["id"] % 2:
@@ -30,7 +30,7 @@ def bury(folder: Path, count: int) -> list[str]:
 
     async def main() -> list[str]:
         async with app:
-            events = await app.publish_many("orders", [(f"c-{n}", {"id": n}) for n in range(count)])
+            events = await app.publish_many(topic, [(f"c-{n}", {"id": n}) for n in range(count)])
             running = asyncio.create_task(app.run())
             deadline = time.monotonic() + 30
             while await app.dead.count() < count:
@@ -85,7 +85,7 @@ def test_pages_follow_the_cursor(shell: Shell) -> None:
     assert sorted(found) == sorted(ids)
 
 
-def test_show_tells_the_whole_story(shell: Shell) -> None:
+def test_show_prints_the_whole_letter(shell: Shell) -> None:
     ids = bury(shell.folder, 2)
     text = dead(shell, "show", ids[1])
     assert "GiveUp: no stock for 1" in text
@@ -154,7 +154,7 @@ def test_drop_asks_and_export_and_send_leave_the_letters(shell: Shell) -> None:
         (["lst"], "No such command"),
     ],
 )
-def test_misuse_is_told_with_its_cure(shell: Shell, arguments: list[str], said: str) -> None:
+def test_misuse_is_named_with_its_cure(shell: Shell, arguments: list[str], said: str) -> None:
     done = shell.run("dead", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
@@ -162,18 +162,30 @@ def test_misuse_is_told_with_its_cure(shell: Shell, arguments: list[str], said: 
 
 
 @pytest.mark.slow
-def test_a_url_alone_needs_a_topic_or_a_group(shell: Shell) -> None:
-    bury(shell.folder, 1)
+def test_a_url_alone_lists_every_topic_and_changes_none(shell: Shell) -> None:
+    ids = bury(shell.folder, 1) + bury(shell.folder, 2, topic="payments")
+    url = ("--url", "sqlite:///shop.db")
+    letters = json.loads(shell.run("dead", "list", "--json", *url).stdout)
+    assert {letter["event"]["id"] for letter in letters} == set(ids)
+    assert {letter["topic"] for letter in letters} == {"orders", "payments"}
+    for option, count in (("--topic", "payments"), 2), (("--group", "billing"), 3), (("--topic", "orders"), 1):
+        done = shell.run("dead", "list", "--json", *url, *option)
+        assert len(json.loads(done.stdout)) == count
+    for change in (["replay"], ["drop", "--yes"], ["send", "--topic", "copies"]):
+        done = shell.run("dead", *change, *url)
+        assert done.returncode == 2
+        assert "name a topic or a group" in done.stderr
+    assert len(json.loads(shell.run("dead", "list", "--json", *url).stdout)) == 3
+
+
+def test_a_system_without_groups_has_no_dead_letters(shell: Shell) -> None:
+    publish(shell.folder, 1)
     done = shell.run("dead", "list", "--url", "sqlite:///shop.db")
-    assert done.returncode == 2
-    assert "Name a topic or a group" in done.stderr
-    for option in (["--topic", "orders"], ["--group", "billing"]):
-        done = shell.run("dead", "list", "--json", "--url", "sqlite:///shop.db", *option)
-        assert len(json.loads(done.stdout)) == 1
+    assert (done.returncode, done.stdout) == (0, "no dead letters\n")
 
 
 @pytest.mark.parametrize("command", ["replay", "drop"])
-def test_an_id_that_nobody_has_is_an_error_and_nothing_is_done(shell: Shell, command: str) -> None:
+def test_an_id_of_no_letter_is_an_error_and_nothing_is_done(shell: Shell, command: str) -> None:
     (id_,) = bury(shell.folder, 1)
     yes = ["--yes"] if command == "drop" else []
     done = shell.run("dead", command, id_, "nosuch", "--app", "shop:app", *yes)

@@ -1,5 +1,6 @@
 """The commands on Kafka, as a newcomer meets them: what is wrong is named in seconds, once, and without a traceback."""
 
+import json
 import re
 import signal
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.brokers.test_kafka_secure import SecureKafka, secured
-from tests.cli.shell import Running, Shell
+from tests.cli.shell import Running, Shell, until
 from tests.servers.kafka import KafkaServer
 from tests.servers.server import free_port
 
@@ -33,13 +34,16 @@ async def bill(order: dict) -> None:
     print("billed", order["id"], flush=True)
 """
 RAW = r"^%\d\||rdkafka#"
-NOBODY = "kafka://127.0.0.1:{port}"
+NO_SERVER = "kafka://127.0.0.1:{port}"
 COMMANDS = [
     "publish orders 1 --url {url}",
     "tail orders --url {url}",
     "dead list --group billing --url {url}",
     "dead list --topic orders --url {url}",
     "demo --check --url {url}",
+    "groups list --url {url}",
+    "topology plan --app shop:app",
+    "doctor {url}",
     "run shop:app",
 ]
 
@@ -63,7 +67,7 @@ def is_clean(err: str) -> bool:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_is_not_there_is_named_once_and_soon(shell: Shell, command: str) -> None:
-    url = NOBODY.format(port=free_port())
+    url = NO_SERVER.format(port=free_port())
     shell.write("shop.py", SHOP.format(url=url, settings=""))
     done = shell.run(*command.format(url=url).split())
     assert done.returncode == 3, done.stderr
@@ -73,8 +77,12 @@ def test_a_server_that_is_not_there_is_named_once_and_soon(shell: Shell, command
     assert is_clean(done.stderr), done.stderr
 
 
-def test_a_demo_that_made_nothing_does_not_speak_of_what_it_left(shell: Shell) -> None:
-    for url, code in ((NOBODY.format(port=free_port()), 3), ("kafka://ann:pass@127.0.0.1:1", 2), ("nobody://there", 2)):
+def test_a_demo_that_created_nothing_reports_nothing_left(shell: Shell) -> None:
+    for url, code in (
+        (NO_SERVER.format(port=free_port()), 3),
+        ("kafka://ann:pass@127.0.0.1:1", 2),
+        ("nobody://there", 2),
+    ):
         for options in (["--check"], ["--port", "0"]):
             done = shell.run("demo", *options, "--url", url)
             assert done.returncode == code, done.stderr
@@ -83,8 +91,48 @@ def test_a_demo_that_made_nothing_does_not_speak_of_what_it_left(shell: Shell) -
             assert is_clean(done.stderr), done.stderr
 
 
+def test_topology_groups_doctor_and_every_topic_s_dead_letters(kafka_server: KafkaServer, shop: Shell) -> None:
+    def onward(*arguments: str, code: int = 0) -> str:
+        done = shop.run(*arguments)
+        assert done.returncode == code, done.stderr
+        assert is_clean(done.stderr), done.stderr
+        return done.stdout
+
+    url = ("--url", kafka_server.url)
+    shop.write("shop.py", SHOP.format(url=kafka_server.url, settings="auto_declare=False"))
+    created = "+ create topic orders with 8 partitions\n"
+    assert onward("topology", "plan", "--app", "shop:app") == created
+    assert onward("topology", "apply", "--app", "shop:app") == created
+    until(lambda: "has all" in onward("topology", "plan", "--app", "shop:app"), "every node knows the topic")
+    shop.write("shop.py", SHOP.format(url=kafka_server.url, settings="partitions=5"))
+    assert "! topic orders has 8 partitions" in onward("topology", "plan", "--app", "shop:app", code=1)
+    shop.write("shop.py", SHOP.format(url=kafka_server.url, settings=""))
+    running = shop.start("run", "shop:app")
+    onward("publish", "orders", '{"id": 1}', "--key", "c-1", *url)
+    onward("publish", "orders", '{"id": "x"}', "--key", "c-2", *url)
+    running.saw("billed 1")
+    running.saw("billed x")
+
+    def settled() -> bool:
+        (info,) = json.loads(onward("groups", "list", "--json", *url))
+        places = info["partitions"].values()
+        return any(place["end"] for place in places) and all(place["watermark"] == place["end"] for place in places)
+
+    until(settled, "both events are settled")
+    (info,) = json.loads(onward("groups", "show", "billing", "--json", *url))
+    (member,) = info["members"]
+    assert {place["owner"] for place in info["partitions"].values()} == {member["name"]}
+    assert "is running" in shop.run("groups", "drop", "billing", "--yes", *url).stderr
+    assert onward("dead", "list", *url) == "no dead letters\n"
+    assert re.search(r"^ok ", onward("doctor", kafka_server.url), re.MULTILINE)
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
+    until(lambda: shop.run("groups", "drop", "billing", "--yes", *url).returncode == 0, "the group has no member")
+    assert onward("groups", "list", *url) == "no groups\n"
+
+
 @pytest.mark.slow
-def test_a_server_killed_in_the_middle_is_told_once_and_waited_for(kafka_server: KafkaServer, shop: Shell) -> None:
+def test_a_server_killed_in_the_middle_is_reported_once_and_waited_for(kafka_server: KafkaServer, shop: Shell) -> None:
     running = shop.start("run", "shop:app")
     assert shop.run("publish", "orders", '{"id": 1}', "--url", kafka_server.url).returncode == 0
     running.saw("billed 1")
@@ -101,7 +149,7 @@ def test_a_server_killed_in_the_middle_is_told_once_and_waited_for(kafka_server:
 
 
 def test_ctrl_c_while_the_server_is_not_there_ends_it(shell: Shell) -> None:
-    shell.write("shop.py", SHOP.format(url=NOBODY.format(port=free_port()), settings=""))
+    shell.write("shop.py", SHOP.format(url=NO_SERVER.format(port=free_port()), settings=""))
     running = shell.start("run", "shop:app")
     running.saw("Connection refused")
     running.send(signal.SIGINT)
@@ -132,15 +180,16 @@ def test_a_topic_that_may_not_be_made_is_named(kafka_server: KafkaServer, shop: 
 
 
 def test_a_misspelt_setting_of_the_client_is_named(shop: Shell) -> None:
-    code, err = said_at_start(shop, "kafka://127.0.0.1:1?lingre.ms=5", "")
+    code, err = said_at_start(shop, "kafka://127.0.0.1:1?client.lingre.ms=5", "")
     assert code == 2
     assert 'No such configuration property: "lingre.ms"' in err
 
 
 @pytest.mark.slow
 def test_a_wrong_password_is_named_at_once_and_not_printed(secured: SecureKafka, shop: Shell) -> None:
-    how = f"security.protocol=SASL_SSL&sasl.mechanism=PLAIN&ssl.ca.location={secured.authority}"
-    url = secured.secure.replace("//", "//ann:wr0ng-pass@") + "?" + how
+    how = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "ssl.ca.location": secured.authority}
+    query = "&".join(f"client.{name}={value}" for name, value in how.items())
+    url = f"{secured.secure.replace('//', '//ann:wr0ng-pass@')}?{query}"
     for command in ("publish orders 1", "tail orders", "dead list --group billing"):
         done = shop.run(*command.split(), "--url", url)
         assert done.returncode == 3, done.stderr
@@ -151,7 +200,7 @@ def test_a_wrong_password_is_named_at_once_and_not_printed(secured: SecureKafka,
 
 
 class Guarded(KafkaServer):
-    """Nobody may create the topic `orders`."""
+    """No user may create the topic `orders`."""
 
     def properties(self) -> str:
         return super().properties() + (
@@ -160,12 +209,12 @@ class Guarded(KafkaServer):
         )
 
     def forbid(self) -> None:
-        anybody = ("User:*", "*")
+        everyone = ("User:*", "*")
         rules = [
-            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *anybody, AclOperation.ALL, ALLOW),
-            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *anybody, AclOperation.CREATE, DENY),
-            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *anybody, AclOperation.ALL, ALLOW),
-            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *anybody, AclOperation.CREATE, DENY),
+            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *everyone, AclOperation.ALL, ALLOW),
+            AclBinding(ResourceType.BROKER, "kafka-cluster", LITERAL, *everyone, AclOperation.CREATE, DENY),
+            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *everyone, AclOperation.ALL, ALLOW),
+            AclBinding(ResourceType.TOPIC, "orders", LITERAL, *everyone, AclOperation.CREATE, DENY),
         ]
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         for future in admin.create_acls(rules).values():
@@ -173,7 +222,7 @@ class Guarded(KafkaServer):
 
 
 @pytest.mark.slow
-def test_who_may_not_create_a_topic_is_told_so(kafka_server: KafkaServer, shop: Shell) -> None:
+def test_a_user_who_may_not_create_a_topic_gets_an_error_that_says_so(kafka_server: KafkaServer, shop: Shell) -> None:
     server = Guarded()
     try:
         server.start()

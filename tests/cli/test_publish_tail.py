@@ -118,7 +118,7 @@ def test_two_tails_of_one_name_share_the_events(shell: Shell) -> None:
 @pytest.mark.slow
 def test_a_topic_that_does_not_exist_is_awaited_and_not_created(shell: Shell) -> None:
     running = shell.start("tail", "orders", "--json", "--limit", "1", "--app", "shop:app")
-    running.saw("shop.db does not exist yet")
+    running.saw("shop.db does not exist; waiting for it")
     assert not (shell.folder / "shop.db").exists()
     publish(shell.folder, 1, topic="others")
     running.saw("topic orders does not exist yet")
@@ -130,7 +130,7 @@ def test_a_topic_that_does_not_exist_is_awaited_and_not_created(shell: Shell) ->
 @pytest.mark.slow
 def test_ctrl_c_while_waiting(shell: Shell) -> None:
     running = shell.start("tail", "orders", "--app", "shop:app")
-    running.saw("does not exist yet")
+    running.saw("does not exist; waiting")
     running.send(signal.SIGINT)
     assert running.ended() == 0
     assert not (shell.folder / "shop.db").exists()

@@ -129,7 +129,7 @@ def test_what_is_wrong_with_a_topic_is_not_tried_again(shell: Shell) -> None:
     shell.write("wrong.py", (shell.folder / "shop.py").read_text().replace('shop.db"', 'shop.db", partitions=3'))
     running = shell.start("run", "wrong:app", "--workers", "2")
     assert running.ended() == policy.USAGE
-    assert "stored with 8 partitions, this process says 3" in running.err
+    assert "topic orders has 8 partitions, this process expects 3" in running.err
     assert len(pids(running)) <= 2
 
 

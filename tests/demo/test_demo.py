@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from onward.demo.check import Check, Reader
+from onward import Onward, brokers
+from onward.demo.check import Check, CheckScreen
 from onward.demo.shop import Work
 from tests.demo.running import ONWARD, Running
 
@@ -34,6 +35,21 @@ def test_the_check_ends_well_and_tidies_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_on_a_broker_that_others_use_the_check_removes_what_it_created(tmp_path: Path) -> None:
+    url = brokers.embedded(tmp_path / "ours.db")
+    done = run("--check", "--events", "300", "--workers", "2", "--url", url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 workers, SQLite with fsync" in done.stderr
+    assert "may still be there" not in done.stderr
+
+    async def topics() -> list[str]:
+        async with Onward(url) as app:
+            return [spec.name for spec in await app.broker.topics()]
+
+    assert asyncio.run(topics()) == []
+
+
+@pytest.mark.slow
 def test_the_verdict_as_json_and_the_data_kept(tmp_path: Path) -> None:
     done = run("--check", "--events", "300", "--workers", "2", "--json", "--keep", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,7 +65,7 @@ def test_the_verdict_as_json_and_the_data_kept(tmp_path: Path) -> None:
 def test_the_judge_sees_a_path_that_keeps_no_order(tmp_path: Path) -> None:
     """The same run without key order must fail, or the verdict above proves nothing."""
     work = Work(ordering="none", longest_s=0.02)
-    verdict = asyncio.run(Check(tmp_path, events=3000, workers=2, reader=Reader(), work=work).run())
+    verdict = asyncio.run(Check(tmp_path, events=3000, workers=2, reader=CheckScreen(), work=work).run())
     assert verdict.balance.inverted > 0
     assert verdict.line().startswith("verdict: FAILED")
 

@@ -1,4 +1,4 @@
-"""The judge must see what went wrong, whoever did it."""
+"""The judge must see what went wrong, whatever caused it."""
 
 import ast
 import contextlib

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.demo.running import ONWARD
 from tests.servers.kafka import KafkaServer
 
-THEIRS = {"orders", "onward.aside.billing..orders"}  # somebody else's
+THEIRS = {"orders", "onward.aside.billing..orders"}  # another application's
 
 
 class Cluster:
@@ -22,7 +22,7 @@ class Cluster:
         self.admin = AdminClient({"bootstrap.servers": server.bootstrap, "log_level": 0})
 
     def topics(self) -> set[str]:
-        """Of the demo and of somebody else; what tests of other files left behind is neither's."""
+        """Of the demo and of the other application; what tests of other files left behind is not counted."""
         names = self.admin.list_topics(timeout=30).topics
         return {name for name in names if name in THEIRS or "demo" in name}
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_removed_is_named(kafka_server: KafkaServer, cluster: Clu
     assert re.search(rf"topic {topic} and group billing-\S+ on kafka://\S+ may still be there", err), err
     assert "Traceback" not in err
     assert not re.search(r"^%\d\||rdkafka#", err, re.MULTILINE), err
-    assert err.count("; trying again") <= 4, err  # of three clients, each told once by cause
+    assert err.count("; trying again") <= 4, err  # of three clients, each reports a cause once
 
 
 def test_kept_data_is_named_with_its_topic(kafka_server: KafkaServer, cluster: Cluster, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from onward.demo import page as page_
-from onward.demo.page import Page, bind
+from onward.demo.page import DemoPage, bind
 
 
 class Desk:
@@ -22,7 +22,7 @@ class Desk:
         self.server = bind(0)
         self.port = self.server.server_port
         self.acted: list[tuple[str, Mapping[str, str]]] = []
-        self.page = Page(self.server, self.act)
+        self.page = DemoPage(self.server, self.act)
 
     def act(self, action: str, arguments: Mapping[str, str]) -> tuple[HTTPStatus, str]:
         self.acted.append((action, arguments))

@@ -17,7 +17,7 @@ import pytest
 
 from onward.clock import now
 from onward.engines.processes import ProcessEngine, wire
-from onward.engines.processes.child import Worker as ChildWorker
+from onward.engines.processes.child import WorkerLoop as ChildWorker
 from onward.engines.target import target_of
 from onward.errors import BadHandler, HandlerTimeout, WorkerDied
 from onward.event import Delivery
@@ -220,7 +220,7 @@ def test_workers_that_are_killed_while_idle_are_replaced(trial: Callable[..., Tr
 def test_nothing_starts_between_a_recall_and_its_answer() -> None:
     """What ends after it would tell that what was called back had ended too, and it would be lost."""
     ours, theirs = socket.socketpair()
-    worker = ChildWorker(theirs, wire.Page(wire.new_page()))
+    worker = ChildWorker(theirs, wire.StatusPage(wire.new_page()))
     worker._inbox.extend((number, cast("Delivery", None), math.inf) for number in range(3))
     reading, writing = os.pipe()  # never closed: its end would end this process
     speaks, may_speak = threading.Event(), threading.Event()

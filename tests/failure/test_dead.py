@@ -10,7 +10,7 @@ import pytest
 
 from onward import Event, GiveUp, Onward
 from onward.errors import BadSetting, BrokerError, ConfigError, NoSuchLetter
-from onward.failure.dead import DeadLetters, Letters
+from onward.failure.dead import DeadLetters, LetterScan
 from onward.testing.failure_shop import eventually
 
 
@@ -50,7 +50,7 @@ def run(scenario: Callable[[Onward, list[Event]], Awaitable[None]], folder: Path
 def test_pages_go_through_all_groups_without_gap_or_repeat(tmp_path: Path, limit: int) -> None:
     async def scenario(app: Onward, _: list[Event]) -> None:
         found: list[str] = []
-        page = Letters((), None)
+        page = LetterScan((), None)
         while not found or page.after is not None:
             page = await app.dead.list(limit=limit, after=page.after)
             assert len(page.letters) <= limit
@@ -74,8 +74,14 @@ def test_where_to_look_and_for_what(tmp_path: Path) -> None:
         assert await count(ids=[events[0].id, "nobody"]) == 2
         stranger = DeadLetters(app.broker, ())
         assert await stranger.count(topic="orders") == 10
-        with pytest.raises(ConfigError, match="Name a topic or a group"):
-            await stranger.count()
+        assert await stranger.count() == 11
+        assert await stranger.count(text="no c-1") == 4
+        assert len((await stranger.list()).letters) == 11
+        assert (await stranger.show(events[1].id, topic="orders", group="billing")).event == events[1]
+        for change in (stranger.replay(), stranger.drop(), stranger.drop(dry_run=True), stranger.send("copies")):
+            with pytest.raises(ConfigError, match="name a topic or a group"):
+                await change
+        assert (await stranger.drop(ids=[events[1].id])).dropped == 2
         with pytest.raises(BrokerError, match="cursor"):
             await app.dead.list(after="billing:nonsense")
         with pytest.raises(BadSetting, match="no cursor"):

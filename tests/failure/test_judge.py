@@ -9,14 +9,14 @@ from onward import GiveUp, Retry, RetryLater, Skip
 from onward.errors import Expired, RemoteError, Undecodable, WorkerDied
 from onward.event import Delivery, Event, Partition
 from onward.failure import trace
-from onward.failure.judge import Judge, Ruling
+from onward.failure.judge import ErrorJudge, Ruling
 from onward.flow.entry import DONE, Again, Dead, Instant
 
 AT = Instant(now=100.0, wall=1_700_000_000.0)
 
 
 def rule(error: BaseException, *, attempt: int = 1, attempts: int = 3) -> Ruling:
-    judge = Judge("shop.bill", Retry(attempts=attempts, first_delay_s=2, give_up_on=(KeyError,)), lambda: 0.5)
+    judge = ErrorJudge("shop.bill", Retry(attempts=attempts, first_delay_s=2, give_up_on=(KeyError,)), lambda: 0.5)
     event = Event("id-1", "orders", "c-1", b"{}")
     return judge.rule(Delivery(event, Partition("orders", 3), 17, 1, attempt), error, AT)
 

@@ -103,6 +103,16 @@ class Driver:
 
     # -- what the broker says -----------------------------------------------------------------------------------
 
+    def share(self, partition: Partition = P) -> int:
+        """Hold a partition together with other members. Its positions begin again with every ownership."""
+        self.epochs += 1
+        self.progress.pop(partition, None)
+        self._next[partition] = 0
+        self._begin(partition, self.epochs, None)
+        self.plane.assigned(Assigned(partition, self.epochs, None, LOG, None, False, shared=True))
+        self.turn()
+        return self.epochs
+
     def assign(
         self,
         partition: Partition = P,
@@ -150,12 +160,13 @@ class Driver:
         partition: Partition = P,
         epoch: int | None = None,
         size: int = 0,
+        tries: Tries | None = None,
         turn: bool = True,
     ) -> None:
         """Events at these positions, by key."""
         current = self.owned.get(partition)
         epoch = epoch if epoch is not None else current or 0
-        batch = [Delivery(event(key, size, partition, p), partition, p, epoch) for p, key in keys.items()]
+        batch = [Delivery(event(key, size, partition, p), partition, p, epoch, tries=tries) for p, key in keys.items()]
         if epoch == current:
             for position in keys:
                 if position >= self.read[partition]:
@@ -349,7 +360,22 @@ class Driver:
 
     def answer_settle(self, lost: Iterable[Partition] = ()) -> None:
         """The broker stored it, but for what is not ours any more."""
+        self.plane.settled(self._store(self.take_settlement(), lost), self.at)
+
+    def refuse_settle(self, *partitions: Partition, lost: Iterable[Partition] = ()) -> None:
+        """The store took no records of these partitions (of none, if none is named); it settled the others."""
         settlement = self.take_settlement()
+        assert settlement.aside
+        refused = partitions or tuple(each.partition for each in settlement.progress)
+        kept = Settlement(
+            [each for each in settlement.progress if each.partition not in refused],
+            [each for each in settlement.aside if each.partition not in refused],
+            [id_ for id_ in settlement.gone if all(f":{each.index}:" not in id_ for each in refused)],
+        )
+        self.plane.aside_refused(refused, self._store(kept, lost), self.at)
+
+    def _store(self, settlement: Settlement, lost: Iterable[Partition]) -> list[Partition]:
+        """Answers what is not ours any more."""
         told = {each.partition: each for each in settlement.progress}
         late = {each.partition for each in told.values() if self.owned.get(each.partition) != each.epoch}
         lost = late.union(lost)
@@ -364,12 +390,7 @@ class Driver:
                 del self.records[id_]
         for partition in lost - late:
             self._lost(partition)
-        self.plane.settled(sorted(lost), self.at)
-
-    def refuse_settle(self) -> None:
-        """The store of records is down."""
-        assert self.take_settlement().aside
-        self.plane.aside_refused(self.at)
+        return sorted(lost)
 
     def take_settlement(self) -> Settlement:
         settlement, self.settlement = self.settlement, None

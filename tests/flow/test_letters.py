@@ -195,6 +195,46 @@ class TestAsideRefused:
         assert d.progress[Q].watermark == 1
         assert not claims(d.progress[P], 0)
 
+    def dead_in_both(self) -> Driver:
+        """A settle with a letter of each partition is under way."""
+        d = working()
+        d.assign(Q)
+        for partition in (P, Q):
+            d.deliver("a", "a", partition=partition)
+        for partition in (P, Q):
+            d.end({0: Dead(failure())}, partition=partition, turn=False)
+        d.tick()
+        return d
+
+    def test_the_other_partitions_of_that_settle_are_settled(self) -> None:
+        d = self.dead_in_both()
+        d.refuse_settle(P)
+        d.turn()
+        assert (d.running(P), d.running(Q)) == ([], [1])
+        assert (d.progress[P].watermark, d.progress[Q].watermark) == (0, 1)
+        d.done(1, partition=Q)
+        d.wait(ASIDE_RETRY_S)
+        written = [each.partition for settlement in d.settlements for each in settlement.aside]
+        assert written == [P, Q, P], "what was stored is not written again"
+        assert (d.states(P), d.running(P)) == ({0: State.DEAD}, [1])
+
+    def test_what_is_lost_in_that_settle_is_forgotten(self) -> None:
+        d = self.dead_in_both()
+        d.refuse_settle(P, lost=[Q])
+        d.turn()
+        assert d.plane.held == [P]
+        d.wait(ASIDE_RETRY_S)
+        assert (d.states(P), d.states(Q)) == ({0: State.DEAD}, {})
+
+    def test_what_was_lost_before_and_came_back_is_not_refused(self) -> None:
+        d = self.dead_in_both()
+        d.assign(P, load=False)
+        d.refuse_settle(P)
+        d.turn()
+        assert sorted(d.plane.held) == [P, Q]
+        d.deliver_at({0: "a"})
+        assert d.running() == [0]
+
     def test_gone_records_are_told_again(self) -> None:
         d = Driver()
         d.assign(stored=stored(5), records=[record(0, "a")])
@@ -532,3 +572,56 @@ def test_a_page_read_before_a_replay_does_not_hide_the_record() -> None:
     d.plane.loaded(load, page, d.at)
     d.turn()
     assert d.running() == [0]
+
+
+def test_a_replayed_letter_of_an_event_that_is_open_again_is_removed_with_it() -> None:
+    """Its progress was not stored, so the log brings the event again. An operator replays its letter meanwhile."""
+    d = Driver()
+    d.assign(records=[record(0, "a", State.DEAD)])
+    d.deliver("a")
+    d.move(0, to=State.WAITING, due=0.0)
+    assert d.running() == [0]
+    d.done(0)
+    assert d.states() == {}
+
+
+def test_a_replayed_letter_of_an_event_that_dies_again_stays() -> None:
+    d = Driver()
+    d.assign(records=[record(0, "a", State.DEAD)])
+    d.deliver("a")
+    d.move(0, to=State.WAITING, due=0.0)
+    d.dead(0)
+    assert d.states() == {0: State.DEAD}
+
+
+class TestRemovedWhileItsRecordWaitsToBeStored:
+    """The store has an older version of the record, which an operator removes (simulator)."""
+
+    def held_one(self) -> Driver:
+        d = working()
+        d.deliver("a")
+        d.again(0, in_s=FAR_S)
+        d.deliver("a", turn=False)
+        d.records[record(1, "a").id] = record(1, "a")
+        return d
+
+    def test_its_event_is_done(self) -> None:
+        d = self.held_one()
+        d.move(1, to=None)
+        assert (d.progress[P].watermark, d.states()) == (2, {0: State.WAITING})
+
+    def test_its_event_is_done_also_when_the_store_refuses(self) -> None:
+        d = self.held_one()
+        d.store_down = True
+        d.tick()
+        d.move(1, to=None)
+        d.wait(10)
+        assert (d.progress[P].watermark, d.states()) == (2, {0: State.WAITING})
+        assert d.plane.open == 0
+
+    def test_its_event_is_done_also_when_it_was_just_stored(self) -> None:
+        d = self.held_one()
+        d.tick()
+        d.move(1, to=None)
+        assert (d.progress[P].watermark, d.states()) == (2, {0: State.WAITING})
+        assert d.plane.open == 0

@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.flow.test_simulator import refusing, sharing
 
 from onward.brokers.base import Assigned, Failure, Progress, State, Tries
+from onward.brokers.core import progress_codec as codec
 from onward.brokers.core.progress_codec import LIMIT_CHARS
 from onward.event import Delivery, Partition
 from onward.flow import plane as plane_module
-from onward.flow import progress as codec
 from onward.flow.actions import Actions
 from onward.flow.blame import ALONE, Blame
 from onward.flow.dispatch import Dispatch
@@ -51,14 +52,18 @@ def caught_by(*checkers: str, shape: Shape | None = None) -> None:
 def in_steps(profile: Profile) -> Profile:
     """A slow broker without transactions, keys that park and drain all the time, and many faults between the steps."""
     limits = msgspec.structs.replace(profile.limits, ordering="key", max_in_flight=8, settle_interval_s=0.3)
-    return msgspec.structs.replace(profile, limits=limits, atomic=False, latency_s=0.1, keys=2, partitions=1, faults=60)
+    return msgspec.structs.replace(
+        profile, shared=False, limits=limits, atomic=False, latency_s=0.1, keys=2, partitions=1, faults=60
+    )
 
 
 def deadly(profile: Profile) -> Profile:
     """Many killers: each process dies of several, one after the other."""
     limits = msgspec.structs.replace(profile.limits, crash_limit=1, concurrency=4, batch_size=1)
     fates = (*profile.fates[:-1], 0.08)
-    return msgspec.structs.replace(profile, limits=limits, fates=fates, kills="process", faults=0, latency_s=0.02)
+    return msgspec.structs.replace(
+        profile, shared=False, limits=limits, fates=fates, kills="process", faults=0, latency_s=0.02
+    )
 
 
 def wrap(patch: Patch, owner: type, name: str, around: Callable[..., Any]) -> None:
@@ -101,7 +106,7 @@ def test_mutant_ignores_the_epoch_of_a_delivery(monkeypatch: Patch) -> None:
         original(plane, [renew(delivery, epochs.get(delivery.partition)) for delivery in batch], at)
 
     wrap(monkeypatch, ControlPlane, "delivered", around)
-    caught_by("settled", "loss", "order", "epochs", "liveness")
+    caught_by("settled", "loss", "order", "epochs", "liveness", "repeats")
 
 
 def renew(delivery: Delivery, epoch: int | None) -> Delivery:
@@ -139,7 +144,15 @@ def one_key_far_behind(profile: Profile) -> Profile:
         profile.limits, ordering="key", on_dead="pass", max_in_flight=8, max_parked=4, park_after_s=0.2
     )
     return msgspec.structs.replace(
-        profile, limits=limits, keys=1, partitions=1, events=120, receive_batch=4, attempts=4, delays_s=(2.0, 6.0)
+        profile,
+        shared=False,
+        limits=limits,
+        keys=1,
+        partitions=1,
+        events=120,
+        receive_batch=4,
+        attempts=4,
+        delays_s=(2.0, 6.0),
     )
 
 
@@ -152,7 +165,15 @@ def slow_heads(profile: Profile) -> Profile:
     """Some are slow, and what is done above them must not grow without end."""
     limits = msgspec.structs.replace(profile.limits, max_in_flight=8, max_gap=6, batch_size=1, ordering="none")
     fates = (1.0, 0.1, *profile.fates[2:])
-    return msgspec.structs.replace(profile, limits=limits, partitions=1, events=120, receive_batch=4, fates=fates)
+    return msgspec.structs.replace(
+        profile, shared=False, limits=limits, partitions=1, events=120, receive_batch=4, fates=fates
+    )
+
+
+def test_mutant_takes_distances_of_positions_for_counts_of_events(monkeypatch: Patch) -> None:
+    spans = Tracker.done_above
+    monkeypatch.setattr(Tracker, "gap", property(lambda tracker: sum(stop - start for start, stop in spans(tracker))))
+    caught_by("lag", "liveness")
 
 
 def test_mutant_forgets_the_concurrency(monkeypatch: Patch) -> None:
@@ -193,7 +214,7 @@ def test_mutant_lets_a_successor_pass_a_letter_that_is_not_stored(monkeypatch: P
             holding.lanes.leave(entry)
 
     wrap(monkeypatch, Holding, "dead", around)
-    caught_by("order")
+    caught_by("order", "liveness")
 
 
 def test_mutant_passes_a_dead_event_that_holds_its_key(monkeypatch: Patch) -> None:
@@ -275,7 +296,7 @@ def test_mutant_brings_records_back_in_the_wrong_order(monkeypatch: Patch) -> No
         return refs[-1] if refs else None
 
     monkeypatch.setattr(Parking, "head", head)
-    caught_by("order")
+    caught_by("order", "repeats")
 
 
 def test_mutant_forgets_what_was_done_before_this_ownership(monkeypatch: Patch) -> None:
@@ -361,13 +382,31 @@ def test_mutant_runs_a_key_twice_after_it_came_back(monkeypatch: Patch) -> None:
 
 
 def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> None:
-    def refused(holding: Holding, letters: dict[int, Any], retry_at: float) -> None:
+    def refused(holding: Holding, letters: dict[int, Any], now: float, retry_at: float) -> None:
         for position in letters:
             holding.letters.leaving.pop(position, None)
         holding.dirty = True
 
     monkeypatch.setattr(Holding, "refused", refused)
     caught_by("settled")
+
+
+def test_mutant_takes_a_settle_that_was_refused_in_part_for_settled(monkeypatch: Patch) -> None:
+    def around(original: Any, plane: ControlPlane, _: Any, lost: Iterable[Partition], at: Instant) -> None:
+        original(plane, (), lost, at)
+
+    wrap(monkeypatch, ControlPlane, "aside_refused", around)
+    caught_by("settled")
+
+
+def test_mutant_does_not_hear_what_was_lost_when_records_were_refused(monkeypatch: Patch) -> None:
+    def around(
+        original: Any, plane: ControlPlane, refused: Iterable[Partition], lost: Iterable[Partition], at: Instant
+    ) -> None:
+        original(plane, refused, () if refused else lost, at)
+
+    wrap(monkeypatch, ControlPlane, "aside_refused", around)
+    caught_by("epochs", "exception", shape=refusing)
 
 
 def test_mutant_does_not_hear_how_far_the_log_was_read(monkeypatch: Patch) -> None:
@@ -406,7 +445,15 @@ def flaky_letters(profile: Profile) -> Profile:
     limits = msgspec.structs.replace(profile.limits, on_dead="pass", ordering="key", batch_size=1)
     fates = (0.5, 0.0, 1.0, 0.0, 0.0, 0.0)
     return msgspec.structs.replace(
-        profile, limits=limits, atomic=False, metadata=LIMIT_CHARS, latency_s=0.2, attempts=1, fates=fates, faults=60
+        profile,
+        shared=False,
+        limits=limits,
+        atomic=False,
+        metadata=LIMIT_CHARS,
+        latency_s=0.2,
+        attempts=1,
+        fates=fates,
+        faults=60,
     )
 
 
@@ -431,6 +478,7 @@ def rarely_settled(profile: Profile) -> Profile:
     load = msgspec.structs.replace(profile, keys=2, partitions=1, members=3, events=400, active_s=12.0, operations=0)
     return msgspec.structs.replace(
         load,
+        shared=False,
         limits=limits,
         atomic=False,
         latency_s=0.3,
@@ -461,8 +509,69 @@ def little_room(profile: Profile) -> Profile:
     limits = msgspec.structs.replace(profile.limits, ordering="key", max_in_flight=64, max_gap=1_000, concurrency=8)
     fates = (1.0, 0.1, 0.0, 0.0, 0.0, 0.0)
     return msgspec.structs.replace(
-        profile, limits=limits, metadata=9, partitions=1, keys=8, holes=0.4, faults=40, fates=fates, operations=0
+        profile,
+        shared=False,
+        limits=limits,
+        metadata=9,
+        partitions=1,
+        keys=8,
+        holes=0.4,
+        faults=40,
+        fates=fates,
+        operations=0,
     )
+
+
+def test_mutant_forgets_to_store_a_retry_of_a_shared_partition(monkeypatch: Patch) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, *more: Any) -> None:
+        if holding.shared:
+            holding.done(entry, more[2].now)
+        else:
+            original(holding, entry, *more)
+
+    wrap(monkeypatch, Holding, "_park", around)
+    caught_by("settled", shape=sharing)
+
+
+def test_mutant_keeps_what_a_shared_partition_delivers_again(monkeypatch: Patch) -> None:
+    def around(original: Any, outside: Outside, ref: Ref, now: float) -> None:
+        assigned = outside._assigned
+        outside._assigned = msgspec.structs.replace(assigned, shared=False)
+        original(outside, ref, now)
+        outside._assigned = assigned
+
+    wrap(monkeypatch, Outside, "stored", around)
+    caught_by("repeats", "records", shape=sharing)
+
+
+def test_mutant_ignores_the_tries_of_what_is_delivered_again(monkeypatch: Patch) -> None:
+    def around(original: Any, plane: ControlPlane, batch: list[Delivery], at: Instant) -> None:
+        original(plane, [msgspec.structs.replace(delivery, tries=None) for delivery in batch], at)
+
+    wrap(monkeypatch, ControlPlane, "delivered", around)
+    caught_by("records", "liveness", shape=sharing)
+
+
+def test_mutant_retries_in_place_in_a_shared_partition(monkeypatch: Patch) -> None:
+    """The next member would not know of the tries."""
+    wrap(monkeypatch, Holding, "_in_place", lambda original, holding, *more: holding.shared or original(holding, *more))
+    caught_by("records", shape=sharing)
+
+
+def test_mutant_takes_a_position_for_one_of_an_earlier_ownership(monkeypatch: Patch) -> None:
+    ends: dict[tuple[ControlPlane, Partition], int] = {}
+
+    def forget(original: Any, plane: ControlPlane, holding: Holding) -> None:
+        ends[plane, holding.partition] = holding.tracker.end
+        original(plane, holding)
+
+    def assigned(original: Any, plane: ControlPlane, message: Assigned) -> None:
+        original(plane, message)
+        plane._holdings[message.partition].tracker.reached(ends.get((plane, message.partition), 0))
+
+    wrap(monkeypatch, ControlPlane, "_forget", forget)
+    wrap(monkeypatch, ControlPlane, "assigned", assigned)
+    caught_by("liveness", shape=sharing)
 
 
 # -- what the simulator has found --------------------------------------------------------------------------------
@@ -487,7 +596,7 @@ def test_mutant_takes_an_old_answer_for_a_new_one(monkeypatch: Patch) -> None:
         plane.fenced(lost)
 
     wrap(monkeypatch, ControlPlane, "settled", around)
-    caught_by("liveness")
+    caught_by("liveness", "bounds")
 
 
 def test_mutant_forgets_a_suspect(monkeypatch: Patch) -> None:
@@ -533,12 +642,17 @@ def test_mutant_takes_stale_pages_for_news(monkeypatch: Patch) -> None:
     caught_by("suffix", "repeats", "liveness", "order")
 
 
+class Uncounted(dict[int, Entry]):
+    def __len__(self) -> int:
+        return 0
+
+
 def test_mutant_does_not_count_letters_that_are_being_stored(monkeypatch: Patch) -> None:
     """While the store was down every try let more events in."""
 
     def around(original: Any, holding: Holding, now: float) -> Any:
         posted = original(holding, now)
-        holding.letters.storing = 0
+        holding.tracker.leaving = Uncounted(holding.tracker.leaving)
         return posted
 
     wrap(monkeypatch, Holding, "post", around)

@@ -385,6 +385,16 @@ class TestLag:
         d.done(0)
         assert d.lag().gap == 1
 
+    def test_the_gap_counts_events_and_not_positions(self) -> None:
+        d = working()
+        first = 1_790_000_000_000 << 21  # as Redis numbers them: a time, beyond what a float can count
+        positions = [first + number * 1_000_000 for number in range(4)]
+        d.deliver_at(dict(zip(positions, "abcd", strict=True)))
+        d.done(positions[1], positions[3])
+        assert d.lag().gap == 2
+        d.done(positions[0])
+        assert d.lag().gap == 1
+
     def test_it_names_what_blocks_its_key_and_its_state(self) -> None:
         d = working(concurrency=1)
         d.deliver("a", "b")

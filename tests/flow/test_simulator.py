@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections import Counter
 
+import msgspec
 import pytest
 
 from onward.flow import plane
 from onward.testing.simulator import simulate
 from onward.testing.simulator.__main__ import main
+from onward.testing.simulator.profile import Profile
 
 pytestmark = pytest.mark.slow
 
@@ -35,13 +37,36 @@ MET = [
     "settle late",
     "settle lost answer",
     "settle refuse",
+    "shared by several",
+    "shared requeued",
+    "shared retries",
+    "shared runs",
     "slow down",
+    "sparse intervals stored",
+    "sparse runs",
     "stale delivery",
     "stale effects",
     "taken over unclean",
     "waiting records",
     "worker died",
 ]
+
+
+def refusing(profile: Profile) -> Profile:
+    """A store that refuses records often, and settles of many partitions at once."""
+    limits = msgspec.structs.replace(profile.limits, settle_interval_s=0.3)
+    fates = (1.0, 0.0, 0.3, 0.0, 0.1, 0.0)
+    return msgspec.structs.replace(
+        profile,
+        shared=False,
+        limits=limits,
+        partitions=8,
+        members=2,
+        events=240,
+        fates=fates,
+        active_s=25.0,
+        faults=150,
+    )
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -52,6 +77,36 @@ def test_every_promise_is_kept(part: int) -> None:
         assert result.checker is None, f"make sim SEED={seed}: {result.message}"
         counts.update(result.counts)
     assert [name for name in MET if not counts[name]] == []
+
+
+def test_records_are_refused_in_some_partitions_while_others_are_settled_or_lost() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(60):
+        result = simulate(seed, shape=refusing)
+        assert result.checker is None, f"seed {seed}: {result.message}"
+        counts.update(result.counts)
+    assert counts["refused in part"] > 15
+    assert counts["refused and lost"] > 5
+
+
+def sharing(profile: Profile) -> Profile:
+    """Partitions without owners."""
+    limits = msgspec.structs.replace(profile.limits, ordering="none")
+    return msgspec.structs.replace(profile, limits=limits, shared=True, kills="worker")
+
+
+def test_every_promise_but_order_is_kept_in_shared_partitions() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(200):
+        result = simulate(seed, shape=sharing)
+        assert result.checker is None, f"seed {seed}: {result.message}"
+        counts.update(result.counts)
+    assert counts["shared by several"] > 1_000
+    assert counts["shared requeued"] > 1_000
+    assert counts["shared retries"] > 1_000
+    assert counts["dead records"] > 500
+    met = ("crash", "fence", "reconnect", "drained", "undrained", "stale delivery", "replay", "settle refuse")
+    assert [name for name in met if not counts[name]] == []
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -57,6 +57,7 @@ class TrackerMachine(RuleBasedStateMachine):
         self.letters: list[Entry] | None = None  # of the settle in flight
         self.named = 0  # fresh positions in it
         self.best = watermark
+        self.delivered: set[int] = set()
 
     @rule(gap=st.integers(0, 3))
     def deliver(self, gap: int) -> None:
@@ -66,6 +67,7 @@ class TrackerMachine(RuleBasedStateMachine):
         assert self.tracker.add(position, delivered) is (position not in self.inherited)
         if position not in self.inherited:
             self.open[position] = delivered
+            self.delivered.add(position)
 
     @rule(gaps=st.lists(st.integers(-3, 3), max_size=20), back=st.integers(0, 2))
     def deliver_many(self, gaps: list[int], back: int) -> None:
@@ -80,6 +82,7 @@ class TrackerMachine(RuleBasedStateMachine):
             at += 1
         assert list(self.tracker.add_all(entries)) == fits
         self.open |= {each.delivery.position: each for each in fits}
+        self.delivered |= {each.delivery.position for each in fits}
 
     @rule(back=st.integers(1, 10))
     def deliver_again(self, back: int) -> None:
@@ -94,6 +97,7 @@ class TrackerMachine(RuleBasedStateMachine):
         if position not in self.inherited:
             self.fresh.append(position)
             self.done_ones.add(position)
+            self.delivered.add(position)
 
     @rule(to=st.integers(-3, 5))
     def reached(self, to: int) -> None:
@@ -121,7 +125,7 @@ class TrackerMachine(RuleBasedStateMachine):
         leaving = sorted(self.open)[: int(share * len(self.open))]
         self.letters = [self.open.pop(position) for position in leaving]
         for position in leaving:
-            self.tracker.done(position)
+            self.tracker.leave(position)
         self.fresh += leaving
         self.done_ones |= set(leaving)
         assert self.tracker.fresh == self.fresh
@@ -140,7 +144,7 @@ class TrackerMachine(RuleBasedStateMachine):
     @rule()
     def settle_refused(self) -> None:
         assert self.letters is not None
-        self.tracker.reopen(self.letters)
+        self.tracker.reopen()
         again = {each.delivery.position: each for each in self.letters}
         self.open |= again
         self.fresh = [position for position in self.fresh if position not in again]
@@ -158,6 +162,15 @@ class TrackerMachine(RuleBasedStateMachine):
         assert len(self.tracker) == len(self.open)
         blocking = self.tracker.blocking()
         assert blocking is (self.open[min(self.open)] if self.open else None)
+
+    @invariant()
+    def the_gap_is_what_is_done_above_what_is_open_or_leaving(self) -> None:
+        """It is exact, but for what an earlier owner did."""
+        leaving = {each.delivery.position for each in self.letters or ()}
+        lowest = min([*self.open, *leaving], default=self.end)
+        done = len([each for each in self.delivered - self.open.keys() - leaving if each > lowest])
+        assert self.tracker.gap >= done
+        assert self.tracker.gap == done or self.inherited
 
     @invariant()
     def claims_are_exactly_what_is_done(self) -> None:

@@ -8,21 +8,17 @@ from typing import Any
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from onward.brokers.base import Features
 from onward.event import Delivery, Event, Partition
 from onward.inbox import SqlInbox
 from onward.inbox.base import Asked, Ground
 
 PATIENCE_S = 60.0
-FEATURES = Features(
-    stable_positions=True, fence=True, durability="fsync", aside=True, starts=frozenset({"earliest", "latest", "time"})
-)
 
 Effect = Callable[[Connection, Any], None]
 
 
 def ground(**different: Any) -> Ground:
-    return Ground(**{"name": "test", "batch": False, "features": FEATURES, "longest_redelivery_s": 100.0, **different})
+    return Ground(**{"name": "test", "batch": False, "stable": True, "longest_redelivery_s": 100.0, **different})
 
 
 def delivery(name: str | int, *, position: int = 0, fence: int = 1, **different: Any) -> Delivery:

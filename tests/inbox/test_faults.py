@@ -1,7 +1,6 @@
 """Three processes killed at random: the table of effects balances to the row."""
 
 import asyncio
-import os
 import random
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from onward import Onward
 from onward.inbox import SqlInbox
 from tests.inbox.member import TOPIC, broker
 from tests.servers.postgres import PostgresServer
+from tests.storm import STORM_S
 
-FAULTS_S = float(os.environ.get("ONWARD_FAULTS_S", "60"))
 CATCH_UP_S = 90.0
 MEMBERS = 3
 KEYS = 50
@@ -99,7 +98,8 @@ def made(engine: Engine, kind: str) -> tuple[Counter[int], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.storm
+@pytest.mark.timeout(STORM_S + 180)
 def test_effects_balance_while_processes_are_killed(postgres_server: PostgresServer, tmp_path: Path) -> None:
     database = postgres_server.url.replace("postgresql:", "postgresql+psycopg:")
 
@@ -107,7 +107,7 @@ def test_effects_balance_while_processes_are_killed(postgres_server: PostgresSer
         async with broker(str(tmp_path / "events.db")) as app:
             fleet = Fleet(tmp_path / "events.db", database)
             try:
-                until = time.monotonic() + FAULTS_S
+                until = time.monotonic() + STORM_S
                 count, _ = await asyncio.gather(publish(app, until), kill(fleet, until))
                 deadline = time.monotonic() + CATCH_UP_S
                 while time.monotonic() < deadline:
@@ -120,7 +120,7 @@ def test_effects_balance_while_processes_are_killed(postgres_server: PostgresSer
 
     with effects(database) as engine:
         count, killed = asyncio.run(scenario(engine))
-        assert killed > FAULTS_S / 5
+        assert killed > STORM_S / 5
         for kind in ("row", "batch"):
             ids, runs = made(engine, kind)
             assert set(ids) == set(range(count)), f"{kind}: lost"

@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -19,7 +18,7 @@ from onward.errors import BadHandler, BadSetting, BadStore, BrokerError, Busy
 from onward.inbox import SqlInbox
 from onward.inbox.horizon import horizon_s, longest_redelivery_s
 from tests.inbox.conftest import Open, opener
-from tests.inbox.place import FEATURES, Gate, Place, delivery, ground
+from tests.inbox.place import Gate, Place, delivery, ground
 
 
 def sync_inbox() -> SqlInbox:
@@ -67,17 +66,12 @@ def test_what_is_no_engine_is_refused() -> None:
         SqlInbox(create_engine("sqlite://"), table="inbox; drop table orders")
 
 
-@pytest.mark.parametrize("lacking", ["stable_positions", "fence"])
-def test_a_batch_handler_is_refused_where_positions_or_fences_are_not_to_be_had(
-    sqlite_database: Open, lacking: str
-) -> None:
-    features = msgspec.structs.replace(FEATURES, **{lacking: False})
-
+def test_a_batch_handler_is_refused_without_stable_positions_and_a_fence(sqlite_database: Open) -> None:
     async def scenario() -> None:
         async with sqlite_database() as place:
-            await place.inbox.start(ground(features=features))  # single events need neither
-            with pytest.raises(BadSetting, match="positions that stay and a fence"):
-                await place.inbox.start(ground(batch=True, features=features))
+            await place.inbox.start(ground(stable=False))  # single events need neither
+            with pytest.raises(BadSetting, match="stable positions and a fence"):
+                await place.inbox.start(ground(batch=True, stable=False))
 
     asyncio.run(scenario())
 

@@ -1,19 +1,24 @@
-"""What `onward run` shows of its engines: metrics over HTTP, and a log line."""
+"""The endpoint: what it serves, and how `onward run` serves it."""
 
 import asyncio
 import re
 import signal
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from onward.errors import BadSetting
-from onward.observe.endpoint import serving
+from onward.observe.endpoint import Address, serving, serving_in_thread
+from onward.observe.health import Health
+from onward.observe.reading import Reading
 from tests.cli.shell import Shell, until
 from tests.cli.system import publish
+from tests.observe.readings import partition, reading
 
 SHOP = """
 import asyncio
@@ -41,24 +46,90 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     shell.close()
 
 
-def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
-        text: str = response.read().decode()
-    return text
+class System:
+    """What an endpoint shows, made by hand."""
+
+    def __init__(self, *troubles: str) -> None:
+        self.troubles = troubles
+
+    def metrics(self) -> str:
+        return "up 1\n"
+
+    def health(self) -> Health:
+        return Health(not self.troubles, self.troubles)
+
+    def readings(self) -> list[Reading]:
+        return [reading(partition(3))]
 
 
-def test_metrics_are_served_and_nothing_else() -> None:
+def fetch(url: str, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(url, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_metrics_health_and_readings_are_served_and_nothing_else() -> None:
+    system = System()
+
     async def main() -> None:
-        async with serving(lambda: "up 1\n", "127.0.0.1", 0) as port:
-            url = f"http://127.0.0.1:{port}"
-            assert await asyncio.to_thread(fetch, f"{url}/metrics") == "up 1\n"
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                await asyncio.to_thread(fetch, f"{url}/secrets")
+        async with serving(system, Address("127.0.0.1", 0)) as place:
+
+            async def get(path: str, method: str = "GET") -> tuple[int, str]:
+                return await asyncio.to_thread(fetch, f"http://{place}{path}", method)
+
+            assert await get("/metrics") == (200, "up 1\n")
+            assert await get("/metrics?name[]=up") == (200, "up 1\n")
+            assert await get("/health/live") == (200, '{"live":true,"troubles":[]}')
+            assert await get("/health/ready") == (200, '{"ready":true,"troubles":[]}')
+            system.troubles = ("the disk is full",)
+            assert await get("/health/ready") == (503, '{"ready":false,"troubles":["the disk is full"]}')
+            assert await get("/health/live") == (200, '{"live":true,"troubles":[]}'), "live is another question"
+            status, body = await get("/readings")
+            assert status == 200
+            assert msgspec.json.decode(body, type=list[Reading]) == system.readings()
+            assert (await get("/secrets"))[0] == 404
+            assert (await get("/metrics", "POST"))[0] == 405
             with pytest.raises(BadSetting, match="choose another --metrics"):
-                async with serving(lambda: "", "127.0.0.1", port):
+                async with serving(system, place):
                     pass
 
     asyncio.run(main())
+
+
+def test_an_endpoint_in_a_thread_of_its_own_says_where_it_is_or_why_not() -> None:
+    with serving_in_thread(System(), Address("127.0.0.1", 0), lambda: Health(False, ("hung",))) as place:
+        assert fetch(f"http://{place}/metrics") == (200, "up 1\n")
+        assert fetch(f"http://{place}/health/live") == (503, '{"live":false,"troubles":["hung"]}')
+        with (
+            pytest.raises(BadSetting, match="choose another"),
+            serving_in_thread(System(), place, lambda: Health(True)),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "public"),
+    [
+        ("9464", "127.0.0.1:9464", "127.0.0.1:9464"),
+        (":9464", "127.0.0.1:9464", "127.0.0.1:9464"),
+        ("0.0.0.0:9464", "0.0.0.0:9464", f"{socket.gethostname()}:9464"),
+        ("[::]:9464", "[::]:9464", f"{socket.gethostname()}:9464"),
+        ("[::1]:0", "[::1]:0", "[::1]:0"),
+        ("shop-1:80", "shop-1:80", "shop-1:80"),
+    ],
+)
+def test_a_place_is_read_and_written(text: str, place: str, public: str) -> None:
+    read = Address.parse(text)
+    assert (str(read), str(read.public)) == (place, public)
+
+
+@pytest.mark.parametrize("text", ["here", "", "host:", "1:65536", "1:-1", "1:²"])
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST"):
+        Address.parse(text)
 
 
 def test_a_running_application_can_be_scraped_and_runs_on_uvloop(shell: Shell) -> None:
@@ -69,14 +140,14 @@ def test_a_running_application_can_be_scraped_and_runs_on_uvloop(shell: Shell) -
     found = re.search(r"metrics at (\S+)", running.err)
     assert found is not None
     done = 'shop_events_done_total{group="billing",topic="orders"} 3.0'
-    until(lambda: done in fetch(found[1]), done)
-    assert 'shop_engine_workers{group="billing",topic="orders"} 1.0' in fetch(found[1])
+    until(lambda: done in fetch(found[1])[1], done)
+    assert 'shop_engine_workers{group="billing",topic="orders"} 1.0' in fetch(found[1])[1]
     running.send(signal.SIGTERM)
     assert running.ended() == 0
 
 
 @pytest.mark.slow
-def test_a_running_application_tells_how_its_engines_fare(shell: Shell) -> None:
+def test_a_running_application_logs_how_its_engines_are_doing(shell: Shell) -> None:
     publish(shell.folder, *range(3))
     running = shell.start("run", "shop:app")
     running.saw("orders for billing: processes 1 workers, 0 busy, 0 restarted; 3 done, 0 retried, 0 dead")
@@ -84,7 +155,7 @@ def test_a_running_application_tells_how_its_engines_fare(shell: Shell) -> None:
     assert running.ended() == 0
 
 
-def test_a_place_that_is_none_is_refused(shell: Shell) -> None:
+def test_run_refuses_what_is_no_place(shell: Shell) -> None:
     running = shell.start("run", "shop:app", "--metrics", "here")
     assert running.ended() == 2
     assert "[HOST:]PORT" in running.err

@@ -1,43 +1,21 @@
-"""What a running application says of itself: a log line and metrics."""
+"""What a running application reports: a log line, metrics, readings by partition, readiness."""
 
 import asyncio
 import logging
+import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from onward import GiveUp, Onward, Retry
-from onward.observe.health import line, tell
-from onward.observe.metrics import Reading, exposition
+from onward.errors import BrokerError
+from onward.observe.health import line, report
+from tests.observe.readings import reading
+from tests.test_app import until
 
-READING = Reading(
-    topic="orders",
-    group="billing",
-    engine="tasks",
-    workers=100,
-    busy=12,
-    restarted=0,
-    oldest_running_s=0.42,
-    delivered=12_400,
-    skipped=0,
-    stale=0,
-    done=12_345,
-    retried=3,
-    dead=0,
-    declined=0,
-    undelivered=None,
-    undelivered_oldest_s=None,
-    open=30,
-    oldest_open_s=1.5,
-    blocked_s=0.25,
-    gap=7,
-    delayed=2,
-    parked=5,
-    parked_keys=4,
-    dead_letters=None,
-    dead_oldest_s=None,
-)
+READING = reading()
 
 
 def test_the_line() -> None:
@@ -48,31 +26,16 @@ def test_the_line() -> None:
     assert "0 busy, 0 restarted; 12,345 done" in line(idle)
 
 
-def test_a_line_is_told_when_something_happened(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_is_logged_when_something_happened(caplog: pytest.LogCaptureFixture) -> None:
     idle = msgspec.structs.replace(READING, busy=0, oldest_running_s=None)
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(tell(lambda: [idle], every_s=0.01), 0.2)
+            await asyncio.wait_for(report(lambda: [idle], every_s=0.01), 0.2)
 
     with caplog.at_level(logging.INFO, "onward"):
         asyncio.run(main())
     assert [record.getMessage() for record in caplog.records] == [line(idle)]
-
-
-def test_the_metrics() -> None:
-    text = exposition([READING])
-    labels = '{group="billing",topic="orders"}'
-    for name, value in [
-        ("onward_engine_workers", "100.0"),
-        ("onward_engine_busy", "12.0"),
-        ("onward_engine_restarted_total", "0.0"),
-        ("onward_engine_oldest_running_seconds", "0.42"),
-        ("onward_events_done_total", "12345.0"),
-        ("onward_events_dead_total", "0.0"),
-    ]:
-        assert f"{name}{labels} {value}" in text
-    assert exposition([], prefix="shop").count("# TYPE shop_") == 22
 
 
 def test_a_running_application_shows_each_handler(tmp_path: Path) -> None:
@@ -102,20 +65,7 @@ def test_a_running_application_shows_each_handler(tmp_path: Path) -> None:
     assert app.readings() == []
 
 
-def test_what_is_unknown_is_not_told_as_nothing() -> None:
-    labels = '{group="billing",topic="orders"}'
-    text = exposition([READING])
-    assert f"onward_lag_open{labels} 30.0" in text
-    assert f"onward_lag_oldest_open_seconds{labels} 1.5" in text
-    assert f"onward_lag_undelivered{labels}" not in text
-    assert f"onward_dead_letters{labels}" not in text
-    known = exposition([msgspec.structs.replace(READING, undelivered=0, dead_letters=3, oldest_open_s=None)])
-    assert f"onward_lag_undelivered{labels} 0.0" in known
-    assert f"onward_dead_letters{labels} 3.0" in known
-    assert f"onward_lag_oldest_open_seconds{labels} 0.0" in known
-
-
-def test_the_metrics_tell_how_far_behind_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_show_how_far_behind_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.flow.consumer._LAG_EVERY_S", 0.05)
     app = Onward(f"sqlite:///{tmp_path}/shop.db", partitions=1, max_in_flight=10, receive_batch=5, dead_check_s=0.05)
     go = asyncio.Event()
@@ -155,3 +105,155 @@ def test_the_metrics_tell_how_far_behind_it_is(tmp_path: Path, monkeypatch: pyte
             await running
 
     asyncio.run(scenario())
+
+
+def test_readings_have_the_figures_of_each_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.flow.consumer._LAG_EVERY_S", 0.05)
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", partitions=2)
+    go, done = asyncio.Event(), 0
+
+    @app.handler("orders", group="billing", concurrency=4)
+    async def bill(order: dict[str, bool]) -> None:
+        nonlocal done
+        if order["block"]:
+            await go.wait()
+        done += 1
+
+    async def main() -> None:
+        async with app:
+            await app.publish("orders", {"block": True}, key="stuck")
+            await app.publish_many("orders", [("stuck", {"block": False})] * 2)
+            await app.publish_many("orders", [(f"k-{n}", {"block": False}) for n in range(100)])
+            async with app.running():
+                await until(lambda: done == 100)
+                await until(lambda: [part.undelivered for part in app.readings()[0].partitions] == [0, 0])
+                (reading,) = app.readings()
+                blocked, free = sorted(reading.partitions, key=lambda part: part.blocking_position is None)
+                assert (blocked.open, blocked.running, blocked.blocking_state) == (3, 1, "running")
+                assert blocked.gap > 10
+                assert blocked.lag == blocked.open + blocked.gap
+                assert blocked.blocked_s > 0
+                assert (free.open, free.gap, free.lag, free.blocked_s) == (0, 0, 0, 0)
+                label = f'{{group="billing",partition="{blocked.partition}",topic="orders"}}'
+                assert f"onward_partition_lag{label} {blocked.lag}.0" in app.metrics()
+                go.set()
+                await until(lambda: all(part.lag == 0 for part in app.readings()[0].partitions))
+
+    asyncio.run(main())
+
+
+def test_a_partition_that_stands_still_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.observe.standstill.LEAST_S", 0.5)
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=1.0)
+    go = threading.Event()
+
+    @app.handler("orders", group="billing", timeout_s=0.2, retry=Retry(attempts=1, max_delay_s=0.1, first_delay_s=0.1))
+    def bill(order: dict[str, int]) -> None:
+        go.wait(60)  # a thread cannot be ended
+
+    async def main() -> None:
+        async with app.running():
+            assert app.health().ready
+            await app.publish("orders", {"n": 1}, key="k")
+            await until(lambda: not app.health().ready)
+            (trouble,) = app.health().troubles
+            assert "bill: orders/" in trouble
+            assert "stands still at position" in trouble
+            go.set()
+            await until(lambda: app.health().ready)
+
+    asyncio.run(main())
+
+
+def test_a_receive_that_fails_is_not_ready_and_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("onward.flow.consumer._RECEIVE_WAIT_S", 0.02)
+    app, failed, done = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=1.0), 0, 0
+
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None:
+        nonlocal done
+        done += 1
+
+    async def main() -> None:
+        nonlocal failed
+        async with app.running():
+            await until(lambda: app.health().ready)
+            kind = type(app._crew.consumers[0]._subscription)  # type: ignore[union-attr]
+            with monkeypatch.context() as patched:
+
+                async def refuse(*_: Any) -> None:
+                    nonlocal failed
+                    failed += 1
+                    raise BrokerError("page 7 is damaged")
+
+                patched.setattr(kind, "receive", refuse)
+                await until(lambda: failed > 5)
+                assert app.health().troubles == ("page 7 is damaged",)
+            await app.publish("orders", {"n": 1}, key="k")
+            await until(lambda: done == 1 and app.health().ready)
+
+    asyncio.run(main())
+    assert caplog.text.count("receiving failed, trying again until it succeeds: page 7 is damaged") == 1
+
+
+def test_an_application_that_has_not_joined_its_groups_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, go = Onward(f"sqlite:///{tmp_path}/shop.db"), asyncio.Event()
+
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None: ...
+
+    async def main() -> None:
+        async with app:
+            subscribe = app.broker.subscribe
+
+            async def slowly(*topics: Any, **options: Any) -> Any:
+                await go.wait()
+                return await subscribe(*topics, **options)
+
+            monkeypatch.setattr(app.broker, "subscribe", slowly)
+            running = asyncio.create_task(app.run())
+            await until(lambda: app.health().troubles == ("the handlers are starting",))
+            go.set()
+            await until(lambda: app.health().ready)
+            app.stop()
+            await running
+
+    asyncio.run(main())
+
+
+def test_an_application_that_stops_is_not_ready(tmp_path: Path) -> None:
+    app, began = Onward(f"sqlite:///{tmp_path}/shop.db"), asyncio.Event()
+
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None:
+        began.set()
+        await asyncio.sleep(0.3)
+
+    async def main() -> None:
+        assert app.health().troubles == ("no handler runs",)
+        async with app.running():
+            await app.publish("orders", {"n": 1}, key="k")
+            await began.wait()
+            app.stop()
+            assert app.health().troubles == ("the handlers are stopping",)
+            await until(lambda: not app.readings())
+
+    asyncio.run(main())
+
+
+def test_trouble_that_no_encoding_has_can_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/shop.db")
+
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None: ...
+
+    async def main() -> None:
+        async with app.running():
+            monkeypatch.setattr("onward.flow.consumer.Consumer.troubles", ["half \ud83d"])
+            assert msgspec.json.encode(app.health()) == rb'{"ready":false,"troubles":["half \\ud83d"]}'
+
+    asyncio.run(main())

@@ -1,63 +1,141 @@
-"""Transport: the contract in base.py, and one folder or file for each broker. A URL's scheme chooses.
+"""Transport: the contract in base.py, what all brokers share in core/, and a folder for each broker.
 
-Other packages bring brokers by the entry point group `onward.brokers`: the scheme's name, and a function
-`open_broker(url, settings)`.
+A URL's scheme selects a module with `open_broker(url, settings)`, which may be async. The module may also have
+`absent(settings)` and `holder(settings)`, see the functions of these names below. Other packages add schemes by the
+entry point group `onward.brokers`: the scheme's name, and their `open_broker`.
 """
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from urllib.parse import urlsplit
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from onward.brokers.base import Broker
-from onward.errors import MissingExtra, UnknownScheme
+from onward.brokers.base import Broker, Holder
+from onward.errors import BadSetting, MissingExtra, UnknownScheme
 from onward.settings import Settings, redacted
+
+Opener = Callable[[str, Settings], Broker | Awaitable[Broker]]
+_LEASE_S = 10.0
 
 
 class Scheme(msgspec.Struct, frozen=True):
-    module: str  # has open_broker(url, settings)
-    needs: str | None = None  # the client library it imports
+    module: str
+    label: str  # the broker's name, for people
+    needs: str | None = None  # the client library that the module imports
     extra: str | None = None  # the extra of ours that installs it
+    takes: frozenset[str] = frozenset()  # of the settings that not every broker takes
+    lease_s: float = _LEASE_S  # unless it is set
+    least_lease_s: float = 0.0  # what its servers allow by default
 
 
 GROUP = "onward.brokers"  # of entry points
 SCHEMES: Mapping[str, Scheme] = {
-    "sqlite": Scheme("onward.brokers.sqlite"),
-    "kafka": Scheme("onward.brokers.kafka", "confluent_kafka", "kafka"),
+    "sqlite": Scheme(
+        "onward.brokers.sqlite",
+        "SQLite",
+        takes=frozenset({"durability", "max_backlog_bytes", "max_outgoing_bytes", "retention_bytes"}),
+    ),
+    "kafka": Scheme(
+        "onward.brokers.kafka",
+        "Kafka",
+        needs="confluent_kafka",
+        extra="kafka",
+        takes=frozenset({"client", "max_outgoing_bytes", "replication"}),
+        least_lease_s=6.0,
+    ),
 }
+_SPECIAL = frozenset().union(*[scheme.takes for scheme in SCHEMES.values()])
 
 
 async def open_broker(settings: Settings, schemes: Mapping[str, Scheme] = SCHEMES) -> Broker:
     """The broker that the URL names, open and checked."""
-    name = urlsplit(settings.url).scheme
+    opened = _found(settings.url, schemes).opener(settings.url, completed(settings))
+    return await opened if inspect.isawaitable(opened) else opened
+
+
+def completed(settings: Settings) -> Settings:
+    """The settings with their scheme's defaults. BadSetting: one was given that the scheme does not take."""
+    if settings.sources is None:
+        return settings
+    scheme = scheme_of(settings.url)
+    for name, source in settings.sources.items():
+        if name in _SPECIAL - scheme.takes:
+            raise BadSetting(_not_taken(f"{name}={getattr(settings, name)!r} from {source}", name, scheme))
+    lease_s = settings.lease_s if "lease_s" in settings.sources else scheme.lease_s
+    return msgspec.structs.replace(settings, lease_s=lease_s, sources=None)
+
+
+def _not_taken(given: str, name: str, scheme: Scheme) -> str:
+    others = [other.label for other in SCHEMES.values() if name in other.takes]
+    return f"{given}: {scheme.label} does not take it; remove it there (it is for {' and '.join(others)})"
+
+
+def scheme_of(url: str) -> Scheme:
+    """What is known of the URL's scheme. One of another package takes every setting."""
+    name = urlsplit(url).scheme
+    return SCHEMES.get(name) or Scheme("", name, takes=_SPECIAL, least_lease_s=_LEASE_S)
+
+
+def label(settings: Settings) -> str:
+    """The broker's name, for people."""
+    return scheme_of(settings.url).label
+
+
+def absent(settings: Settings) -> str:
+    """Why there is nothing to open, such as a file that does not exist, which open_broker would create; else ""."""
+    ask: Callable[[Settings], str] | None = getattr(_found(settings.url).module, "absent", None)
+    return "" if ask is None else ask(settings)
+
+
+def holder(settings: Settings) -> Holder | None:
+    """The process that holds the store's lock at this moment; None also where the broker has no such lock."""
+    ask: Callable[[Settings], Holder | None] | None = getattr(_found(settings.url).module, "holder", None)
+    return None if ask is None else ask(settings)
+
+
+def embedded(path: Path) -> str:
+    """The URL of a file of the broker that needs no server."""
+    return f"sqlite:///{quote(str(path))}"
+
+
+class _Found(NamedTuple):
+    module: ModuleType
+    opener: Opener
+
+
+def _found(url: str, schemes: Mapping[str, Scheme] = SCHEMES) -> _Found:
+    name = urlsplit(url).scheme
     scheme = schemes.get(name)
     if scheme is None:
-        opened: Broker = _foreign(name, settings.url, schemes)(settings.url, settings)
-        return opened
+        return _foreign(name, url, schemes)
     if scheme.needs is not None and find_spec(scheme.needs) is None:
         raise MissingExtra(
             f"{name}:// needs {scheme.needs}, which is not installed: pip install 'onward[{scheme.extra}]'"
         )
-    broker: Broker = import_module(scheme.module).open_broker(settings.url, settings)
-    return broker
+    module = import_module(scheme.module)
+    return _Found(module, module.open_broker)
 
 
-def _foreign(name: str, url: str, schemes: Mapping[str, Scheme]) -> Callable[[str, Settings], Broker]:
-    """How another package opens this scheme. Looked up only here: it takes a look at everything that is installed."""
+def _foreign(name: str, url: str, schemes: Mapping[str, Scheme]) -> _Found:
+    """The scheme of another package. Looked up only when it is needed: it reads the data of every installed package."""
     from importlib.metadata import entry_points
 
     found = [point for point in entry_points(group=GROUP) if point.name == name]
     if not found:
         known = ", ".join(f"{known}://" for known in (*schemes, *sorted(entry_points(group=GROUP).names)))
         raise UnknownScheme(
-            f"no broker for {redacted(url)!r}: here are {known}; another package may bring one (entry point {GROUP})"
+            f"no broker for {redacted(url)!r}: there are {known}; another package may add one (entry point {GROUP})"
         )
     if len({point.value for point in found}) > 1:
         raise UnknownScheme(f"{name}:// is claimed by {' and '.join(p.value for p in found)}; uninstall one of them")
     try:
-        opener: Callable[[str, Settings], Broker] = found[0].load()
+        opener: Opener = found[0].load()
+        return _Found(import_module(found[0].module), opener)
     except (ImportError, AttributeError) as error:
         raise MissingExtra(f"{name}:// is {found[0].value}, which cannot be imported: {error}; reinstall it") from error
-    return opener

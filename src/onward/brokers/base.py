@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from onward import clock
 from onward.event import Delivery, Event, Partition, Tries
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Filter",
     "Finding",
     "GroupInfo",
+    "Holder",
     "MemberInfo",
     "Message",
     "Moved",
@@ -275,6 +277,17 @@ class GroupInfo(msgspec.Struct, frozen=True):
     topic: str
     members: Sequence[MemberInfo]  # those that are alive
     partitions: Mapping[int, Standing]  # by index
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The process that holds a store's lock. Two equal answers some time apart mean that it is stuck."""
+
+    pid: int
+    since: float  # on the clock of onward.clock.now
+    program: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.program}), which has held it for {max(0.0, clock.now() - self.since):.1f} s"
 
 
 class Filter(msgspec.Struct, frozen=True):

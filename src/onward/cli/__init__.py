@@ -1,10 +1,14 @@
 """The command line. One file per command, each imported only when it is asked for.
 
-run.py        `onward run`, by the way of supervisor.py when there are several processes: its decisions are in
-              policy.py, its tie to a child in leash.py, the files of --reload in watch.py
+run.py        `onward run`, through supervisor.py when there are several processes: its decisions are in policy.py,
+              its tie to a child in leash.py, the files of --reload in watch.py
+health.py     `onward health`
 publish.py    `onward publish`
 tail.py       `onward tail`: follow.py reads, show.py makes lines of events
 dead.py       `onward dead`: its options in dead_choice.py, tables in dead_show.py, the bar in dead_replay.py
+groups.py     `onward groups`
+topology.py   `onward topology`
+doctor.py     `onward doctor`
 demo.py       `onward demo`
 find.py       which system a command talks to; say.py: how it talks to the person; policy.py: exit codes
 """
@@ -24,14 +28,18 @@ from onward.errors import OnwardError
 # Said here, so that `onward --help` imports none of them.
 COMMANDS = {
     "run": "Run an application's handlers.",
+    "health": "Ask a running application whether it is ready, or alive.",
     "publish": "Publish one event.",
     "tail": "Show a topic's events as they come.",
     "dead": "Look at events that were given up, run them again or drop them.",
+    "groups": "Look at the groups that read a topic, or drop one.",
+    "topology": "Compare what an application declares with the broker, or create it.",
+    "doctor": "Look at the broker and say what is wrong.",
     "demo": "See the whole path on one SQLite file, with workers to kill.",
 }
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The commands by name, and what their errors mean to the shell; see policy.py."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -46,7 +54,7 @@ class Commands(TyperGroup):
         return ctx.fail(f"no command {cmd_name!r}; {f'did you mean {near[0]!r}?' if near else 'see onward --help'}")
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
+        with formatter.section("CommandGroup"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: Any) -> Any:
@@ -74,7 +82,7 @@ def _command(name: str) -> Any:
 
 
 # Rich help costs a third of the time that `onward --help` takes, and its exceptions print the values of variables.
-app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
 def _print_version(asked: bool) -> None:

@@ -20,7 +20,7 @@ from onward.cli.dead_choice import (
     UntilOption,
     chosen,
 )
-from onward.cli.say import Misuse, say
+from onward.cli.say import confirm, say
 
 if TYPE_CHECKING:
     from onward.app import Onward
@@ -41,6 +41,7 @@ def root() -> None:
 
     \b
     Example:
+      onward dead list --url sqlite:///shop.db
       onward dead list --topic orders
       onward dead show 0198c5e2-7f0a-7a44-9d52-3e6c0a3a5f10
       onward dead replay --error ConnectionError --rate 50
@@ -62,7 +63,10 @@ def list_(
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """List dead letters, by group, partition and position. With --json: one array, each letter whole."""
+    """List dead letters, by group, partition and position. With --json: one array, each letter whole.
+
+    Without --topic and --group these are the application's; with --url alone, those of every topic.
+    """
     from onward.cli import dead_show
 
     where = chosen(topic, group, key, error, text, since, until)
@@ -151,7 +155,7 @@ def drop(
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """Remove dead letters for good. It asks first; where nobody can answer it needs --yes."""
+    """Remove dead letters for good. It asks first; where there is no terminal it needs --yes."""
     from onward.cli.dead_show import print_answer
 
     where = chosen(topic, group, key, error, text, since, until, ids=ids)
@@ -194,7 +198,7 @@ def export(
     try:
         say(f"{_with(app, url, work):,} letters")
     except BrokenPipeError:
-        # Nobody reads any more. Python flushes stdout once again at its end, which must not fail.
+        # The reader of our output is gone. Python flushes stdout again at its end, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -229,8 +233,7 @@ def send(
 
 
 def _with(app: str | None, url: str | None, work: Callable[["Onward"], Awaitable[T]]) -> T:
-    system = find.system(app, url)
-    _check_file(system.settings.url)
+    system = find.existing(app, url)
 
     async def run() -> T:
         async with system:
@@ -239,21 +242,8 @@ def _with(app: str | None, url: str | None, work: Callable[["Onward"], Awaitable
     return asyncio.run(run())
 
 
-def _check_file(url: str) -> None:
-    """Opening a database would create it, and nobody has died in a new one."""
-    if url.startswith("sqlite:"):
-        from onward.brokers.sqlite.store import locate
-
-        path = locate(url)
-        if not path.exists():
-            raise Misuse(f"{path.absolute()} does not exist: nothing was ever published there; is the URL right?")
-
-
 async def _confirm(system: "Onward", where: "Where", limit: int | None) -> None:
     planned = await system.dead.drop(limit=limit, dry_run=True, **where)
     if not planned.dropped:
         return
-    if not sys.stdin.isatty():
-        raise Misuse(f"{planned.dropped:,} dead letters would be gone for good, and nobody is here to ask; add --yes")
-    if not typer.confirm(f"Drop {planned.dropped:,} dead letters for good?", err=True):
-        raise typer.Exit(1)
+    confirm(f"{planned.dropped:,} dead letters")

@@ -14,7 +14,7 @@ from onward.cli import policy
 from onward.errors import BrokerError, OnwardError
 
 if TYPE_CHECKING:
-    from onward.demo.check import Reader
+    from onward.demo.check import CheckScreen
 
 CHECK_EVENTS = 20_000
 BURST = 10_000
@@ -91,7 +91,7 @@ def _live(folder: Path, burst: int | None, workers: int, port: int) -> bool:
 
 
 def _tidy(folder: Path, keep: bool, lost: BrokerError | None) -> None:
-    """`lost`: the broker does not answer, so that nothing can be removed there."""
+    """`lost`: the broker does not answer, so nothing can be removed there."""
     from onward.demo import sweep
 
     where = sweep.place(folder)
@@ -110,19 +110,19 @@ def _tidy(folder: Path, keep: bool, lost: BrokerError | None) -> None:
 
 
 @contextmanager
-def _reader(events: int) -> Iterator["Reader"]:
-    """Lines go to stderr, so that stdout is the verdict alone; the bar only where somebody watches it."""
+def _reader(events: int) -> Iterator["CheckScreen"]:
+    """Lines go to stderr, so that stdout is the verdict alone; the progress bar is only for a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from onward.demo.check import Reader
+    from onward.demo.check import CheckScreen
 
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("handled"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("handled", total=events)
 
-        class Terminal(Reader):
+        class Terminal(CheckScreen):
             def say(self, text: str) -> None:
                 bar.console.print(text, soft_wrap=True)
 

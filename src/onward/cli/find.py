@@ -14,8 +14,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from onward import brokers
 from onward import settings as settings_
 from onward.app import Onward
+from onward.brokers.base import Topology
 from onward.cli.say import Misuse, say
 from onward.errors import OnwardError
 
@@ -34,40 +36,56 @@ def system(app: str | None, url: str | None) -> Onward:
     return found
 
 
-def application() -> str:
-    """The application that the environment or onward.toml names, for a command that was given none."""
+def observed(app: str | None, url: str | None) -> Onward:
+    """The system, for a command that only looks: opening the application does not create what it declares."""
+    found = system(app, url)
+    found.declared = Topology()
+    return found
+
+
+def existing(app: str | None, url: str | None) -> Onward:
+    """The system, for a command that must not create what it looks at."""
+    found = observed(app, url)
+    if why := brokers.absent(found.settings):
+        raise Misuse(f"{why}: nothing was ever published there; is the URL right?")
+    return found
+
+
+def application(written: str) -> str:
+    """The application that the environment or onward.toml names, for a command that was given none. `written`: how the
+    command would be given one."""
     known = settings_.load().app
     if not known:
-        raise Misuse("no application is named: write `onward run shop:app`, or set ONWARD_APP, or app in onward.toml")
+        raise Misuse(f"no application is named: write {written}, or set ONWARD_APP, or app in onward.toml")
     source = "ONWARD_APP" if os.environ.get("ONWARD_APP") else "onward.toml"
     say(f"using {known} ({source})")
     return known
 
 
-class Choice(NamedTuple):
+class SystemChoice(NamedTuple):
     app: str | None
     url: str | None  # None with no app: what the settings say
     how: str
 
 
-def choose(app: str | None, url: str | None, environment: Mapping[str, str]) -> Choice:
-    """The first that speaks: an option, ONWARD_APP, ONWARD_URL, onward.toml, the default."""
+def choose(app: str | None, url: str | None, environment: Mapping[str, str]) -> SystemChoice:
+    """The first that is given: an option, ONWARD_APP, ONWARD_URL, onward.toml, the default."""
     if app is not None and url is not None:
         raise Misuse("--app and --url both name a system; give one of them")
     if app is not None:
-        return Choice(app, None, f"--app {app}")
+        return SystemChoice(app, None, f"--app {app}")
     if url is not None:
-        return Choice(None, url, "--url")
+        return SystemChoice(None, url, "--url")
     known = settings_.load()
     if environment.get("ONWARD_APP"):
-        return Choice(known.app, None, f"ONWARD_APP={known.app}")
+        return SystemChoice(known.app, None, f"ONWARD_APP={known.app}")
     if environment.get("ONWARD_URL"):
-        return Choice(None, None, "ONWARD_URL")
+        return SystemChoice(None, None, "ONWARD_URL")
     if known.app:
-        return Choice(known.app, None, f"app {known.app} of onward.toml")
+        return SystemChoice(known.app, None, f"app {known.app} of onward.toml")
     if known.url != settings_.Settings().url:
-        return Choice(None, None, "url of onward.toml")
-    return Choice(None, None, "the default; choose with --app, --url, ONWARD_APP, ONWARD_URL or onward.toml")
+        return SystemChoice(None, None, "url of onward.toml")
+    return SystemChoice(None, None, "the default; choose with --app, --url, ONWARD_APP, ONWARD_URL or onward.toml")
 
 
 def load(target: str) -> Onward:

@@ -11,13 +11,13 @@ from onward.event import Delivery, Event, Partition
 _BATCH = 500
 _BATCH_BYTES = 8 << 20
 _WAIT_S = 1.0
-_SETTLE_S = 1.0  # our group must hold up the topic's retention no longer, and must not write for every event
+_SETTLE_S = 1.0  # any later and our group would hold up retention; any sooner and it would write for every event
 _MOST_FRESH = 5_000
 
 Answer = TypeVar("Answer")
 
 
-class Screen(Protocol):
+class EventScreen(Protocol):
     @property
     def full(self) -> bool:
         """It takes no more."""
@@ -25,12 +25,12 @@ class Screen(Protocol):
     def show(self, event: Event) -> None: ...
 
     def flush(self) -> None:
-        """BrokenPipeError if nobody reads any more, be there something to write or not."""
+        """BrokenPipeError: the reader of our output is gone. It is noticed also when there is nothing to write."""
 
 
-async def follow(subscription: Subscription, screen: Screen, stop: asyncio.Event) -> None:
+async def follow(subscription: Subscription, screen: EventScreen, stop: asyncio.Event) -> None:
     """Until `stop` is set or the screen is full; then what was shown is settled and released."""
-    reading = Reading()
+    reading = ReadPlaces()
     settle_at = clock.now() + _SETTLE_S
     while not screen.full:
         messages = await _unless(stop, subscription.receive(_BATCH, _BATCH_BYTES, _WAIT_S))
@@ -47,19 +47,19 @@ async def follow(subscription: Subscription, screen: Screen, stop: asyncio.Event
     await _release(subscription, reading, reading.partitions)
 
 
-async def _settle(subscription: Subscription, reading: "Reading") -> None:
+async def _settle(subscription: Subscription, reading: "ReadPlaces") -> None:
     if progress := reading.progress():
         reading.settled(await subscription.settle(progress))
 
 
-async def _release(subscription: Subscription, reading: "Reading", partitions: Sequence[Partition]) -> None:
+async def _release(subscription: Subscription, reading: "ReadPlaces", partitions: Sequence[Partition]) -> None:
     if partitions:
         await subscription.release(partitions, drained=True)
         reading.forget(partitions)
 
 
-class Reading:
-    """How far each partition was read. In order and one at a time, so the watermark is all there is to know."""
+class ReadPlaces:
+    """How far each partition was read. Events are shown in order, one at a time, so a watermark says all of it."""
 
     def __init__(self) -> None:
         self.fresh = 0  # positions read and not settled
@@ -69,8 +69,8 @@ class Reading:
     def partitions(self) -> list[Partition]:
         return list(self._open)
 
-    def take(self, messages: Sequence[Message], screen: Screen) -> list[Partition]:
-        """Show what came until the screen is full; answers what we shall give up."""
+    def take(self, messages: Sequence[Message], screen: EventScreen) -> list[Partition]:
+        """Show what came, until the screen is full. Returns the partitions that we must give up."""
         revoked: list[Partition] = []
         for message in messages:
             if screen.full:
@@ -94,7 +94,7 @@ class Reading:
     def _read(self, delivery: Delivery) -> bool:
         place = self._open.get(delivery.partition)
         if place is None or place.epoch != delivery.epoch:
-            return False  # lost meanwhile: whoever has it now shows it
+            return False  # lost meanwhile: its new owner shows it
         place.watermark = delivery.position + 1
         place.fresh.append(delivery.position)
         self.fresh += 1
@@ -127,7 +127,7 @@ class _Open:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Answer]) -> Answer | None:
-    """The work's answer; None if `stop` came first, and then the work is cancelled."""
+    """What the work returns; None if `stop` came first, and then the work is cancelled."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

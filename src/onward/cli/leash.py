@@ -1,26 +1,33 @@
-"""What ties a child process to its supervisor: it says hello when it works, and never outlives the other side.
+"""The tie between a child process and its supervisor. The child greets when it works, reports, and never outlives the
+supervisor.
 
-The child's stdin is one end of a socket pair. It carries the hello up, and nothing down: when it closes, the
-supervisor is gone, however it went.
+The child's stdin is one end of a socket pair. It carries lines of JSON up, a Hello and then Reports, and nothing down:
+when it closes, the supervisor is gone, for whatever reason.
 """
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from onward.observe.workers import Report
 
 MARKER = "ONWARD_CHILD"  # in the child's environment: its number
 _PR_SET_PDEATHSIG = 1
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a child tells when it has loaded its application."""
+    """What a child sends when it has loaded its application."""
 
     drain_timeout_s: float
-    database: str | None = None  # the SQLite file whose lock it may hold
+    url: str | None = None  # of its broker, whose lock it may hold
 
 
 class Leash:
@@ -29,13 +36,23 @@ class Leash:
     def __init__(self, number: int, link: socket.socket) -> None:
         self.number = number
         self._link = link
+        self._unsent = b""
 
     def greet(self, hello: Hello) -> None:
         self._link.sendall(msgspec.json.encode(hello) + b"\n")
 
+    def report(self, make: Callable[[], "Report"]) -> bool:
+        """Send a report without ever waiting for a supervisor that does not read. False: a part of it is still unsent;
+        the next call goes on with that."""
+        self._unsent = self._unsent or msgspec.json.encode(make()) + b"\n"
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            while self._unsent:
+                self._unsent = self._unsent[self._link.send(self._unsent, socket.MSG_DONTWAIT) :]
+        return not self._unsent
+
 
 def take() -> Leash | None:
-    """The leash of this process, taken at its start; None if nobody supervises it."""
+    """The leash of this process, taken at its start; None: it has no supervisor."""
     number = os.environ.pop(MARKER, None)  # popped: what this process starts is not on our leash
     if number is None:
         return None

@@ -20,7 +20,7 @@ def publish(
     value: Annotated[str, typer.Argument(metavar="JSON", help="The value; - reads it from stdin.")],
     key: Annotated[str | None, typer.Option(help="Events of one key are handled in order.")] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="Send the value as it is, be it JSON or not.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Send the value as it is, without a check for JSON.")] = False,
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:

@@ -1,6 +1,7 @@
 """`onward run`: the handlers of an application, in this process or in several."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onward.cli import find, leash, policy
+from onward.cli.health import METRICS, place_of
 from onward.errors import OnwardError
 
 if TYPE_CHECKING:
     from onward.app import Onward
+    from onward.observe.endpoint import Address
 
-_MOST_PORT = 65_000  # each of the workers has its own
+log = logging.getLogger("onward")
 
 
 class Level(StrEnum):
@@ -45,12 +48,16 @@ def run(
     ] = Level.INFO,
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="[HOST:]PORT", help="Serve /metrics for Prometheus; each of --workers at the next port."),
+        typer.Option(
+            metavar="[HOST:]PORT",
+            envvar=METRICS,
+            help="Serve /metrics, /health/live, /health/ready and /readings here, for all --workers together.",
+        ),
     ] = None,
 ) -> None:
     """Run an application's handlers until SIGTERM or Ctrl-C.
 
-    It then takes nothing more, lets what runs finish, and exits with 0. A second signal ends it at once.
+    It then takes no more events, lets the running ones finish, and exits with 0. A second signal ends it at once.
     With --workers, a process that dies is replaced.
 
     \b
@@ -60,12 +67,13 @@ def run(
       onward run shop:app --reload
       onward run shop:app --metrics 9464
     """
-    application = application or find.application()
-    place = None if metrics is None else _place(metrics)
+    application = application or find.application("`onward run shop:app`")
+    place = None if metrics is None else place_of(metrics)
     held = leash.take()
     if held is None and (workers > 1 or reload):
         debug = bool(context.find_root().params["debug"])
-        raise typer.Exit(_supervise(_child_command(application, log_level, debug, metrics), workers, reload, log_level))
+        child = _child_command(application, log_level, debug)
+        raise typer.Exit(_supervise(child, workers, reload, log_level, place))
     app = find.load(application)
     # After the import: an application that configured logging itself is left alone.
     _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
@@ -74,35 +82,48 @@ def run(
             runner.run(_run(app, place) if held is None else _run_supervised(app, held, place))
     except OnwardError:
         raise
-    except Exception:  # a bug of ours or of the application: told once, with its traceback
-        logging.getLogger("onward").exception("the application ended with an error")
+    except Exception:  # a bug of ours or of the application: reported once, with its traceback
+        log.exception("the application ended with an error")
         raise typer.Exit(policy.NO) from None
 
 
-async def _run_supervised(app: "Onward", held: leash.Leash, place: tuple[str, int] | None) -> None:
-    """Say hello only when the broker is open: what cannot be opened is said once, and not by every worker."""
-    async with app:
-        held.greet(leash.Hello(app.settings.drain_timeout_s, _database(app)))
-        await _run(app, place, held.number)
-
-
-async def _run(app: "Onward", place: tuple[str, int] | None, number: int = 1) -> None:
+async def _run(app: "Onward", place: "Address | None") -> None:
     if place is None:
         await app.run()
         return
     from onward.observe.endpoint import serving
 
-    host, port = place
-    async with serving(app.metrics, host, port + number - 1 if port else 0) as port:
-        logging.getLogger("onward").info("metrics at http://%s:%d/metrics", host, port)
+    async with serving(app, place) as where:
+        log.info("metrics at http://%s/metrics", where)
+        app.endpoint = str(where.public)
         await app.run()
 
 
-def _place(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > _MOST_PORT:
-        raise typer.BadParameter(f"{text!r} is no [HOST:]PORT", param_hint="--metrics")
-    return host or "127.0.0.1", int(port)
+async def _run_supervised(app: "Onward", held: leash.Leash, place: "Address | None") -> None:
+    """Greet only when the broker is open: a broker that cannot be opened is reported once, not by every worker.
+
+    With a `place`, the supervisor serves there what its workers report."""
+    async with app:
+        held.greet(leash.Hello(app.settings.drain_timeout_s, app.settings.url))
+        app.endpoint = None if place is None else str(place.public)
+        reporting = None if place is None else asyncio.create_task(_report(app, held))
+        try:
+            await app.run()
+        finally:
+            if reporting is not None:
+                reporting.cancel()
+
+
+async def _report(app: "Onward", held: leash.Leash) -> None:
+    from onward.observe.workers import REPORT_S, Report
+
+    def make() -> Report:
+        prefix = app.settings.metrics_prefix
+        return Report(app.health(), tuple(app.readings()), tuple(app.registry.families()), prefix)
+
+    while True:
+        sent = held.report(make)
+        await asyncio.sleep(REPORT_S if sent else REPORT_S / 20)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -114,32 +135,30 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _supervise(command: list[str], workers: int, reload: bool, log_level: Level) -> int:
+def _supervise(command: list[str], workers: int, reload: bool, log_level: Level, place: "Address | None") -> int:
     from onward.cli.supervisor import Supervisor
     from onward.cli.watch import Watch
+    from onward.observe.endpoint import serving_in_thread
+    from onward.observe.workers import Workers
 
     _log_to_stderr(log_level)
-    watch = Watch(Path.cwd()) if reload else None
+    watch, board = Watch(Path.cwd()) if reload else None, Workers(workers)
     if reload:
-        logging.getLogger("onward").info("watching the .py files below %s", Path.cwd())
-    return Supervisor(command, workers, watch=watch).run()
+        log.info("watching the .py files below %s", Path.cwd())
+    with contextlib.ExitStack() as stack:
+        if place is not None:
+            where = stack.enter_context(serving_in_thread(board, place, board.live))
+            log.info("metrics at http://%s/metrics", where)
+            command = [*command, "--metrics", str(where)]  # the children report to us, and publish our address
+        return Supervisor(command, workers, watch=watch, board=board).run()
 
 
-def _child_command(application: str, log_level: Level, debug: bool, metrics: str | None) -> list[str]:
+def _child_command(application: str, log_level: Level, debug: bool) -> list[str]:
     # -P unless we ourselves were found in the current folder: the application's queue.py must not be imported as ours.
     isolate = [] if os.getcwd() in sys.path else ["-P"]
     options = ["--debug"] if debug else []
-    command = [sys.executable, *isolate, "-m", "onward", *options, "run", application, "--log-level", log_level.value]
-    return command if metrics is None else [*command, "--metrics", metrics]
+    return [sys.executable, *isolate, "-m", "onward", *options, "run", application, "--log-level", log_level.value]
 
 
 def _log_to_stderr(level: Level, who: str = "") -> None:
     logging.basicConfig(level=level.upper(), format=f"%(asctime)s %(levelname)-7s {who}%(message)s")
-
-
-def _database(app: "Onward") -> str | None:
-    if not app.settings.url.startswith("sqlite:"):
-        return None
-    from onward.brokers.sqlite.store import locate
-
-    return str(locate(app.settings.url).absolute())

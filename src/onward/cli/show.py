@@ -15,7 +15,7 @@ _MOST_CHARS = 1_000  # of a value in a line for people
 
 
 class Screen:
-    """Shows events on stdout: those of one key only, and a limited number, if so asked."""
+    """Shows events on stdout; with `key` only those of one key, with `limit` only so many."""
 
     def __init__(self, *, json: bool, key: str | None, limit: int | None) -> None:
         self._key = key
@@ -37,7 +37,7 @@ class Screen:
             self._console.print(as_line(event), soft_wrap=True)
 
     def flush(self) -> None:
-        """BrokenPipeError if nobody reads any more, be there something to write or not."""
+        """BrokenPipeError: the reader of our output is gone. It is noticed also when there is nothing to write."""
         sys.stdout.flush()
         poll = select.poll()
         poll.register(sys.stdout, 0)
@@ -51,12 +51,12 @@ class _Console(Console):
 
 
 def as_json(event: Event) -> bytes:
-    """The whole event in one line. A tombstone says so, for `null` is also a value."""
+    """The whole event in one line. A tombstone is marked as one, because `null` is also a value."""
     return msgspec.json.encode(event_fields(event))
 
 
 def as_line(event: Event) -> Text:
-    """What a person wants to see of it; nothing in it can act on the terminal."""
+    """The event for a person to read. Nothing in it can act on the terminal."""
     line = Text(no_wrap=True)
     line.append(f"{datetime.fromtimestamp(event.time):%H:%M:%S.%f}"[:-3], "dim")
     line.append(f" {event.topic}", "cyan")
@@ -79,7 +79,7 @@ def _value(data: bytes | None) -> str:
 
 
 def _word(text: str) -> str:
-    """The text as one word; what could be taken for something else stands in quotes, as JSON."""
+    """The text as one word. If it could be mistaken for something else, it is in quotes, as JSON."""
     plain = text.isprintable() and text != "-" and not set(text) & set(' "')
     return text if text and plain else harmless(msgspec.json.encode(text).decode())
 

@@ -1,4 +1,4 @@
-"""Keeps a number of child processes running, replaces those that end, and ends all of them in good order."""
+"""Keeps a number of child processes running, replaces those that end, and stops all of them in good order."""
 
 import contextlib
 import logging
@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 
 import msgspec
 
-from onward import clock
+from onward import brokers, clock
 from onward.cli import policy
 from onward.cli.leash import MARKER, Hello
 from onward.cli.watch import Watch
+from onward.observe.workers import Report, Workers
+from onward.settings import Settings, redacted
 
 log = logging.getLogger("onward")
 
@@ -28,19 +31,20 @@ _ECHO_S = 0.3  # `timeout` and other wrappers send a signal twice; a person's se
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Child:
-    """A process, and what it has told us."""
+class ChildProcess:
+    """A process, and what it has sent us."""
 
     def __init__(self, number: int, command: Sequence[str]) -> None:
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
         self._heard = b""
+        self.talks = True  # its end of the link is open
         self.started = clock.now()
         self.hello: Hello | None = None
         self.greeted_at = math.inf
         self.kill_at: float | None = None  # set when it was asked to end
         try:
-            # A session of its own: Ctrl-C reaches the supervisor alone, or the child would hear of it twice.
+            # A session of its own: Ctrl-C reaches the supervisor alone, or the child would get it twice.
             self.process = subprocess.Popen(
                 command, stdin=theirs.fileno(), start_new_session=True, env={**os.environ, MARKER: str(number)}
             )
@@ -58,13 +62,17 @@ class Child:
     def link(self) -> socket.socket:
         return self._link
 
-    def listen(self) -> None:
-        """Take the hello, if it has come."""
+    def listen(self) -> list[bytes]:
+        """Take the hello, if it has come; returns the reports that followed."""
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
-            self._heard += self._link.recv(65_536)
-        if self.hello is None and self._heard.endswith(b"\n"):
-            self.hello = msgspec.json.decode(self._heard, type=Hello)
+            while got := self._link.recv(65_536):
+                self._heard += got
+            self.talks = False
+        *lines, self._heard = self._heard.split(b"\n")
+        if self.hello is None and lines:
+            self.hello = msgspec.json.decode(lines.pop(0), type=Hello)
             self.greeted_at = clock.now()
+        return lines
 
     def ask_to_end(self, now: float) -> None:
         if self.kill_at is None:
@@ -85,12 +93,12 @@ class Slot:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.child: Child | None = None
+        self.child: ChildProcess | None = None
         self.record = policy.Record()
         self.start_at: float | None = 0.0  # None: not before a file changes
 
     def works(self, now: float) -> bool:
-        """Is somebody here who started well?"""
+        """Is there a child that started well?"""
         child = self.child
         return child is not None and now - child.greeted_at > policy.QUICK_S
 
@@ -98,11 +106,42 @@ class Slot:
         return f"worker {self.number}" + ("" if self.child is None else f" (pid {self.child.pid})")
 
 
+class Proved(IntEnum):
+    """What the children have shown of the code as it is now."""
+
+    NOTHING = 0
+    STARTS = 1
+    WORKS = 2  # one has also lived for a while
+
+
+class LockWatch:
+    """A child that stops while it writes holds up every process on its store; its death releases the lock."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._stall = policy.Stall(limit_s)
+        self._url: str | None = None  # of their broker, as the children said
+
+    def look(self, slots: Sequence[Slot], now: float) -> None:
+        """Kill the child that has held the lock for too long."""
+        for slot in slots:
+            if slot.child is not None and slot.child.hello is not None:
+                self._url = slot.child.hello.url
+        holder = None if self._url is None else _lock_holder(self._url)
+        if holder is None or not self._stall.look(holder, now):
+            return
+        for slot in slots:
+            if slot.child is not None and slot.child.pid == holder.pid:
+                where = redacted(self._url or "")
+                log.error("%s has held the lock of %s for %.1f s: killed", slot, where, now - holder.since)
+                slot.child.process.kill()
+
+
 class Supervisor:
-    """`run` blocks; whoever has a loop of his own calls `tend` a few times a second, then `stop` until `done`.
+    """`run` blocks. A program with a loop of its own calls `tend` a few times a second, then `stop`, until `done`.
 
     The command is a program that takes its leash at its start and greets when it works; see leash.py.
     With `watch`, a changed file restarts the children, and one that cannot start waits for the next change.
+    `board` gets what the children report.
     """
 
     def __init__(
@@ -111,6 +150,7 @@ class Supervisor:
         size: int,
         *,
         watch: Watch | None = None,
+        board: Workers | None = None,
         lock_limit_s: float = LOCK_LIMIT_S,
         start_limit: int = START_LIMIT,
     ) -> None:
@@ -118,11 +158,10 @@ class Supervisor:
         self.code: int | None = None  # the exit code, known when the end has begun
         self._command = command
         self._watch = watch
-        self._stall = policy.Stall(lock_limit_s)
+        self._board = board or Workers(size)
+        self._lock = LockWatch(lock_limit_s)
         self._start_limit = start_limit
-        self._proven = False  # a child has started well with the code as it is
-        self._worked = False  # one has also lived for a while
-        self._database: str | None = None
+        self._proved = Proved.NOTHING
         self._next_look = 0.0
         self._asked_at = 0.0
 
@@ -131,25 +170,25 @@ class Supervisor:
         return self.code is not None and not self._children()
 
     def run(self) -> int:
-        """Supervise until a stop signal, or until it is pointless. Answers the exit code."""
+        """Supervise until a stop signal, or until it is pointless. Returns the exit code."""
         with _caught() as (asked, bell):
             while not self.done:
                 self._heed(asked)
                 self.tend()
-                greeters = [child.link for child in self._children() if child.hello is None and child.kill_at is None]
-                _wait(bell, greeters)
+                _wait(bell, [child.link for child in self._children() if child.talks and child.kill_at is None])
         assert self.code is not None
         return self.code
 
     def tend(self) -> None:
-        """Notice who greeted and who ended, start who is due, end who is stuck or overdue."""
+        """Notice which children greeted and ended, start those that are due, end those that are stuck or overdue."""
         now = clock.now()
         for slot in self.slots:
             self._attend(slot, now)
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
-            self._look_at_lock(now)
+            self._lock.look(self.slots, now)
             self._look_at_files(now)
+        self._board.tended()
         self._kill_overdue(now)
         if self.code is None:
             self._start_due(now)
@@ -180,13 +219,13 @@ class Supervisor:
 
     # -- children that come and go ------------------------------------------------------------------------------
 
-    def _children(self) -> list[Child]:
+    def _children(self) -> list[ChildProcess]:
         return [slot.child for slot in self.slots if slot.child is not None]
 
     def _start_due(self, now: float) -> None:
         idle = [slot for slot in self.slots if slot.child is None]
-        if not self._proven:
-            # The first one goes alone, so that what is wrong with the application is said once.
+        if not self._proved:
+            # The first one goes alone, so that what is wrong with the application is reported once.
             idle = [] if any(child.hello is None for child in self._children()) else idle[:1]
         for slot in idle:
             if slot.start_at is not None and slot.start_at <= now:
@@ -194,25 +233,26 @@ class Supervisor:
 
     def _start(self, slot: Slot, now: float) -> None:
         try:
-            slot.child = Child(slot.number, self._command)
+            slot.child = ChildProcess(slot.number, self._command)
         except OSError as error:
             log.error("worker %d cannot be started: %s", slot.number, error)
             self._replace(slot, policy.End(1, 0.0, greeted=False), now)
         else:
+            self._board.started(slot.number)
             log.info("%s started", slot)
 
     def _attend(self, slot: Slot, now: float) -> None:
         child = slot.child
         if child is None:
             return
-        child.listen()
+        for line in child.listen():
+            self._board.heard(slot.number, msgspec.json.decode(line, type=Report))  # of our own version
         if child.hello is not None and child.kill_at is None:
-            self._proven = True
-            self._worked |= slot.works(now)
-            self._database = child.hello.database
+            self._proved = max(self._proved, Proved.WORKS if slot.works(now) else Proved.STARTS)
         end = child.ended(now)
         if end is None:
             return
+        self._board.ended(slot.number)
         if child.kill_at is None and self.code is None:
             self._replace(slot, end, now)
         else:
@@ -220,14 +260,18 @@ class Supervisor:
         slot.child = None
 
     def _replace(self, slot: Slot, end: policy.End, now: float) -> None:
-        """Decide what follows an end that nobody had asked for."""
+        """Decide what follows when a child ends that was not asked to."""
         slot.record = policy.after(slot.record, end)
         others_work = any(other.works(now) for other in self.slots if other is not slot)
         if self._watch is not None and end.at_start:
             log.error("%s %s; waiting for a file to change", slot, end)
             self._rest()
         elif policy.is_hopeless(
-            slot.record, end, limit=self._start_limit, ever_worked=self._worked, others_work=others_work
+            slot.record,
+            end,
+            limit=self._start_limit,
+            ever_worked=self._proved is Proved.WORKS,
+            others_work=others_work,
         ):
             log.error("%s %s; giving up, failed starts: %d", slot, end, slot.record.failed_starts)
             self.stop(end.code if end.code in (policy.USAGE, policy.UNREACHABLE) else policy.NO)
@@ -257,32 +301,19 @@ class Supervisor:
         if changed is None:
             return
         log.info("%s changed: restarting", changed)
-        self._proven = self._worked = False
+        self._proved = Proved.NOTHING
         for slot in self.slots:
             slot.record = policy.Record()
             slot.start_at = now
             if slot.child is not None:
                 slot.child.ask_to_end(now)
 
-    def _look_at_lock(self, now: float) -> None:
-        """A child that stopped while it wrote holds up everybody; its death releases the lock."""
-        holder = None if self._database is None else _lock_holder(self._database)
-        if holder is None or not self._stall.look(holder, now):
-            return
-        for slot in self.slots:
-            if slot.child is not None and slot.child.pid == holder.pid:
-                held_s = now - holder.since
-                log.error("%s has held the lock of %s for %.1f s: killed", slot, self._database, held_s)
-                slot.child.process.kill()
 
-
-def _lock_holder(database: str) -> policy.Held | None:
-    from onward.brokers.sqlite import lock_holder
-
+def _lock_holder(url: str) -> policy.Held | None:
     try:
-        return lock_holder(database)
+        return brokers.holder(Settings(url=url))
     except OSError as error:  # not ours to repair, and no reason to end the children
-        log.warning("the lock of %s cannot be read: %s", database, error)
+        log.warning("the lock of %s cannot be read: %s", redacted(url), error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""`onward tail`: events as they come, read by a group of its own, so that nobody else misses or waits for one."""
+"""`onward tail`: events as they come, read by a group of its own, so that no handler misses or waits for one."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import typer
 
+from onward import brokers
 from onward.brokers.base import PASSING, Broker, Start, Subscription, TopicSpec, Topology
 from onward.cli import find
 from onward.cli.say import Misuse, say
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from onward.app import Onward
     from onward.cli.show import Screen
 
-# No handler's group is called like these, so no handler ever shares its events with us.
+# No handler's group has one of these prefixes, so that no handler shares its events with this command.
 _ONCE = f"{PASSING}tail."
 _KEPT = "onward-tail.kept."
 _LOOK_S = 0.5  # between two looks for a topic that does not exist yet
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Place(NamedTuple):
+class TailPlace(NamedTuple):
     """Where to read."""
 
     topic: str
@@ -55,8 +56,8 @@ def tail(
 ) -> None:
     """Show a topic's events as they come, until Ctrl-C. No handler misses an event because of it.
 
-    Those of one key come in order. A place that --group remembers counts as unfinished work: what it has not
-    shown stays in the topic.
+    The events of one key come in order. With --group the events that were not shown yet count as unfinished, and
+    stay in the topic.
 
     \b
     Example:
@@ -66,12 +67,12 @@ def tail(
     """
     from onward.cli.show import Screen
 
-    place = Place(topic, _ONCE + uuid4().hex if group is None else _KEPT + group, _start(start))
+    place = TailPlace(topic, _ONCE + uuid4().hex if group is None else _KEPT + group, _start(start))
     screen = Screen(json=json, key=key, limit=limit)
     try:
-        asyncio.run(_tail(find.system(app, url), place, screen))
+        asyncio.run(_tail(find.observed(app, url), place, screen))
     except BrokenPipeError:
-        # Nobody reads any more. Python flushes stdout once again at its end, which must not fail.
+        # The reader of our output is gone. Python flushes stdout again at its end, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -85,11 +86,11 @@ def _start(given: str) -> Start:
         raise Misuse(f"--from {given!r} is neither earliest, latest nor an ISO time: {error}") from error
 
 
-async def _tail(system: "Onward", place: Place, screen: "Screen") -> None:
+async def _tail(system: "Onward", place: TailPlace, screen: "Screen") -> None:
     from onward.cli.follow import follow
 
     with _stop_signals() as stop:
-        await _file_exists(system, stop)
+        await _store_exists(system, stop)
         if stop.is_set():
             return
         async with system:
@@ -122,22 +123,16 @@ def _stop_signals() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
 
-async def _file_exists(system: "Onward", stop: asyncio.Event) -> None:
-    """Opening a database would create it, and this command leaves nothing behind."""
-    url = system.settings.url
-    if not url.startswith("sqlite:"):
-        return
-    from onward.brokers.sqlite.store import locate
-
-    path = locate(url)
-    if not path.exists():
-        say(f"{path.absolute()} does not exist yet; waiting for it")
-    while not path.exists() and not stop.is_set():
+async def _store_exists(system: "Onward", stop: asyncio.Event) -> None:
+    """Opening the broker would create its store, and this command leaves nothing behind."""
+    if why := brokers.absent(system.settings):
+        say(f"{why}; waiting for it")
+    while brokers.absent(system.settings) and not stop.is_set():
         await _pause(stop)
 
 
-async def _topic_exists(system: "Onward", place: Place, stop: asyncio.Event) -> Place:
-    """Subscribing would create the topic. Of one that comes later everything is news."""
+async def _topic_exists(system: "Onward", place: TailPlace, stop: asyncio.Event) -> TailPlace:
+    """Subscribing would create the topic. One that is created later is shown from its beginning."""
     wanted = Topology([TopicSpec(place.topic, partitions=1)])  # any count: only planned, never applied
     waited = False
     while not stop.is_set():
@@ -157,8 +152,8 @@ async def _pause(stop: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _joined(broker: Broker, place: Place) -> AsyncIterator[Subscription]:
-    """A member of our group; one that is not kept is gone at the end, and so are those of tails that were killed."""
+async def _joined(broker: Broker, place: TailPlace) -> AsyncIterator[Subscription]:
+    """A member of our group. Groups that killed tails left are dropped first; ours at the end, unless it is kept."""
     for info in await broker.groups(place.topic):
         if info.group.startswith(_ONCE) and not info.members:
             await broker.drop_group(place.topic, info.group)

@@ -8,11 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 
-from onward import Onward
+from onward import Onward, brokers
 from onward.demo import effects
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Effect, Judge
@@ -46,8 +45,8 @@ class Verdict(msgspec.Struct, frozen=True):
         return msgspec.json.encode({"verdict": word, **balance, **rest, "why": self.why}).decode()
 
 
-class Reader:
-    """Whoever watches the run: a terminal, a log, nobody."""
+class CheckScreen:
+    """Shows how the run goes: on a terminal, in a log, or (as here) not at all."""
 
     def say(self, text: str) -> None: ...
 
@@ -57,7 +56,9 @@ class Reader:
 class Check:
     """One run in a folder of its own."""
 
-    def __init__(self, folder: Path, *, events: int, workers: int, reader: Reader, work: Work | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, events: int, workers: int, reader: CheckScreen, work: Work | None = None
+    ) -> None:
         self._folder = folder
         self._events = events
         self._workers = workers
@@ -73,7 +74,7 @@ class Check:
         effects.create(self._folder)
         async with open_app(self._folder) as app:
             durability = app.broker.features.durability
-            where = urlsplit(app.settings.url).scheme.replace("sqlite", "SQLite")
+            where = brokers.label(app.settings)
             await reach(app.broker, self._folder)
             keys = min(KEYS, self._events)
             self._reader.say(
@@ -88,8 +89,8 @@ class Check:
         return Verdict(balance, "; ".join(reasons), durability, self._killed_pid, time.monotonic() - started)
 
     async def _flow(self, app: Onward, shop: Shop) -> str:
-        """Orders in, workers at it, one killed; ends with everybody stopped. Answers why it gave up, if it did."""
-        fleet = Fleet(self._folder, self._workers, self._work, self._hear)
+        """Place the orders, run the workers, kill one, stop all of them. Returns why it gave up, if it did."""
+        fleet = Fleet(self._folder, self._workers, self._work, self._report)
         placing = asyncio.create_task(shop.place(customers(self._events)))
         try:
             why = await self._watch(app, placing, fleet)
@@ -128,14 +129,14 @@ class Check:
         self._killed_pid = fleet.kill(slot)
         self._reader.say(f"killed worker {slot} (pid {self._killed_pid}) with SIGKILL after {balance.handled:,} orders")
 
-    def _hear(self, kind: str, text: str) -> None:
+    def _report(self, kind: str, text: str) -> None:
         if kind == "bad":
             self._deaths += 1
             self._reader.say(text)
 
 
 def judged(folder: Path, dead: Iterable[int]) -> tuple[Balance, list[str]]:
-    """The verdict of a judge who was not there, and what speaks against the path."""
+    """The verdict of a judge that saw only the results, and what it found wrong."""
     with contextlib.closing(Judge(folder)) as judge:
         judge.read()
         judge.bury(dead)
@@ -162,7 +163,7 @@ def summary(balance: Balance) -> str:
 
 
 def customers(events: int) -> Sequence[str]:
-    """Who orders: every customer equally often, in a mixed but repeatable order."""
+    """The customer of each order: all of them equally often, in a mixed but repeatable order."""
     names = [f"c-{i % KEYS:04d}" for i in range(events)]
     random.Random(8400).shuffle(names)
     return names

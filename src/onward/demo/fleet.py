@@ -19,7 +19,7 @@ REPLACE_AFTER_S = 4.0
 STOP_AFTER_S = 8.0
 
 
-class Worker:
+class DemoWorker:
     """A place in the fleet and the process that fills it just now."""
 
     def __init__(self, slot: int, process: subprocess.Popen[bytes]) -> None:
@@ -56,10 +56,10 @@ class Fleet:
         self._folder = folder
         self._work = msgspec.json.encode(work).decode()
         self._say = say
-        self.workers = [Worker(slot, self._start(slot)) for slot in range(1, size + 1)]
+        self.workers = [DemoWorker(slot, self._start(slot)) for slot in range(1, size + 1)]
 
     def kill(self, slot: int) -> int | None:
-        """SIGKILL, no goodbye. Answers the pid, or None if nobody is alive there."""
+        """SIGKILL. Returns the pid, or None if no worker is alive there."""
         worker = self.workers[slot - 1]
         if not worker.alive:
             return None
@@ -70,7 +70,7 @@ class Fleet:
         return worker.pid
 
     def tend(self) -> None:
-        """Notice who died and replace who has been dead for a while."""
+        """Notice workers that died, and replace those that have been dead for a while."""
         for worker in self.workers:
             if worker.alive and worker.process.poll() is not None:
                 worker.ended = time.monotonic()

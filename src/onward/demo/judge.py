@@ -89,7 +89,7 @@ class Judge:
         return News(published, [self._effect(row) for row in effects])
 
     def bury(self, numbers: Iterable[int]) -> Sequence[int]:
-        """These stand in the dead letters; answers those not known before."""
+        """These are in the dead letters. Returns those not known before."""
         fresh = [number for number in numbers if not self.is_done(number)]
         for number in fresh:
             self._dead.add(number)

@@ -17,13 +17,13 @@ from onward.demo import effects
 from onward.demo.check import KEYS
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Judge, News
-from onward.demo.page import Page, Server
-from onward.demo.shop import ATTEMPTS, LEASE_S, PARTITIONS, Shop, Work, dead_letters, group_of, lane_of, open_app
+from onward.demo.page import DemoPage, Server
+from onward.demo.shop import ATTEMPTS, PARTITIONS, Shop, Work, dead_letters, group_of, lane_of, open_app
 from onward.demo.sweep import reach
-from onward.demo.view import TICK_S, Lanes, View
+from onward.demo.view import TICK_S, LaneView, View
 from onward.errors import BrokerError
 
-# Slow enough that a burst lasts some seconds: time to kill somebody in the middle of it.
+# Slow enough that a burst lasts some seconds: time to kill a worker in the middle of it.
 LIVE = Work(concurrency=20, longest_s=0.05)
 ORDERS_PER_S = 20
 REGULARS = 24  # customers who keep ordering, so that the page shows their sequence grow
@@ -35,7 +35,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def run(folder: Path, server: Server, *, workers: int, burst: int, say: Callable[[str], None]) -> Balance:
-    """Until SIGINT, SIGTERM or SIGHUP. Answers how things stood then."""
+    """Until SIGINT, SIGTERM or SIGHUP. Returns the balance at that time."""
     loop = asyncio.get_running_loop()
     stop = stop_on_signals(loop)
     effects.create(folder)
@@ -43,7 +43,7 @@ async def run(folder: Path, server: Server, *, workers: int, burst: int, say: Ca
         await reach(app.broker, folder)
         with contextlib.closing(Shop(folder, app)) as shop:
             live = Live(folder, app, shop, workers=workers, burst=burst)
-            page = Page(server, live.door(loop))
+            page = DemoPage(server, live.door(loop))
             say(f"the shop is open: {server.url}  (Ctrl-C ends it)")
             try:
                 await live.run(page, stop)
@@ -55,7 +55,7 @@ async def run(folder: Path, server: Server, *, workers: int, burst: int, say: Ca
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Set by the first signal; a second one gets the system's own handling, for those who will not wait."""
+    """Set by the first signal; a second one gets the system's own handling and ends the process at once."""
     stop = asyncio.Event()
 
     def first() -> None:
@@ -72,9 +72,14 @@ class Live:
     """The running demo: a shop, a fleet and a judge, and what the page's buttons do to them."""
 
     def __init__(self, folder: Path, app: Onward, shop: Shop, *, workers: int, burst: int) -> None:
-        # `run` tells an open page that another demo has taken this one's place.
-        facts = {"run": f"{os.getpid()}-{time.time():.0f}", "burst": burst, "attempts": ATTEMPTS, "lease_s": LEASE_S}
-        self._view = View(Lanes(PARTITIONS, lane_of), facts)
+        # By `run` an open page notices that another demo has taken this one's place.
+        facts = {
+            "run": f"{os.getpid()}-{time.time():.0f}",
+            "burst": burst,
+            "attempts": ATTEMPTS,
+            "lease_s": app.settings.lease_s,
+        }
+        self._view = View(LaneView(PARTITIONS, lane_of), facts)
         self._folder = folder
         self._fleet = Fleet(folder, workers, LIVE, self._view.log.add)
         self._judge = Judge(folder)
@@ -89,7 +94,7 @@ class Live:
         self._look_for_dead_at = 0.0
         self.balance = self._judge.balance()
 
-    async def run(self, page: Page, stop: asyncio.Event) -> None:
+    async def run(self, page: DemoPage, stop: asyncio.Event) -> None:
         self._begin(self._keep_ordering())
         while not stop.is_set():
             page.show(await self._tick())
@@ -176,9 +181,9 @@ class Live:
         if not slot and alive:
             slot = str(max(alive, key=self._view.rate_of))
         if slot not in map(str, alive):
-            return HTTPStatus.CONFLICT, "nobody is alive there"
+            return HTTPStatus.CONFLICT, "no worker is alive there"
         pid = self._fleet.kill(int(slot))
-        text = f"worker {slot} (pid {pid}) killed with SIGKILL; its lease passes in {LEASE_S:.0f} s"
+        text = f"worker {slot} (pid {pid}) killed with SIGKILL; its lease passes in {self._app.settings.lease_s:.0f} s"
         self._view.log.add("bad", text)
         return HTTPStatus.ACCEPTED, text
 

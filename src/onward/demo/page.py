@@ -34,11 +34,11 @@ _SECURITY = {
     "Cache-Control": "no-store",
 }
 
-# Called on the server's thread with the action and its arguments; answers what to tell the person.
+# Called on the server's thread with the action and its arguments; returns what to show the person.
 Act = Callable[[str, Mapping[str, str]], tuple[HTTPStatus, str]]
 
 
-class Page:
+class DemoPage:
     """Serves from its own threads until closed."""
 
     def __init__(self, server: "Server", act: Act) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from onward import Onward, Retry
+from onward import Onward, Retry, brokers
 from onward.brokers.base import AsideRecord, Ordering
 from onward.brokers.core.partitioner import partition_of
 from onward.demo.effects import Effects, Subject
@@ -19,8 +19,7 @@ from onward.event import Event
 
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = 8
-LEASE_S = 2.0
-OTHER_LEASE_S = 6.0  # the least that a Kafka cluster allows by default
+LEASE_S = 2.0  # or the least that the broker allows
 ATTEMPTS = 3
 STUMBLE_EVERY = 200  # one of so many orders fails once: retries must keep the order, too
 BATCH = 500
@@ -43,7 +42,7 @@ CREATE TABLE IF NOT EXISTS published (number INTEGER PRIMARY KEY);
 
 
 class OrderPlaced(msgspec.Struct, frozen=True):
-    """`n` counts the orders of this customer, so that anybody can tell whether they were handled in order."""
+    """`n` counts the orders of this customer, so that the order in which they were handled can be judged."""
 
     number: int
     customer: str
@@ -58,7 +57,7 @@ class CardDeclined(Exception):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """How the workers work. Handled in an uneven time, events that are not kept in order fall out of it at once."""
+    """How the workers work. Handlers take uneven times, so that events which are not kept in order lose it at once."""
 
     ordering: Ordering = "key"
     concurrency: int = 100
@@ -77,16 +76,17 @@ def topic_of(folder: Path) -> str:
 
 
 def group_of(folder: Path) -> str:
-    """The same of the group: another one of that name may be somebody's own."""
+    """Each run has a group of its own there, too: another application may have one of that name."""
     return f"{GROUP}-{folder.name}" if (folder / URL_FILE).exists() else GROUP
 
 
 def open_app(folder: Path) -> Onward:
     other = folder / URL_FILE
+    url = other.read_text() if other.exists() else brokers.embedded(folder / "events.db")
     return Onward(
-        other.read_text() if other.exists() else f"sqlite:///{folder / 'events.db'}",
+        url,
         partitions=PARTITIONS,
-        lease_s=OTHER_LEASE_S if other.exists() else LEASE_S,
+        lease_s=max(LEASE_S, brokers.scheme_of(url).least_lease_s),
         takeover_grace_s=0.5,
         drain_timeout_s=5.0,
         max_in_flight=200,
@@ -104,7 +104,7 @@ def billing(app: Onward, folder: Path, effects: Effects, work: Work) -> None:
         subject = Subject(order.number, order.customer, order.n, order.placed)
         stumbles = order.number % STUMBLE_EVERY == 0
         attempt = effects.attempt(order.number) if order.poison or stumbles else 1
-        # The card of a poison order works again by the time somebody replays it.
+        # The card of a poison order works again by the time it is replayed.
         if (order.poison and attempt <= ATTEMPTS) or (stumbles and attempt == 1):
             await effects.failed(subject, attempt)
             raise CardDeclined(f"order {order.number} of {order.customer}: the card was declined")

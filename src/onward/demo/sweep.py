@@ -1,69 +1,49 @@
-"""What a run of the demo makes on a broker that others use too, and how it goes away again."""
+"""What a run of the demo creates on a broker that others use too, and how it is removed again."""
 
 import asyncio
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from onward import settings
-from onward.brokers import open_broker
 from onward.brokers.base import Broker
 from onward.clock import now
-from onward.demo.shop import OTHER_LEASE_S, URL_FILE, group_of, topic_of
-from onward.errors import BrokerError
+from onward.demo.shop import URL_FILE, group_of, open_app, topic_of
+from onward.settings import redacted
 
-_LEFT_S = OTHER_LEASE_S + 10.0  # a worker that was killed is a member of the group until its lease is over
+_MARGIN_S = 10.0  # beyond the lease, for a broker that notices late that a member was killed
 _AGAIN_S = 0.5
-_FROM_HERE = "used"  # this file is there once the broker has answered, so that something may have been made on it
-
-
-@runtime_checkable
-class DropsTopics(Protocol):
-    """A broker that can delete a topic."""
-
-    async def drop_topic(self, topic: str) -> None: ...
+_FROM_HERE = "used"  # this file exists once the broker has answered: from then on the run may have created something
 
 
 async def reach(broker: Broker, folder: Path) -> None:
-    """Before anything is made on a broker that others use too. BrokerError: it does not answer."""
+    """Before anything is created on a broker that others use too. BrokerError: it does not answer."""
     if (folder / URL_FILE).exists():
         await broker.groups(topic_of(folder))
         (folder / _FROM_HERE).touch()
 
 
 def place(folder: Path) -> str:
-    """Where data of this run may be, beside its folder; empty where that is all."""
+    """Where data of this run may be, besides its folder; "" if nowhere else."""
     if not (folder / _FROM_HERE).exists():
         return ""
-    url = settings.redacted(_settings(folder).url)
-    return f"topic {topic_of(folder)} and group {group_of(folder)} on {url}"
+    return f"topic {topic_of(folder)} and group {group_of(folder)} on {redacted(open_app(folder).settings.url)}"
 
 
 async def sweep(folder: Path) -> None:
-    """Remove the run's topic and group. Their names are the run's own, so nobody else has made them.
+    """Remove the run's topic and group. Their names are the run's own, so no other program has created them.
 
     BrokerError: they, or some of them, are still there."""
     if not (folder / _FROM_HERE).exists():
         return
-    broker = await open_broker(_settings(folder))
-    try:
-        await _left(broker, folder)
-        await broker.drop_group(topic_of(folder), group_of(folder))
-        if not isinstance(broker, DropsTopics):
-            raise BrokerError("this broker keeps its topics")
-        await broker.drop_topic(topic_of(folder))
-    finally:
-        await broker.close()
+    async with open_app(folder) as app:
+        await _left(app.broker, folder, app.settings.lease_s + _MARGIN_S)
+        await app.broker.drop_group(topic_of(folder), group_of(folder))
+        await app.broker.drop_topic(topic_of(folder))
 
 
-async def _left(broker: Broker, folder: Path) -> None:
+async def _left(broker: Broker, folder: Path, patience_s: float) -> None:
     """Wait until the group has no member any more."""
-    end = now() + _LEFT_S
+    end = now() + patience_s
     while now() < end:
         groups = await broker.groups(topic_of(folder))
         if not any(info.members for info in groups if info.group == group_of(folder)):
             return
         await asyncio.sleep(_AGAIN_S)
-
-
-def _settings(folder: Path) -> settings.Settings:
-    return settings.load((folder / URL_FILE).read_text())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onward.brokers.base import AsideRecord
-from onward.demo.fleet import Worker
+from onward.demo.fleet import DemoWorker
 from onward.demo.judge import Balance, Effect, News
 
 TICK_S = 0.2
@@ -58,7 +58,7 @@ class Rates:
         return list(self._history)
 
 
-class Lanes:
+class LaneView:
     """The partitions of the log: what waits in each, and which worker was last seen at work on it."""
 
     def __init__(self, count: int, lane_of: Callable[[str], int]) -> None:
@@ -67,7 +67,7 @@ class Lanes:
         self._owner: list[int | None] = [None] * count
 
     def take(self, news: News) -> Mapping[int, Sequence[int]]:
-        """Answers which lanes passed to which worker."""
+        """Returns which lanes passed to which worker."""
         passed: dict[int, list[int]] = {}
         for _, customer in news.published:
             self._open[self.of(customer)] += 1
@@ -91,7 +91,7 @@ class Lanes:
         return [{"open": max(0, n), "worker": w} for n, w in zip(self._open, self._owner, strict=True)]
 
 
-class Repeats:
+class RepeatCount:
     """Notices that a takeover has repeated some orders, and says so once it is over."""
 
     def __init__(self) -> None:
@@ -112,12 +112,12 @@ class Repeats:
 class View:
     """Turns the judge's news into what the page shows."""
 
-    def __init__(self, lanes: Lanes, facts: Mapping[str, Any]) -> None:
+    def __init__(self, lanes: LaneView, facts: Mapping[str, Any]) -> None:
         self.log = Log()
         self.lanes = lanes
         self._facts = facts
         self._rates = Rates()
-        self._repeats = Repeats()
+        self._repeats = RepeatCount()
         self._by_worker: Counter[int] = Counter()
         self._by_pid: Counter[int] = Counter()
         self._recent: deque[Effect] = deque(maxlen=RECENT)
@@ -141,7 +141,7 @@ class View:
         self._rates.sample({"published": balance.published, "handled": balance.handled, **by_worker})
 
     def snapshot(
-        self, balance: Balance, news: News, workers: Sequence[Worker], dead: Mapping[int, AsideRecord]
+        self, balance: Balance, news: News, workers: Sequence[DemoWorker], dead: Mapping[int, AsideRecord]
     ) -> Mapping[str, Any]:
         return {
             **self._facts,
@@ -156,7 +156,7 @@ class View:
             "log": self.log.lines(),
         }
 
-    def _worker(self, worker: Worker) -> Mapping[str, Any]:
+    def _worker(self, worker: DemoWorker) -> Mapping[str, Any]:
         wait_s = worker.replaced_in_s()
         return {
             "slot": worker.slot,

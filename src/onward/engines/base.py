@@ -21,14 +21,16 @@ Call = Callable[[Any], Any]
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """How one run ended. No error: success. `cancelled`: shutdown ended it, so it is nobody's failure."""
+    """How one run ended. No error: success. `cancelled`: shutdown ended it, so it counts as no failure.
+    `took_s`: how long the handler ran; None: it did not run to its end."""
 
     work: Work
     error: BaseException | None = None
     cancelled: bool = False
+    took_s: float | None = None
 
 
-class Health(msgspec.Struct, frozen=True):
+class EngineHealth(msgspec.Struct, frozen=True):
     """`workers`: tasks, threads or processes that stand ready or run. `restarted`: those that had to be replaced."""
 
     workers: int
@@ -78,7 +80,7 @@ class Engine(Protocol):
     def submit(self, work: Sequence[Work]) -> None:
         """Run these; at most `concurrency` at once, the rest wait here in order."""
 
-    def health(self) -> Health: ...
+    def health(self) -> EngineHealth: ...
 
     async def drain(self, deadline_s: float) -> bool:
         """Wait until nothing runs and nothing waits; False when the deadline came first."""

@@ -11,7 +11,7 @@ from typing import Any
 from onward.clock import now
 from onward.context import enter
 from onward.engines import forks
-from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always, drained
+from onward.engines.base import Call, Ended, EngineHealth, MayStartUntil, Report, Work, always, drained
 from onward.errors import HandlerTimeout
 
 _CLOSE_S = 5.0  # how long close waits for handlers that swallow their cancellation
@@ -59,10 +59,10 @@ class TaskEngine:
         self._queue.extend(work)
         self._wake(1)
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         oldest = next(iter(self._running.values()), None)
         age_s = now() - oldest[1] if oldest else None
-        return Health(workers=len(self._workers), busy=len(self._running), restarted=0, oldest_running_s=age_s)
+        return EngineHealth(workers=len(self._workers), busy=len(self._running), restarted=0, oldest_running_s=age_s)
 
     async def drain(self, deadline_s: float) -> bool:
         return await drained(lambda: not (self._running or self._queue or self._results), deadline_s)
@@ -142,12 +142,20 @@ class TaskEngine:
         """Run what is queued. One flat generator, because every frame between the loop and a handler that
         suspends is paid for at each of its steps."""
         queue, running, clean, timeout_s = self._queue, self._running, self._context, self._timeout_s
+        ran: Work | None = None  # by a handler that did not suspend: it took until the next one starts
+        began = 0.0
         while queue and not self._turn_is_over(started := now()):
+            if ran is not None:
+                if not self._results:
+                    self._loop.call_soon(self._flush)
+                self._results.append(Ended(ran, None, False, started - began))
+                ran = None
             work = queue.popleft()
             if started >= self._may_start_until(work):
                 self._tell([Ended(work, cancelled=True)])
                 continue
             error: BaseException | None = None
+            begun = None
             run = clean.copy().run
             running[me] = (work, started)
             deadline = None
@@ -179,24 +187,29 @@ class TaskEngine:
             del running[me]
             if self._closed:
                 return  # it outlived close, which has reported it
+            cancelling = me.cancelling()
             if error is not None or self._late:
-                self._tell([self._verdict(me, work, error)])
+                self._tell([self._verdict(me, work, error, now() - started)])
+            elif begun is None and not cancelling:
+                ran, began = work, started
             else:
                 if not self._results:
                     self._loop.call_soon(self._flush)
-                self._results.append(Ended(work))
-            if me.cancelling() and not self._closing:
+                self._results.append(Ended(work, None, False, now() - started))
+            if cancelling and not self._closing:
                 yield from _calm(me)
+        if ran is not None:
+            self._tell([Ended(ran, None, False, now() - began)])
 
-    def _verdict(self, me: Task, work: Work, error: BaseException | None) -> Ended:
-        """What the run's error means: a cancellation of ours is a timeout, one by shutdown is nobody's failure."""
+    def _verdict(self, me: Task, work: Work, error: BaseException | None, took_s: float) -> Ended:
+        """What the run's error means: a cancellation of ours is a timeout, one by shutdown is no failure."""
         cancelled, late = isinstance(error, asyncio.CancelledError), me in self._late
         self._late.discard(me)
         if cancelled and self._closing and not late:
             return Ended(work, cancelled=True)
         if cancelled and late:
-            return Ended(work, HandlerTimeout(f"the handler ran longer than timeout_s={self._timeout_s:g}"))
-        return Ended(work, error)
+            error = HandlerTimeout(f"the handler ran longer than timeout_s={self._timeout_s:g}")
+        return Ended(work, error, False, took_s)
 
     def _tell(self, ended: Sequence[Ended]) -> None:
         if ended and not self._results:

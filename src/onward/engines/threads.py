@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from onward.clock import now
 from onward.context import enter
 from onward.engines import forks
-from onward.engines.base import Call, Ended, Health, MayStartUntil, Report, Work, always, drained
+from onward.engines.base import Call, Ended, EngineHealth, MayStartUntil, Report, Work, always, drained
 from onward.errors import HandlerTimeout
 from onward.event import Delivery
 
@@ -73,10 +73,10 @@ class ThreadEngine:
         self._hire()
         self._sweep_later()
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         started = [seat.started for seat in self._seats if seat.work is not None]
         age_s = max(0.0, now() - min(started)) if started else None
-        return Health(workers=len(self._seats), busy=len(started), restarted=0, oldest_running_s=age_s)
+        return EngineHealth(workers=len(self._seats), busy=len(started), restarted=0, oldest_running_s=age_s)
 
     async def drain(self, deadline_s: float) -> bool:
         return await drained(lambda: not self._open, deadline_s)
@@ -167,9 +167,10 @@ class ThreadEngine:
                 error = raised
             if forks.count != self._forks:
                 forks.end(error)
-            if deadline is not None and now() > deadline:
+            over = now()
+            if deadline is not None and over > deadline:
                 error = _overrun(timeout_s, error)
-            self._tell(Ended(work, error))
+            self._tell(Ended(work, error, took_s=over - started))
             seat.work = None
             del work, error  # or they would live until the next event comes
 

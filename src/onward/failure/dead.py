@@ -1,7 +1,7 @@
 """The dead letters of an application: list, show, replay, drop, export, send.
 
 A replay runs through the key's lane of that group only, never by publishing again. Everything works from any process,
-while the group runs and while it does not: a letter is moved by compare and set, and its owner hears of it.
+while the group runs and while it does not: a letter is moved by compare and set, and the partition's owner gets Moved.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _PACE_S = 0.1  # how often a replay with a rate moves some
 _DEAD = frozenset({State.DEAD})
 
 
-class Letters(msgspec.Struct, frozen=True):
+class LetterScan(msgspec.Struct, frozen=True):
     """A page of dead letters. Hand `after` back for the next; None: there is no more."""
 
     letters: Sequence[AsideRecord]
@@ -34,8 +34,8 @@ class Letters(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """`replayed`: on their way into their lanes; `failed`: not dead any more when their turn came, somebody else was
-    faster; `left`: dead letters that still match."""
+    """`replayed`: on their way into their lanes; `failed`: not dead any more when their turn came, because another
+    process was faster; `left`: dead letters that still match."""
 
     replayed: int
     failed: int
@@ -49,7 +49,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Where(TypedDict, total=False):
-    """The fields of Choice, as keywords."""
+    """The fields of LetterChoice, as keywords."""
 
     topic: str | None
     group: str | None
@@ -61,7 +61,7 @@ class Where(TypedDict, total=False):
     ids: Iterable[str] | str | None
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class LetterChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which letters: everything that is set must match. Times are Unix time, of the last failure."""
 
     topic: str | None = None
@@ -74,6 +74,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     ids: frozenset[str] = frozenset()  # of letters, or of their events
 
     @property
+    def anywhere(self) -> bool:
+        """It names neither a topic nor a group."""
+        return self.topic is None and self.group is None
+
+    @property
     def where(self) -> Filter:
         return Filter(_DEAD, self.topic, self.key, self.error, self.text, self.since, self.until)
 
@@ -82,14 +87,18 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetters:
-    """`places`: the topics and groups that the application handles; where to look when no group is named."""
+    """The dead letters of a broker. `places`: the topics and groups that the application handles.
+
+    Where a choice names neither a topic nor a group, it means the application's topics; of an application without
+    handlers every topic of the broker. Then only what looks is allowed: `list`, `show`, `count` and `export`.
+    """
 
     def __init__(self, broker: Broker, places: Iterable[tuple[str, str]]) -> None:
         self._broker = broker
         self._places = frozenset(places)
 
-    async def list(self, *, after: str | None = None, limit: int = 50, **choice: Unpack[Where]) -> Letters:
-        """A page of letters, by group, partition and position. `choice`: the fields of Choice, each optional."""
+    async def list(self, *, after: str | None = None, limit: int = 50, **choice: Unpack[Where]) -> LetterScan:
+        """A page of letters, by group, partition and position. `choice`: the fields of LetterChoice, each optional."""
         chosen = _choice(choice)
         at, place = _cursor(after)
         groups = [group for group in await self._groups(chosen) if group >= at]
@@ -98,12 +107,12 @@ class DeadLetters:
             async for page, inner in self._pages(group, chosen, place if group == at else None, limit - len(found)):
                 found += page
                 if len(found) >= limit and (inner or following):
-                    return Letters(found, f"{group}:{inner}" if inner else f"{following}:")
-        return Letters(found, None)
+                    return LetterScan(found, f"{group}:{inner}" if inner else f"{following}:")
+        return LetterScan(found, None)
 
     async def show(self, id_: str, *, group: str | None = None, topic: str | None = None) -> AsideRecord:
         """The letter with this id, or of the event with this id."""
-        chosen = Choice(ids=frozenset({id_}), group=group, topic=topic)
+        chosen = LetterChoice(ids=frozenset({id_}), group=group, topic=topic)
         found = [record async for record in self._matching(chosen)]
         if not found:
             raise NoSuchLetter(f"no dead letter {id_!r}; it was replayed or dropped, or its group is another one")
@@ -126,14 +135,14 @@ class DeadLetters:
                 f"no dead letter {', '.join(missing)}; it was replayed or dropped, or the id is mistyped"
             )
 
-    async def total(self, chosen: Choice) -> int:
+    async def total(self, chosen: LetterChoice) -> int:
         if chosen.ids or chosen.text is not None:  # to be found in the letters alone
             return sum([1 async for _ in self._matching(chosen)])
         return (await self._counted(chosen)).records
 
     async def tally(self, topic: str, group: str) -> Tally:
         """How many there are, and how old the oldest is; for the monitor."""
-        found = await self._counted(Choice(topic=topic, group=group))
+        found = await self._counted(LetterChoice(topic=topic, group=group))
         age_s = 0.0 if found.oldest is None else max(0.0, time.time() - found.oldest)
         return Tally(topic, group, found.records, age_s)
 
@@ -143,19 +152,22 @@ class DeadLetters:
             raise BadSetting(f"rate={rate}: letters per second, more than 0")
         if limit is not None and limit < 0:
             raise BadSetting(f"limit={limit}: a number of letters")
-        return Replay(self, _choice(choice), limit, rate)
+        chosen = _choice(choice)
+        self._check_named(chosen)
+        return Replay(self, chosen, limit, rate)
 
     async def replay(
         self, *, limit: int | None = None, rate: float | None = None, dry_run: bool = False, **choice: Unpack[Where]
     ) -> Replayed:
-        """Run letters again, each at the head of its key's lane and with a fresh count of attempts. With `dry_run`
-        nothing is moved: it answers how many would be."""
+        """Run letters again, each at the head of its key's lane and with a new count of attempts. With `dry_run`
+        nothing is moved: it returns how many would be."""
         replay = self.replaying(limit=limit, rate=rate, **choice)
         return await replay.rehearse() if dry_run else await replay.run()
 
     async def drop(self, *, limit: int | None = None, dry_run: bool = False, **choice: Unpack[Where]) -> Dropped:
         """Remove letters for good."""
         chosen = _choice(choice)
+        self._check_named(chosen)
         dropped = failed = 0
         async for group, ids in self.steps(chosen, limit, _STEP):
             removed = len(ids) if dry_run else await self.aside(group).remove(ids, expect=State.DEAD)
@@ -169,11 +181,13 @@ class DeadLetters:
             yield as_json(record)
 
     async def send(self, to: str, *, limit: int | None = None, **choice: Unpack[Where]) -> int:
-        """Publish copies to a topic; the letters stay where they are. Answers how many were sent."""
+        """Publish copies to a topic; the letters stay where they are. Returns how many were sent."""
         check_name("topic", to)
+        chosen = _choice(choice)
+        self._check_named(chosen)
         sent = 0
         batch: list[Event] = []
-        async for record in self._matching(_choice(choice)):
+        async for record in self._matching(chosen):
             if limit is not None and sent + len(batch) >= limit:
                 break
             batch.append(copy(record, to))
@@ -187,7 +201,9 @@ class DeadLetters:
     def aside(self, group: str) -> Aside:
         return self._broker.aside(group)
 
-    async def steps(self, chosen: Choice, limit: int | None, size: int) -> AsyncIterator[tuple[str, Sequence[str]]]:
+    async def steps(
+        self, chosen: LetterChoice, limit: int | None, size: int
+    ) -> AsyncIterator[tuple[str, Sequence[str]]]:
         """Matching letters by group, a few at a time, in the order of their positions."""
         left = limit
         step: list[AsideRecord] = []
@@ -202,14 +218,14 @@ class DeadLetters:
         if step:
             yield step[0].group, [each.id for each in step]
 
-    async def _matching(self, chosen: Choice) -> AsyncIterator[AsideRecord]:
+    async def _matching(self, chosen: LetterChoice) -> AsyncIterator[AsideRecord]:
         for group in await self._groups(chosen):
             async for page, _ in self._pages(group, chosen, None, _PAGE):
                 for record in page:
                     yield record
 
     async def _pages(
-        self, group: str, chosen: Choice, after: str | None, limit: int
+        self, group: str, chosen: LetterChoice, after: str | None, limit: int
     ) -> AsyncIterator[tuple[Sequence[AsideRecord], str | None]]:
         while True:
             page = await self.aside(group).scan(chosen.where, after, max(1, limit))
@@ -218,9 +234,9 @@ class DeadLetters:
             if after is None:
                 return
 
-    async def _counted(self, chosen: Choice) -> Count:
+    async def _counted(self, chosen: LetterChoice) -> Count:
         """By what is known of letters without reading them."""
-        topics = {chosen.topic} if chosen.topic is not None or chosen.group is not None else self._topics
+        topics: Iterable[str | None] = self._topics if chosen.anywhere and self._places else [chosen.topic]
         wheres = [msgspec.structs.replace(chosen.where, topic=topic) for topic in topics]
         groups = await self._groups(chosen)
         found = [await self.aside(group).count(where) for group in groups for where in wheres]
@@ -228,40 +244,46 @@ class DeadLetters:
         return Count(sum(each.records for each in found), min(oldest, default=None))
 
     @property
-    def _topics(self) -> set[str | None]:
+    def _topics(self) -> set[str]:
         return {topic for topic, _ in self._places}
 
-    def _is_ours(self, record: AsideRecord, chosen: Choice) -> bool:
+    def _is_ours(self, record: AsideRecord, chosen: LetterChoice) -> bool:
         """Where neither topic nor group is named, the application's topics are meant: others may share its group."""
-        named = chosen.topic is not None or chosen.group is not None
-        return named or record.partition.topic in self._topics
+        return not chosen.anywhere or not self._places or record.partition.topic in self._topics
 
-    async def _groups(self, chosen: Choice) -> Sequence[str]:
-        """Where to look. A broker does not tell all its topics, so somebody must name a group or a topic."""
+    async def _groups(self, chosen: LetterChoice) -> Sequence[str]:
+        """Where to look."""
         if not self._broker.features.aside:
-            raise ConfigError("this broker cannot browse its dead letters; give it a store for them with aside_url=")
+            raise ConfigError("this broker cannot browse its dead letters")
         if chosen.group is not None:
             return [check_name("group", chosen.group)]
-        topics = {chosen.topic} if chosen.topic is not None else {topic for topic, _ in self._places}
-        if not topics:
-            raise ConfigError(
-                "whose dead letters? Name a topic or a group, or (--app) the application that handles them"
-            )
+        topics = {chosen.topic} if chosen.topic is not None else self._topics or await self._every_topic()
         known = {group for topic, group in self._places if topic in topics}
         for topic in topics:
             known |= {info.group for info in await self._broker.groups(topic)}
-        if not known:
+        if not known and chosen.topic is not None:
             raise ConfigError(
-                f"no group has ever taken topic {', '.join(topics)}, so it has no dead letters; is the name right?"
+                f"no group has ever taken topic {chosen.topic}, so it has no dead letters; is the name right?"
             )
         return sorted(known)
+
+    async def _every_topic(self) -> set[str]:
+        return {spec.name for spec in await self._broker.topics()}
+
+    def _check_named(self, chosen: LetterChoice) -> None:
+        """A slip must not change the letters of every application that uses the broker."""
+        if chosen.anywhere and not self._places and not chosen.ids:
+            raise ConfigError(
+                "this would change the dead letters of every topic: name a topic or a group, the ids of letters, or "
+                "(--app) the application that handles them"
+            )
 
 
 class Replay:
     """One replay. `run` it once; meanwhile `replayed`, `failed` and `total` say where it stands, and `stop` ends it
     between two steps: what was moved runs, the rest stays dead."""
 
-    def __init__(self, dead: DeadLetters, chosen: Choice, limit: int | None, rate: float | None) -> None:
+    def __init__(self, dead: DeadLetters, chosen: LetterChoice, limit: int | None, rate: float | None) -> None:
         self._dead = dead
         self._chosen = chosen
         self._limit = limit
@@ -285,7 +307,7 @@ class Replay:
         return Replayed(would, 0, matching - would)
 
     async def run(self, progress: Callable[["Replay"], None] = lambda _: None) -> Replayed:
-        """Move the letters that match now: what dies meanwhile, also for the second time, is left."""
+        """Move the letters that match now. Letters that die meanwhile, also for the second time, are left."""
         self.total = (await self.rehearse()).replayed
         progress(self)
         begun = now()
@@ -318,7 +340,7 @@ class Replay:
                 return
 
 
-def _choice(where: Where) -> Choice:
+def _choice(where: Where) -> LetterChoice:
     ids = where.get("ids")
     if ids is None:
         names: frozenset[str] = frozenset()
@@ -327,7 +349,7 @@ def _choice(where: Where) -> Choice:
         if not names:
             raise BadSetting("ids=[]: name at least one letter, or leave it out to mean all that match")
     rest: dict[str, Any] = {name: value for name, value in where.items() if name != "ids"}
-    return Choice(**rest, ids=names)
+    return LetterChoice(**rest, ids=names)
 
 
 def _cursor(after: str | None) -> tuple[str, str | None]:

@@ -26,7 +26,7 @@ class Ruling(NamedTuple):
     trace: str = ""  # where it came from, if the text does not say it all
 
 
-class Judge:
+class ErrorJudge:
     """One handler's: its name, its policy, and the randomness that its jitter is drawn from."""
 
     def __init__(self, handler: str, retry: Retry, random: Callable[[], float]) -> None:

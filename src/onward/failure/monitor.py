@@ -32,7 +32,7 @@ class Monitor:
     ) -> None:
         self._read = read
         self._watchman = Watchman(thresholds)
-        self._bells = [Bell(hook) for hook in hooks]
+        self._bells = [AlertBell(hook) for hook in hooks]
         self._every_s = every_s
 
     async def run(self) -> None:
@@ -60,7 +60,7 @@ class Monitor:
                 await bell.ring(others)
 
 
-class Bell:
+class AlertBell:
     """One hook, and what it has not taken yet."""
 
     def __init__(self, hook: Hook) -> None:

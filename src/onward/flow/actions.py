@@ -43,6 +43,7 @@ class Counts(msgspec.Struct):
 
     delivered: int = 0
     skipped: int = 0  # delivered again although done
+    filtered: int = 0  # done at intake: the handler does not take events of this type
     stale: int = 0  # deliveries and completions of an ownership that had ended
     done: int = 0
     retried: int = 0

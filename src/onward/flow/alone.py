@@ -1,7 +1,9 @@
 """The lone runs of one plane: who waits for one, who has it, whose end is not recorded yet. Pure."""
 
 from collections import deque
+from collections.abc import Container
 
+from onward.event import Partition
 from onward.flow.blame import ALONE
 from onward.flow.entry import MARKING, RUNNING, Entry
 from onward.flow.holding import Holding
@@ -117,9 +119,9 @@ class Alone:
         """A settle is made of everything that is dirty."""
         self._recording = self.ended
 
-    def settled(self) -> None:
-        """It was answered."""
-        if self._recording is self.ended and self.ended is not None:
+    def settled(self, refused: Container[Partition]) -> None:
+        """It was answered; in `refused` partitions nothing was done."""
+        if self._recording is self.ended and self.ended is not None and self.ended[0].partition not in refused:
             self.ended = None
             self.solitude.give_back(self)  # who has more of them asks again, behind the others
 

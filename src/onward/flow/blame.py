@@ -33,7 +33,8 @@ class Blame:
     def arrived(self, entry: Entry, watermark: int) -> None:
         """An event of the log, for the first time in this ownership."""
         position = entry.delivery.position
-        self.weigh(entry, self.tries.get(position, Tries()), self._watched(position, watermark))
+        tries = entry.delivery.tries or self.tries.get(position, Tries())
+        self.weigh(entry, tries, self._watched(position, watermark))
 
     def _watched(self, position: int, watermark: int) -> bool:
         """Could this have been running in the crash? The first `max_in_flight` could, and what the last receive had

@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from onward import context
 from onward.brokers.base import (
@@ -21,11 +21,11 @@ from onward.brokers.base import (
     Subscription,
 )
 from onward.clock import now
-from onward.engines.base import Ended, Engine, Health, Work
+from onward.engines.base import Ended, Engine, EngineHealth, Work
 from onward.errors import AsideError, BrokerError, Closed, Expired, GroupDropped, Skip, Unfinished, Unreachable
 from onward.event import Delivery, Partition
 from onward.failure.expiry import is_expired
-from onward.failure.judge import Judge
+from onward.failure.judge import ErrorJudge
 from onward.flow.actions import Actions, Load, Settlement
 from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome, Released
 from onward.flow.lag import Behind, total
@@ -58,17 +58,19 @@ class Consumer:
         *,
         member: str,
         solitude: Solitude | None = None,
+        took: Callable[[Sequence[float]], None] | None = None,
     ) -> None:
         self._broker = broker
         self._engine = engine
         self._handler = handler
         self._settings = settings
         self._member = member
-        self._judging = Judge(handler.name, handler.retry, random.random)
+        self._took = took  # gets the seconds that runs took
+        self._judging = ErrorJudge(handler.name, handler.retry, random.random)
         self.declined = 0  # events that the handler skipped
         self._outage = Outage()  # of the inbox
         self._subscription: Subscription | None = None
-        self._unsettled = ""  # why progress cannot be stored just now
+        self._failing: dict[str, str] = {}  # what fails just now and is tried again, and why
         self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
         self._undelivered: Mapping[Partition, BrokerLag] = {}  # as the broker last said
         self._wake = asyncio.Event()
@@ -96,12 +98,13 @@ class Consumer:
                 max_wait_s=max(handler.retry.longest_s, _LATER_S),
                 crash_limit=settings.crash_limit,
                 settle_interval_s=settings.settle_interval_s,
+                wants=handler.wants,
             ),
             solitude,
         )
 
-    async def run(self) -> None:
-        """Consume until `stop`, then drain, settle, release and leave."""
+    async def run(self, subscribed: Callable[[], None] = lambda: None) -> None:
+        """Consume until `stop`, then drain, settle, release and leave. Calls `subscribed` once it is a member."""
         handler = self._handler
         subscription = await self._broker.subscribe(
             [handler.topic], group=handler.group, member=self._member, ordering=handler.ordering, start=handler.start
@@ -109,6 +112,7 @@ class Consumer:
         self._subscription = subscription
         context.group.set(handler.group)  # for what the engine runs
         self._engine.start(self._ended, self._may_start_until)
+        subscribed()
         receiving = asyncio.create_task(self._receive(subscription))
         receiving.add_done_callback(lambda _: self._wake.set())
         self._asking = asyncio.create_task(self._ask_lag(subscription))
@@ -131,7 +135,7 @@ class Consumer:
         if self._engine.failure is not None:
             raise self._engine.failure
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         return self._engine.health()
 
     def behind(self) -> Behind:
@@ -153,7 +157,7 @@ class Consumer:
         held = self.plane.held
         told = [why for partition, why in self._refused.items() if partition in held]
         outside = self._subscription.troubles() if self._subscription is not None else ()
-        return list(dict.fromkeys(filter(None, (*told, *outside, self._unsettled, self._outage.why))))
+        return list(dict.fromkeys(filter(None, (*told, *outside, *self._failing.values(), self._outage.why))))
 
     async def _act(self, subscription: Subscription, actions: Actions) -> None:
         if actions.work:
@@ -201,13 +205,20 @@ class Consumer:
                 return
             except GroupDropped:
                 raise  # trying again would change nothing: the application ends and says so
-            except BrokerError:
-                log.exception("%s: receiving failed, trying again", self._handler.name)
+            except BrokerError as error:
+                self._failed("receiving", error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
                 continue
+            self._failing.pop("receiving", None)
             if messages:
                 self._take(messages)
                 self._wake.set()
+
+    def _failed(self, what: str, error: BrokerError) -> None:
+        """Log it once for each cause; readiness shows it until `what` succeeds."""
+        if self._failing.get(what) != str(error):
+            log.error("%s: %s failed, trying again until it succeeds: %s", self._handler.name, what, error)
+        self._failing[what] = str(error)
 
     async def _appetite(self) -> bool:
         """Is there room for more? What is read ahead of its turn fills memory; what has happened is heard still."""
@@ -269,44 +280,51 @@ class Consumer:
                 )
             except Closed:
                 return
-            except BrokerError:
-                log.exception("%s: %s: records cannot be read, trying again", self._handler.name, load.partition)
+            except BrokerError as error:
+                self._failed(f"reading the records of {load.partition}", error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
+                self._failing.pop(f"reading the records of {load.partition}", None)
                 break
         self.plane.loaded(load, records, instant())
         self._wake.set()
 
     async def _settle(self, subscription: Subscription, settlement: Settlement) -> None:
-        """Carry one settle through: repeated as it is until it is answered."""
+        """Carry one settle through: the same call again and again, until it is answered."""
         while True:
             try:
                 lost = await subscription.settle(settlement.progress, aside=settlement.aside, gone=settlement.gone)
             except AsideError as error:
-                if str(error) not in self._refused.values():  # once for each cause
-                    log.error("%s: dead letters cannot be stored; their keys wait: %s", self._handler.name, error)
-                self._refused |= {record.partition: str(error) for record in settlement.aside}
-                self.plane.aside_refused(instant())
+                self._answered(settlement, error.lost, error.partitions, str(error))
                 break
             except Closed:
                 self.plane.settled([progress.partition for progress in settlement.progress], instant())
                 break
             except BrokerError as error:
-                if str(error) != self._unsettled:  # once for each cause
-                    log.error("%s: settling failed, trying again until it succeeds: %s", self._handler.name, error)
-                self._unsettled = str(error)
+                self._failed("settling", error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
             else:
-                self._unsettled = ""
-                for record in settlement.aside:
-                    self._refused.pop(record.partition, None)
-                self.plane.settled(lost, instant())
-                if self._handler.inbox is not None:
-                    kept = [each for each in settlement.progress if each.partition not in lost]
-                    self._handler.inbox.settled(self._handler.group, kept)
+                self._answered(settlement, lost)
                 break
         self._settling = None
         self._wake.set()
+
+    def _answered(
+        self, settlement: Settlement, lost: Sequence[Partition], refused: Sequence[Partition] = (), why: str = ""
+    ) -> None:
+        """The broker settled it, but for the partitions that are no longer ours and those whose records it refused."""
+        self._failing.pop("settling", None)
+        if refused and why not in self._refused.values():  # once for each cause
+            log.error("%s: dead letters cannot be stored; their keys wait: %s", self._handler.name, why)
+        for record in settlement.aside:
+            if record.partition in refused:
+                self._refused[record.partition] = why
+            else:
+                self._refused.pop(record.partition, None)
+        self.plane.aside_refused(refused, lost, instant())
+        if self._handler.inbox is not None:
+            settled = [each for each in settlement.progress if each.partition not in (*lost, *refused)]
+            self._handler.inbox.settled(self._handler.group, settled)
 
     def _may_start_until(self, work: Work) -> float:
         """Until when the work is ours for certain: it may wait in the engine while time passes."""
@@ -314,6 +332,8 @@ class Consumer:
         return self._sure_until if self.plane.may_start(first) else 0.0
 
     def _ended(self, results: Sequence[Ended]) -> None:
+        if self._took is not None:
+            self._took([ended.took_s for ended in results if ended.took_s is not None])
         outcomes: list[tuple[Delivery, Outcome]] = []
         for ended in results:
             work = ended.work

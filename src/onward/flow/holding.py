@@ -48,6 +48,8 @@ class Holding:
         self.epoch = assigned.epoch if assigned else None
 
     def _start(self, assigned: Assigned) -> None:
+        assert not assigned.shared or self.limits.ordering == "none", "only events without an order can be shared"
+        self.shared = assigned.shared
         self.tracker = Tracker(assigned.stored)
         self.room = Room(self.lanes, self.tracker)
         self.blame = Blame(assigned, self.limits.max_in_flight)
@@ -68,13 +70,13 @@ class Holding:
 
     # -- intake -------------------------------------------------------------------------------------------------
 
-    def take(self, batch: Sequence[Delivery], start: int) -> tuple[int, int]:
+    def take(self, batch: Sequence[Delivery], start: int) -> tuple[int, int, int]:
         """Deliveries of this ownership, from `start` on until one of another comes.
 
-        Answers where that is, and how many were done already.
+        Returns where that is, how many were done already, and how many are of a type that the handler does not take.
         """
         if not self.outside.reading.loaded:
-            return self._take_early(batch, start), 0
+            return self._take_early(batch, start), 0, 0
         partition, epoch = batch[start].partition, self.epoch
         entries: list[Entry] = []
         size_bytes, stop, end = 0, start, len(batch)
@@ -86,23 +88,33 @@ class Holding:
             size = delivery.event.size
             size_bytes += size
             entries.append(Entry(delivery, size))
-        taken = self._admit(entries)
+        taken, filtered = self._admit(entries)
         if len(taken) < len(entries):
             self.dirty = True
             size_bytes = sum(entry.size for entry in taken)
         self.room.bytes += size_bytes
-        if self.blame.unclean or self.blame.tries:
+        if self.blame.unclean or self.blame.tries or self.shared:
             for entry in taken:
                 self.blame.arrived(entry, self.tracker.watermark)
         self._line_up(taken)
-        return stop, len(entries) - len(taken)
+        return stop, len(entries) - len(taken) - filtered, filtered
 
-    def _admit(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Those that are not done."""
-        if not self.outside.parking.refs:
-            return self.tracker.add_all(entries)
-        add = self.tracker.add
-        return [e for e in entries if not self._is_parked(e.delivery.position) and add(e.delivery.position, e)]
+    def _admit(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], int]:
+        """Those that are to run, and how many of the others are done now because the handler does not want them."""
+        tracker, wants = self.tracker, self.limits.wants
+        if wants is None and not self.outside.parking.refs:
+            return tracker.add_all(entries), 0
+        taken: list[Entry] = []
+        filtered = 0
+        for entry in entries:
+            position = entry.delivery.position
+            if self._is_parked(position):
+                continue
+            if wants is not None and not wants(entry.delivery.event.type):
+                filtered += tracker.pass_over(position)
+            elif tracker.add(position, entry):
+                taken.append(entry)
+        return taken, filtered
 
     def _line_up(self, entries: Sequence[Entry]) -> None:
         """Into their lanes, as long as nothing stands aside that they might overtake."""
@@ -154,32 +166,38 @@ class Holding:
             self.dirty = True
             self.outside.read_past(now)
 
-    def load(self, records: Sequence[AsideRecord], at: Instant) -> int:
-        """A page of records, as asked for. Answers how many deliveries turned out to be done."""
+    def load(self, records: Sequence[AsideRecord], at: Instant) -> tuple[int, int]:
+        """A page of records, as asked for. Of the deliveries that waited for it: how many were done already, and how
+        many are of a type that the handler does not take."""
         known = self.outside.reading.loaded
         self.outside.load(records, at)
-        return 0 if known or not self.outside.reading.loaded else self._open_gate(at.now)
+        return (0, 0) if known or not self.outside.reading.loaded else self._open_gate(at.now)
 
-    def _open_gate(self, now: float) -> int:
+    def _open_gate(self, now: float) -> tuple[int, int]:
         """All records are known: take what came meanwhile, and let the records have their turns."""
         early, self.early = self.early, Early()
         self.room.bytes = 0
-        start = done = 0
+        start = done = filtered = 0
         while start < len(early.backlog):
-            start, skipped = self.take(early.backlog, start)
+            start, skipped, unwanted = self.take(early.backlog, start)
             done += skipped
+            filtered += unwanted
         self.reach(early.reached, now)
         for position, to, due in early.moved:
-            self.outside.move(position, to, due, now)
+            self.move(position, to, due, now)
         self.outside.turn_all(now)
-        return done
+        return done, filtered
 
     def move(self, position: int, to: State | None, due: float, now: float) -> None:
-        """Somebody moved or removed a record."""
-        if self.outside.reading.loaded:
-            self.outside.move(position, to, due, now)
-        else:
+        """An operator moved or removed a record."""
+        if self.shared:
+            return  # the store delivers its records itself
+        if not self.outside.reading.loaded:
             self.early.moved.append((position, to, due))
+            return
+        entry = self.outside.move(position, to, due, now)
+        if entry is not None and position in self.tracker.open:  # else it goes with the settle in flight
+            self.done(entry, now)
 
     # -- outcomes -----------------------------------------------------------------------------------------------
 
@@ -195,6 +213,9 @@ class Holding:
         self.room.bytes -= entry.size
         if tries:
             tries.pop(position, None)
+        if self.letters.doubled and position in self.letters.doubled:
+            self.letters.doubled.discard(position)
+            self.letters.remove(self.letters.id_at(position), None)
         if self.lanes.leave(entry) and outside.parking.refs:
             outside.advance(entry.delivery.event.key, now)
         if outside.postponed:
@@ -222,6 +243,8 @@ class Holding:
 
     def _in_place(self, entry: Entry, wait_s: float) -> bool:
         limits = self.limits
+        if self.shared:  # the broker stores no tries of open events here
+            return False
         if limits.ordering == "partition" or wait_s <= 0:
             return True
         full = len(self.outside.parking) >= limits.max_parked
@@ -335,14 +358,12 @@ class Holding:
             return {}
         for position, leaving in letters.leaving.items():
             if leaving.entry is not None:
-                self.tracker.done(position)
-                letters.storing += 1
+                self.tracker.leave(position)
         return dict(letters.leaving)
 
     def stored(self, posted: dict[int, Leaving], now: float) -> None:
         """These records are in the store."""
         letters, outside, dirty = self.letters, self.outside, self.dirty
-        letters.storing = 0
         if letters.refusing and (posted or not letters.leaving):
             letters.refusing = False
             self._unshelve()
@@ -356,13 +377,15 @@ class Holding:
                 outside.stored(ref, now)
         self.dirty = dirty  # that these are done was settled with them
 
-    def refused(self, posted: dict[int, Leaving], retry_at: float) -> None:
+    def refused(self, posted: dict[int, Leaving], now: float, retry_at: float) -> None:
         """These records were not stored, and nothing else of their settle was done."""
         letters = self.letters
-        letters.storing = 0
         if posted:
             letters.retry_at, letters.refusing = retry_at, True
             for entry in [entry for entry in self.blame.marking.values() if entry.ref is not None]:
                 self.shelve(entry)
-        self.tracker.reopen(leaving.entry for leaving in posted.values() if leaving.entry is not None)
+        self.tracker.reopen()
+        for position, leaving in posted.items():
+            if leaving.entry is not None and position not in letters.leaving:  # an operator removed its record
+                self.done(leaving.entry, now)
         self.dirty = True

@@ -18,6 +18,7 @@ class Blocking(msgspec.Struct, frozen=True):
     state: str
     for_s: float
     published: float  # Unix time of its event; 0: unknown
+    attempt: int = 1
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -74,7 +75,12 @@ def lag_of(holding: Holding, limits: Limits, now: float) -> Lag:
         since = holding.blocked_since if holding.blocked_at == tracker.watermark else now
         delivery = entry.delivery
         blocking = Blocking(
-            delivery.position, delivery.event.key, entry.stage.name.lower(), now - since, delivery.event.time
+            position=delivery.position,
+            key=delivery.event.key,
+            state=entry.stage.name.lower(),
+            attempt=delivery.attempt,
+            for_s=now - since,
+            published=delivery.event.time,
         )
     return Lag(
         queued=len(tracker)
@@ -86,7 +92,7 @@ def lag_of(holding: Holding, limits: Limits, now: float) -> Lag:
         delayed=holding.room.delayed,
         parked=len(holding.outside.parking),
         parked_keys=holding.outside.parking.keys,
-        gap=sum(stop - start for start, stop in tracker.done_above()),
+        gap=tracker.gap,
         blocking=blocking,
         paused_by=fullest(holding, limits) if holding.paused else None,
     )

@@ -23,13 +23,13 @@ class Letters:
         "_assigned",
         "_group",
         "dirty",
+        "doubled",
         "going",
         "gone",
         "leaving",
         "refusing",
         "retry_at",
         "shelved",
-        "storing",
     )
 
     def __init__(self, assigned: Assigned, group: str) -> None:
@@ -37,11 +37,11 @@ class Letters:
         self._group = group
         self.dirty = False
         self.leaving: dict[int, Leaving] = {}  # by position
-        self.storing = 0  # events of the log whose records are on their way: not open, but still here
         self.gone: list[tuple[str, str | None]] = []  # records to be removed, and whom they park until they are
         self.going: Counter[str | None] = Counter()  # their keys
         self.retry_at = 0.0  # the store refused: no sooner than this
         self.refusing = False  # it refused, and has not stored anything since
+        self.doubled: set[int] = set()  # open in the log, but a record of them is in the store too
         self.shelved: dict[int, Entry] = {}  # drawn events whose starts could not be recorded, until it does
 
     def id_at(self, position: int) -> str:
@@ -67,6 +67,7 @@ class Letters:
 
     def send(self, record: AsideRecord, entry: Entry | None, ref: Ref | None) -> None:
         self.leaving[record.position] = Leaving(record, entry, ref)
+        self.doubled.discard(record.position)  # this replaces the record in the store
         self.dirty = True
 
     def remove(self, id_: str, key: str | None) -> None:

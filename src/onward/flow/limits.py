@@ -1,6 +1,7 @@
 """The named limits of one handler's plane."""
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -25,6 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: float = math.inf  # no retry was ever asked to wait longer
     crash_limit: int = 3
     settle_interval_s: float = 0.05
+    wants: Callable[[str], bool] | None = None  # by the event's type; what is not wanted is done at intake
 
     @property
     def share(self) -> int:

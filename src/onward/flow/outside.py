@@ -41,7 +41,7 @@ class Outside:
         self._floor = assigned.stored.watermark if assigned.stored else 0
         self.postponed: deque[int] = deque()  # records that could be drawn if there were room
         self.parking = Parking(limits.max_in_flight_bytes)
-        self.reading = Reading()
+        self.reading = Reading(loaded=assigned.shared)  # a shared partition has no records that we draw
         self.unread: list[int] = []  # a heap: records beyond what was read of the log
 
     def key(self, entry: Entry) -> str | None:
@@ -83,6 +83,8 @@ class Outside:
             self.parking.add(ref)
             self.parking.refill(ref, record.event, must=position in reading.wanted)
             self._insert(ref, at)
+        elif position in reading.wanted and position not in self._letters.leaving:
+            self._letters.doubled.add(position)
 
     def _due(self, record: AsideRecord, at: Instant) -> float:
         # A clock that was set back makes no wait longer than it was. What died and was moved waits as a person asked.
@@ -204,8 +206,9 @@ class Outside:
 
     # -- changing them ------------------------------------------------------------------------------------------
 
-    def move(self, position: int, to: State | None, due: float, now: float) -> None:
-        """Somebody moved or removed a record."""
+    def move(self, position: int, to: State | None, due: float, now: float) -> Entry | None:
+        """An operator moved or removed a record. Answers the event of the log that was to become that record, and is
+        done now."""
         ref, wanted = self.parking.refs.get(position), self.reading.wanted
         self.reading.asked.discard(position)  # a page on its way may have been read before this
         if ref is None:
@@ -214,8 +217,9 @@ class Outside:
         elif ref.drawn:
             ref.removed = ref.removed or to is None
         elif to is None:
-            self._remove(ref)
+            leaving = self._remove(ref)
             self.advance(ref.key, now)
+            return leaving
         elif to is State.DEAD and not ref.stored:
             pass  # our own write may come after the move: the event is still ours to run
         elif to is State.DEAD:
@@ -228,13 +232,15 @@ class Outside:
                 ref.tries = Tries()
             ref.state, ref.due = to, due
             self.turn(ref, now)
+        return None
 
-    def _remove(self, ref: Ref) -> None:
-        """Somebody took the record away. A write of ours may have been on its way: it must not bring it back."""
-        self._letters.leaving.pop(ref.position, None)
+    def _remove(self, ref: Ref) -> Entry | None:
+        """An operator removed the record. A write of ours may be on its way: it must not bring the record back."""
+        leaving = self._letters.leaving.pop(ref.position, None)
         self._letters.remove(ref.id, ref.key)
         self.reading.wanted.discard(ref.position)
         self.parking.remove(ref.position)
+        return leaving.entry if leaving is not None else None
 
     def done(self, entry: Entry, now: float) -> None:
         """A drawn event has been handled: its record is of no use any more."""
@@ -280,10 +286,10 @@ class Outside:
         self._letters.send(self._letters.record(entry, state, wall, failure, wait_s=wait_s), None, ref)
 
     def stored(self, ref: Ref, now: float) -> None:
-        """What was set aside is in the store."""
+        """What was set aside is in the store. In a shared partition it comes back from there as a delivery."""
         ref.stored = True
         self.parking.shed(ref)
-        if ref.state is State.DEAD and self._limits.on_dead == "pass":
+        if self._assigned.shared or (ref.state is State.DEAD and self._limits.on_dead == "pass"):
             self.parking.remove(ref.position)
             self.advance(ref.key, now)
         else:

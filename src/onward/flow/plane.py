@@ -18,7 +18,7 @@ from onward.flow.hot import HotKeys
 from onward.flow.lag import Lag, lag_of
 from onward.flow.limits import Limits
 from onward.flow.pressure import RESUME_AT, is_full, weight
-from onward.flow.settling import Settling
+from onward.flow.settling import Part, Settling
 from onward.flow.solitude import Solitude
 
 ASIDE_RETRY_S = 1.0
@@ -55,9 +55,10 @@ class ControlPlane:
         """A page of records was read; an empty one says that there are no more."""
         holding = self._current(load.partition, load.epoch)
         if holding is not None:
-            done = holding.load(records, at)
-            self.counts.delivered -= done
-            self.counts.skipped += done
+            skipped, filtered = holding.load(records, at)
+            self.counts.delivered -= skipped
+            self.counts.skipped += skipped
+            self.counts.filtered += filtered
 
     def moved(self, message: Moved, at: Instant) -> None:
         """Somebody else moved or removed records of ours."""
@@ -77,9 +78,10 @@ class ControlPlane:
                 counts.stale += 1
                 start += 1
                 continue
-            stop, skipped = holding.take(batch, start)
+            stop, skipped, filtered = holding.take(batch, start)
             counts.delivered += stop - start - skipped
             counts.skipped += skipped
+            counts.filtered += filtered
             start = stop
             if holding.outside.unread:
                 holding.outside.read_past(at.now)
@@ -145,35 +147,25 @@ class ControlPlane:
         self.counts.done += done
 
     def settled(self, lost: Iterable[Partition], at: Instant) -> None:
-        """The settle in flight was answered; `lost` were not ours any more."""
-        parts, lost = self._settling.answered(at.now), set(lost)
-        self._alone.settled()
+        """The settle in flight was answered; `lost` are no longer ours."""
+        self.aside_refused((), lost, at)
+
+    def aside_refused(self, partitions: Iterable[Partition], lost: Iterable[Partition], at: Instant) -> None:
+        """The settle in flight was answered, but in `partitions` nothing was done: their records could not be stored,
+        and the events of these are open again. `lost` are no longer ours. The others were settled."""
+        refused, lost = set(partitions), set(lost)
+        parts = self._settling.answered(at.now)
+        self._alone.settled(refused)
         for part in parts:
             holding = part.holding
             if holding.partition in lost:
                 self._forget(holding)
                 continue
-            holding.tracker.forget(part.fresh)
-            holding.letters.removed(part.gone)
-            holding.stored(part.letters, at.now)
-            for entry in holding.blame.marked(part.marks):
-                if entry is not self._alone.entry:
-                    holding.lanes.again(entry)
+            if holding.partition in refused:
+                self._refuse(part, at.now)
+            else:
+                self._settle(part, at.now)
             self._touched[holding] = None
-
-    def aside_refused(self, at: Instant) -> None:
-        """The records could not be stored, so nothing of that settle was done: their events are open again."""
-        for part in self._settling.refused():
-            holding, alone = part.holding, self._alone
-            holding.refused(part.letters, at.now + ASIDE_RETRY_S)
-            self._touched[holding] = None
-            if part.letters:
-                self._refused[holding] = None
-                if (
-                    alone.entry is not None
-                    and holding.letters.shelved.get(alone.entry.delivery.position) is alone.entry
-                ):
-                    alone.entry = None
 
     # -- what to do ---------------------------------------------------------------------------------------------
 
@@ -232,6 +224,25 @@ class ControlPlane:
             return None
         self._touched[holding] = None
         return holding
+
+    def _settle(self, part: Part, now: float) -> None:
+        """This part of the settle in flight took effect."""
+        holding = part.holding
+        holding.tracker.forget(part.fresh)
+        holding.letters.removed(part.gone)
+        holding.stored(part.letters, now)
+        for entry in holding.blame.marked(part.marks):
+            if entry is not self._alone.entry:
+                holding.lanes.again(entry)
+
+    def _refuse(self, part: Part, now: float) -> None:
+        """Nothing of this part of the settle in flight was done."""
+        holding, lone = part.holding, self._alone.entry
+        holding.refused(part.letters, now, now + ASIDE_RETRY_S)
+        if part.letters:
+            self._refused[holding] = None
+            if lone is not None and holding.letters.shelved.get(lone.delivery.position) is lone:
+                self._alone.entry = None
 
     def _not_done(self, holding: Holding, entry: Entry, outcome: Outcome, at: Instant, size: int) -> None:
         if type(outcome) is Again:

@@ -8,13 +8,9 @@ RESUME_AT = 0.7  # of the limit: without the gap a full partition would flap bet
 
 def is_full(holding: Holding, limits: Limits) -> bool:
     """Has any limit been reached? Asked on every tick."""
-    opened = len(holding.tracker.open)
-    if (
-        opened + len(holding.early.backlog) + holding.letters.storing >= limits.max_in_flight
-        or holding.room.bytes >= limits.max_in_flight_bytes
-    ):
+    if _count(holding) >= limits.max_in_flight or holding.room.bytes >= limits.max_in_flight_bytes:
         return True
-    spread = len(holding.tracker.flags) - opened  # no less than the gap, and cheaper
+    spread = len(holding.tracker.flags) - len(holding.tracker.open)  # no less than the gap, and cheaper
     if spread < limits.max_gap and len(holding.outside.parking.refs) < limits.max_parked:
         return False
     return weight(holding, limits) >= 1.0
@@ -23,8 +19,7 @@ def is_full(holding: Holding, limits: Limits) -> bool:
 def weight(holding: Holding, limits: Limits) -> float:
     """How full the fullest limit is."""
     tracker = holding.tracker
-    count = len(tracker.open) + len(holding.early.backlog) + holding.letters.storing
-    most = max(count / limits.max_in_flight, holding.room.bytes / limits.max_in_flight_bytes)
+    most = max(_count(holding) / limits.max_in_flight, holding.room.bytes / limits.max_in_flight_bytes)
     if holding.outside.parking.refs:
         most = max(most, _parked(holding, limits))
     if len(tracker.flags) - len(tracker.open) > most * limits.max_gap:  # seldom: only then is it worth the exact number
@@ -34,14 +29,18 @@ def weight(holding: Holding, limits: Limits) -> float:
 
 def fullest(holding: Holding, limits: Limits) -> str:
     """The name of the limit that is the fullest."""
-    count = len(holding.tracker.open) + len(holding.early.backlog) + holding.letters.storing
     weights = {
-        "max_in_flight": count / limits.max_in_flight,
+        "max_in_flight": _count(holding) / limits.max_in_flight,
         "max_in_flight_bytes": holding.room.bytes / limits.max_in_flight_bytes,
         "max_parked": _parked(holding, limits),
         "max_gap": holding.tracker.gap / limits.max_gap,
     }
     return max(weights, key=weights.__getitem__)
+
+
+def _count(holding: Holding) -> int:
+    """Delivered and not done."""
+    return len(holding.tracker.open) + len(holding.tracker.leaving) + len(holding.early.backlog)
 
 
 def _parked(holding: Holding, limits: Limits) -> float:

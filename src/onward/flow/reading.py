@@ -6,8 +6,8 @@ class Reading:
 
     __slots__ = ("_after", "asked", "doubted", "loaded", "loading", "wanted")
 
-    def __init__(self) -> None:
-        self.loaded = False  # the records of the aside are known: until then nothing is dispatched
+    def __init__(self, *, loaded: bool) -> None:
+        self.loaded = loaded  # the records of the aside are known: until then nothing is dispatched
         self.loading = False
         self.wanted: set[int] = set()  # records whose turn has come and whose events are not in memory
         self.asked: set[int] = set()  # of the wanted, those known when the page was asked for

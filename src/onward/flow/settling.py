@@ -67,17 +67,13 @@ class Settling:
         self._spans = sum(len(each.done_above) for each in progress)
         return Settlement(progress, aside, gone)
 
-    def refused(self) -> list[Part]:
-        """Nothing of the settle in flight was done. Answers its parts, but for those of an earlier ownership."""
+    def answered(self, now: float) -> list[Part]:
+        """The settle in flight was answered. Returns its parts, without those of an earlier ownership: the partition
+        may be ours again, and this is not about that."""
+        self.at = now + self._interval_s + self._spans * SPAN_PACE_S
         pending, self.pending = self.pending, None
         assert pending is not None, "a settle was answered that was not asked for"
         return [part for part in pending if part.holding.epoch == part.epoch]
-
-    def answered(self, now: float) -> list[Part]:
-        """The settle in flight was done. Answers its parts, but for those of an earlier ownership: the partition may
-        be ours again, and this is not about that."""
-        self.at = now + self._interval_s + self._spans * SPAN_PACE_S
-        return self.refused()
 
     def marking(self) -> int:
         """How many wait for their starts to be recorded."""

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from onward.brokers.base import Progress
 from onward.flow.entry import Entry
@@ -19,10 +19,11 @@ class Tracker:
     position, 1 while it is open, lets C search for the first open one and for the runs of done ones.
     """
 
-    __slots__ = ("_ahead", "_base", "_low", "_lowest", "_positions", "end", "flags", "fresh", "open")
+    __slots__ = ("_ahead", "_base", "_low", "_lowest", "_positions", "end", "flags", "fresh", "leaving", "open")
 
     def __init__(self, stored: Progress | None) -> None:
         self.open: dict[int, Entry] = {}  # by position
+        self.leaving: dict[int, Entry] = {}  # done, if the settle in flight stores their records
         self.end = stored.watermark if stored else 0
         self.fresh: list[int] = []  # done since the last answered settle
         self.flags = bytearray()  # all but the open ones are done: no less than the gap
@@ -57,9 +58,13 @@ class Tracker:
 
     @property
     def gap(self) -> int:
-        """How many delivered positions are done, but above the watermark."""
+        """How many events are done, but above one that is open or leaving. An interval that an earlier owner did
+        counts as one: how many events it had is not known."""
         first = self._first()
-        return len(self.flags) - first - len(self.open) if first >= 0 else 0
+        if self.leaving:
+            lowest = min(entry.slot for entry in self.leaving.values()) - self._base
+            first = lowest if first < 0 else min(first, lowest)
+        return len(self.flags) - first - len(self.open) - len(self.leaving) if first >= 0 else 0
 
     def add(self, position: int, entry: Entry) -> bool:
         """Open a delivered position. False: it is done or known already, and must not run."""
@@ -88,11 +93,14 @@ class Tracker:
         self.open.update(zip(positions, entries, strict=True))
         return entries
 
-    def pass_over(self, position: int) -> None:
-        """A delivered position is done without running: a record of the aside stands for it."""
-        if self._fits(position):
+    def pass_over(self, position: int) -> bool:
+        """A delivered position is done without running: a record of the aside stands for it, or the handler does not
+        want it. False: it was done already."""
+        fits = self._fits(position)
+        if fits:
             self._skip(position)
             self.fresh.append(position)
+        return fits
 
     def _fits(self, position: int) -> bool:
         if position < self.end:
@@ -119,9 +127,16 @@ class Tracker:
             if position == self._lowest:
                 self._lowest = -1
 
-    def reopen(self, entries: Iterable[Entry]) -> None:
-        """Undo `done` for these, before `forget`: what should have gone with them was not stored."""
-        again = {entry.delivery.position: entry for entry in entries}
+    def leave(self, position: int) -> None:
+        """Complete a position for the next settle: its record goes with it. Then `forget` or `reopen` follows."""
+        entry = self.open.get(position)
+        if entry is not None:
+            self.leaving[position] = entry
+            self.done(position)
+
+    def reopen(self) -> None:
+        """The settle in flight did not store the records of what is leaving."""
+        again, self.leaving = self.leaving, {}
         self.open |= again
         self.fresh = [position for position in self.fresh if position not in again]
         self._lowest = -1
@@ -131,6 +146,7 @@ class Tracker:
 
     def forget(self, fresh: int) -> None:
         """A settle was answered that named this many fresh positions."""
+        self.leaving.clear()
         del self.fresh[:fresh]
         first = self._first()
         settled = len(self.flags) if first < 0 else first

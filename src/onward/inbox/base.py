@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from onward.brokers.base import Features, Progress
+from onward.brokers.base import Progress
 from onward.engines.base import Call, Work
 
 Run = Callable[[Work, Any], Any]
@@ -34,7 +34,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     batch: bool
-    features: Features
+    stable: bool  # a position names the same event in every delivery, and each ownership has a fence
     longest_redelivery_s: float
 
 

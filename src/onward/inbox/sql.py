@@ -21,7 +21,7 @@ from onward.event import Delivery
 from onward.inbox.base import Asked, Ground, Run
 from onward.inbox.horizon import horizon_s
 from onward.inbox.statements import statements
-from onward.inbox.store import Store, Undo, is_conflict, is_timeout
+from onward.inbox.store import InboxStore, Undo, is_conflict, is_timeout
 
 log = logging.getLogger("onward")
 
@@ -50,7 +50,7 @@ class SqlInbox:
         self._engine = engine
         event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "commit", _refuse_commit)
         self._schema = statements(engine.dialect.name, table)
-        self._store = Store(engine.dialect, self._schema)
+        self._store = InboxStore(engine.dialect, self._schema)
         self._given_s = horizon_s
         self._horizon_s = 0.0
 
@@ -87,11 +87,11 @@ class SqlInbox:
         return _Sync(engine, self._store, run, asked)
 
     async def start(self, ground: Ground) -> None:
-        features = ground.features
-        if ground.batch and not (features.stable_positions and features.fence):
+        if ground.batch and not ground.stable:
             raise BadSetting(
-                f"{ground.name}: an inbox for a batch handler needs positions that stay and a fence, which this broker "
-                "has not: an event would be taken for another and lost. Handle single events (batch_size=1)"
+                f"{ground.name}: an inbox for a batch handler needs stable positions and a fence, which this broker "
+                "does not offer with this ordering: an event would be taken for another and lost. Handle single events "
+                "(batch_size=1)"
             )
         longest_s = max(self._horizon_s, horizon_s(ground.name, self._given_s, ground.longest_redelivery_s))
         await self._patiently(lambda: self._work(self._store.probe), ground.name)
@@ -156,7 +156,7 @@ class SqlInbox:
 class _Once:
     """A handler's call and the marks that stand before it."""
 
-    def __init__(self, store: Store, run: Run, asked: Asked) -> None:
+    def __init__(self, store: InboxStore, run: Run, asked: Asked) -> None:
         self._store = store
         self._run = run
         self._asked = asked
@@ -171,7 +171,7 @@ class _Once:
 
 
 class _Sync(_Once):
-    def __init__(self, engine: Engine, store: Store, run: Run, asked: Asked) -> None:
+    def __init__(self, engine: Engine, store: InboxStore, run: Run, asked: Asked) -> None:
         super().__init__(store, run, asked)
         self._engine = engine
 
@@ -226,7 +226,7 @@ class _Sync(_Once):
 
 
 class _Async(_Once):
-    def __init__(self, engine: AsyncEngine, store: Store, run: Run, asked: Asked) -> None:
+    def __init__(self, engine: AsyncEngine, store: InboxStore, run: Run, asked: Asked) -> None:
         super().__init__(store, run, asked)
         self._engine = engine
 

@@ -22,7 +22,7 @@ _MARIADB_DUPLICATE = 1062
 _SQLITE_CONFLICTS = {5, 6}  # busy, locked
 
 
-class Place(NamedTuple):
+class CursorPlace(NamedTuple):
     """Whose cursor, and under which ownership."""
 
     group: str
@@ -67,7 +67,7 @@ class Statement:
         )
 
 
-class Store:
+class InboxStore:
     """The marks of every group in one database."""
 
     def __init__(self, dialect: Dialect, statements: Statements) -> None:
@@ -134,7 +134,7 @@ class Store:
             return work
         return self._mark_any(connection, place, work)
 
-    def _mark_next(self, connection: Connection, place: Place, work: Sequence[Delivery]) -> bool:
+    def _mark_next(self, connection: Connection, place: CursorPlace, work: Sequence[Delivery]) -> bool:
         """In one statement, if the cursor stands as we left it, and all of this comes after.
 
         What we believe of the cursor may be wrong: that transaction may have been rolled back, or another wrote. The
@@ -153,7 +153,7 @@ class Store:
         self._leave(place, done)
         return True
 
-    def _mark_any(self, connection: Connection, place: Place, work: Sequence[Delivery]) -> Sequence[Delivery]:
+    def _mark_any(self, connection: Connection, place: CursorPlace, work: Sequence[Delivery]) -> Sequence[Delivery]:
         """The cursor speaks for what the log brings. What comes from the aside may be far below it and is marked by a
         row, but the cursor may know it still: from a commit whose answer was lost before the event was set aside.
         """
@@ -169,12 +169,12 @@ class Store:
             self._leave(place, done)
         return tuple(fresh)
 
-    def _with(self, place: Place, done: cursor.Done, positions: Sequence[int]) -> cursor.Done:
+    def _with(self, place: CursorPlace, done: cursor.Done, positions: Sequence[int]) -> cursor.Done:
         with self._guard:
             settled = self._settled.get((place.group, place.partition), 0)
         return cursor.pruned(cursor.add(done, positions), settled)
 
-    def _leave(self, place: Place, done: cursor.Done) -> None:
+    def _leave(self, place: CursorPlace, done: cursor.Done) -> None:
         with self._guard:
             self._left[place.group, place.partition] = Left(place.fence, place.log_id, done, cursor.encode(done))
 
@@ -182,7 +182,7 @@ class Store:
         """Forget one page of rows that are older; answers how many they were."""
         return self._drop_old(connection, {"before": int(before), "page": page}).rowcount
 
-    def _locked(self, connection: Connection, place: Place) -> cursor.Done:
+    def _locked(self, connection: Connection, place: CursorPlace) -> cursor.Done:
         """The cursor, locked until the transaction ends; Superseded when a newer owner has written it."""
         row = self._lock(connection, place.key).one_or_none()
         if row is None:
@@ -220,8 +220,8 @@ def _is_duplicate(error: IntegrityError) -> bool:
     return error.orig is not None and error.orig.args[:1] == (_MARIADB_DUPLICATE,)
 
 
-def _place(group: str, delivery: Delivery) -> Place:
+def _place(group: str, delivery: Delivery) -> CursorPlace:
     partition, fence = delivery.partition, delivery.fence
     if fence is None or not delivery.log_id:
         raise BadStore(f"{partition}: the broker names no fence or no log: a batch handler cannot have an inbox on it")
-    return Place(group, partition, delivery.log_id, fence)
+    return CursorPlace(group, partition, delivery.log_id, fence)

@@ -1,1 +1,10 @@
-"""Seeing it: what a running application says of itself."""
+"""What a running application reports about itself.
+
+reading.py     how each handler and each of its partitions is doing
+health.py      whether it is ready, and the log line
+standstill.py  how long a partition has not moved (pure)
+metrics.py     families of metrics that stages add to, and the text that Prometheus reads
+figures.py     readings as families of metrics (pure)
+endpoint.py    /metrics, /health/live, /health/ready and /readings over HTTP
+workers.py     several processes seen as one service (pure)
+"""

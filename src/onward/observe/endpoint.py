@@ -1,42 +1,153 @@
-"""`GET /metrics`, on the application's own event loop: nothing else reads its state beside it."""
+"""Metrics, health and readings over HTTP: what Prometheus, Kubernetes and `onward health` ask for."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import ipaddress
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from onward.errors import BadSetting
+from onward.observe.health import Health
+from onward.observe.reading import Reading
 
-_PATIENCE_S = 5.0  # for a request, and for whoever reads the answer
-_MOST_BYTES = 8_192  # of a request
+_PATIENCE_S = 5.0  # for the request, and for the client to read the answer
+_MAX_REQUEST_BYTES = 8_192
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_JSON = "application/json"
+_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+class System(Protocol):
+    """What is asked: an application, or the workers of one."""
+
+    def metrics(self) -> str: ...
+    def health(self) -> Health: ...
+    def readings(self) -> Sequence[Reading]: ...
+
+
+class Address(NamedTuple):
+    """Where to serve."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """From [HOST:]PORT; ValueError: it is none. An IPv6 address is written in brackets."""
+        host, _, port = text.rpartition(":")
+        if not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
+            raise ValueError(f"{text!r} is no [HOST:]PORT")
+        return cls(host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def seen_from(self, everywhere: str) -> "Address":
+        """Where to reach it: an address that means every interface is replaced by this one."""
+        try:
+            return Address(everywhere, self.port) if ipaddress.ip_address(self.host).is_unspecified else self
+        except ValueError:  # a name
+            return self
+
+    @property
+    def public(self) -> "Address":
+        """As other machines reach it, as far as this one knows."""
+        return self.seen_from(socket.gethostname())
+
+
+class Answer(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
+
+
+def always_live() -> Health:
+    """For a process that answers on the event loop of its handlers: that it answers is the proof."""
+    return Health(True)
 
 
 @contextlib.asynccontextmanager
-async def serving(metrics: Callable[[], str], host: str, port: int) -> AsyncIterator[int]:
-    """While entered, metrics can be scraped; gives the port, which the system chooses if it is 0."""
+async def serving(system: System, place: Address, live: Callable[[], Health] = always_live) -> AsyncIterator[Address]:
+    """Serve while entered; gives the place, with the port that the system chose if it was 0."""
+    pages = _pages(system, live)
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_PATIENCE_S):
                 request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(_response(request, metrics))
+                writer.write(_encoded(_answer(request, pages)))
                 await writer.drain()
         writer.close()
 
     try:
-        server = await asyncio.start_server(answer, host, port, limit=_MOST_BYTES)
+        server = await asyncio.start_server(respond, place.host, place.port, limit=_MAX_REQUEST_BYTES)
     except OSError as error:
-        raise BadSetting(f"metrics cannot be served at {host}:{port}: {error}; choose another --metrics") from error
+        raise BadSetting(f"cannot serve at {place}: {error}; choose another --metrics") from error
     async with server:
-        yield server.sockets[0].getsockname()[1]
+        yield Address(place.host, server.sockets[0].getsockname()[1])
 
 
-def _response(request: bytes, metrics: Callable[[], str]) -> bytes:
-    found = request.split(b" ", 2)[:2] == [b"GET", b"/metrics"]
-    body = (metrics() if found else "metrics are at /metrics\n").encode()
+@contextlib.contextmanager
+def serving_in_thread(system: System, place: Address, live: Callable[[], Health]) -> Iterator[Address]:
+    """`serving` on an event loop in a thread of its own, for a program that has no loop."""
+    ready: Future[Address] = Future()
+    loop, over = asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        try:
+            async with serving(system, place, live) as where:
+                ready.set_result(where)
+                await over.wait()
+        except BadSetting as error:
+            ready.set_exception(error)
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run, name="onward-endpoint", daemon=True)
+    thread.start()
+    try:
+        yield ready.result()
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it could not serve
+            loop.call_soon_threadsafe(over.set)
+        thread.join()
+
+
+def _pages(system: System, live: Callable[[], Health]) -> Mapping[str, Callable[[], Answer]]:
+    return {
+        "/metrics": lambda: Answer(200, _TEXT, system.metrics().encode()),
+        "/health/live": lambda: _health("live", live()),
+        "/health/ready": lambda: _health("ready", system.health()),
+        "/readings": lambda: Answer(200, _JSON, msgspec.json.encode(system.readings())),
+    }
+
+
+def _health(name: str, health: Health) -> Answer:
+    body = {name: health.ready, "troubles": health.troubles}
+    return Answer(200 if health.ready else 503, _JSON, msgspec.json.encode(body))
+
+
+def _answer(request: bytes, pages: Mapping[str, Callable[[], Answer]]) -> Answer:
+    method, _, rest = request.partition(b" ")
+    path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+    if path not in pages:
+        return Answer(404, "text/plain", f"there are {', '.join(pages)}\n".encode())
+    return pages[path]() if method == b"GET" else Answer(405, "text/plain", b"use GET\n")
+
+
+def _encoded(answer: Answer) -> bytes:
     head = [
-        f"HTTP/1.1 {'200 OK' if found else '404 Not Found'}",
-        "Content-Type: text/plain; version=0.0.4; charset=utf-8",
-        f"Content-Length: {len(body)}",
+        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "Cache-Control: no-store",
         "Connection: close",
     ]
-    return "\r\n".join([*head, "", ""]).encode() + body
+    return "\r\n".join([*head, "", ""]).encode() + answer.body

@@ -1,4 +1,4 @@
-"""How a running application fares: whether it is ready, and the log line that says so."""
+"""How a running application is doing: whether it is ready, and the log line that says so."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from onward.observe.metrics import Reading
+from onward.observe.reading import Reading
 
 log = logging.getLogger("onward")
 
@@ -14,14 +14,14 @@ EVERY_S = 10.0
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`ready`: handlers run and nothing stands in their way; else `troubles` says what does."""
+    """`ready`: handlers run and make progress; else `troubles` says what stops them."""
 
     ready: bool
     troubles: tuple[str, ...] = ()
 
 
-async def tell(readings: Callable[[], Sequence[Reading]], every_s: float = EVERY_S) -> None:
-    """A line for each handler that has done something since the last one, or is doing it."""
+async def report(readings: Callable[[], Sequence[Reading]], every_s: float = EVERY_S) -> None:
+    """Log a line for each handler that has done something since the last one, or is doing it."""
     before: dict[tuple[str, str], tuple[int, ...]] = {}
     while True:
         await asyncio.sleep(every_s)

@@ -1,99 +1,198 @@
-"""Prometheus metrics. The client is imported when they are first asked for."""
+"""Families of metrics, and the text that Prometheus reads.
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+A stage asks the application's `registry` for a counter, a gauge or a histogram and writes to it, or adds a collector
+that is asked at every scrape. The text format is written here: it is a page of code, while importing a client library
+would block the event loop for 100 ms at the first scrape. Labels are those of LABELS, never a key, an id or a job: a
+metric must not grow with the traffic.
+"""
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Literal, TypeVar
 
 import msgspec
 
-if TYPE_CHECKING:
-    from prometheus_client import Metric
+LABELS = frozenset({"topic", "group", "partition", "status"})
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+_NAME = re.compile("[a-z][a-z0-9_]*")
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What one handler's consumer and engine say of themselves at one moment."""
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """One value. Of a histogram: the sum of what was observed, and how many observations fell into each bucket."""
 
-    topic: str
-    group: str
-    engine: str
-    workers: int
-    busy: int
-    restarted: int
-    oldest_running_s: float | None
-    delivered: int
-    skipped: int
-    stale: int
-    done: int
-    retried: int
-    dead: int
-    declined: int
-    undelivered: int | None
-    undelivered_oldest_s: float | None
-    open: int
-    oldest_open_s: float | None
-    blocked_s: float
-    gap: int
-    delayed: int
-    parked: int
-    parked_keys: int
-    dead_letters: int | None  # None: another process counts them, or they were not counted yet
-    dead_oldest_s: float | None
+    labels: tuple[str, ...]
+    value: float
+    buckets: tuple[int, ...] = ()
 
 
-_LABELS = ("topic", "group")
-_GAUGES = {
-    "engine_workers": ("workers", "Tasks, threads or processes that stand ready or run."),
-    "engine_busy": ("busy", "Of those, the ones that run a handler."),
-    "engine_oldest_running_seconds": ("oldest_running_s", "How long the longest present run takes already."),
-    "lag_undelivered": ("undelivered", "Events in the log that were not delivered yet."),
-    "lag_undelivered_oldest_seconds": ("undelivered_oldest_s", "Age of the oldest of those."),
-    "lag_open": ("open", "Events delivered and not done: queued, running or delayed."),
-    "lag_delayed": ("delayed", "Of those, the ones that wait in memory for their next try."),
-    "lag_oldest_open_seconds": ("oldest_open_s", "Age of the oldest open event."),
-    "lag_blocked_seconds": ("blocked_s", "How long the first open event has held a partition's progress up."),
-    "lag_gap": ("gap", "Events that are done, but behind one that is open."),
-    "parked_events": ("parked", "Events that wait in the store for a retry, or behind one."),
-    "parked_keys": ("parked_keys", "Keys that those belong to."),
-    "dead_letters": ("dead_letters", "Dead letters of the group, as last counted; told by one process of the fleet."),
-    "dead_letters_oldest_seconds": ("dead_oldest_s", "Age of the oldest of those."),
-}
-_UNKNOWN = {"undelivered", "dead_letters", "dead_oldest_s"}  # None says nothing; of the others, that there is none
-_COUNTERS = {
-    "engine_restarted": ("restarted", "Workers that died or overran their time and were replaced."),
-    "events_delivered": ("delivered", "Events taken in."),
-    "events_skipped": ("skipped", "Events delivered again although they were done."),
-    "events_stale": ("stale", "Deliveries and completions of an ownership that had ended."),
-    "events_done": ("done", "Events handled."),
-    "events_retried": ("retried", "Failed tries after which an event is tried again."),
-    "events_dead": ("dead", "Events given up."),
-    "events_declined": ("declined", "Events that their handler skipped; they count as done."),
-}
+class Family(msgspec.Struct, frozen=True):
+    """All values of one metric at one moment. `fold`: what several processes' gauges make together."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...]
+    samples: tuple[Sample, ...] = ()
+    bounds: tuple[float, ...] = ()
+    fold: Literal["sum", "max"] = "sum"
 
 
-def exposition(readings: Sequence[Reading], *, prefix: str = "onward") -> str:
-    """The text that Prometheus scrapes."""
-    from prometheus_client import CollectorRegistry, generate_latest
+class Metric:
+    """What the three kinds share: a family, and its values by labels, which stand in the order of their names."""
 
-    registry = CollectorRegistry()
-    registry.register(_Collector(readings, prefix))
-    return generate_latest(registry).decode()
+    def __init__(self, blank: Family) -> None:
+        self.blank = blank
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def family(self) -> Family:
+        samples = tuple(Sample(labels, value) for labels, value in self._values.items())
+        return msgspec.structs.replace(self.blank, samples=samples)
 
 
-class _Collector:
-    def __init__(self, readings: Sequence[Reading], prefix: str) -> None:
-        self._readings = readings
-        self._prefix = prefix
+class Counter(Metric):
+    def add(self, labels: tuple[str, ...], amount: float = 1) -> None:
+        self._values[labels] = self._values.get(labels, 0) + amount
 
-    def collect(self) -> "Iterator[Metric]":
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        yield from self._families(GaugeMetricFamily, _GAUGES)
-        yield from self._families(CounterMetricFamily, _COUNTERS)
+class Gauge(Metric):
+    def set(self, labels: tuple[str, ...], value: float) -> None:
+        self._values[labels] = value
 
-    def _families(self, kind: Any, table: dict[str, tuple[str, str]]) -> "Iterator[Metric]":
-        for name, (field, text) in table.items():
-            family = kind(f"{self._prefix}_{name}", text, labels=_LABELS)
-            for reading in self._readings:
-                value = getattr(reading, field)
-                if value is not None or field not in _UNKNOWN:
-                    family.add_metric([reading.topic, reading.group], value or 0.0)
-            yield family
+
+class Histogram(Metric):
+    """Counts observations by bucket, a list at a time."""
+
+    def __init__(self, blank: Family) -> None:
+        super().__init__(blank)
+        self._buckets: dict[tuple[str, ...], list[int]] = {}
+
+    def observe(self, labels: tuple[str, ...], values: Sequence[float]) -> None:
+        if not values:
+            return
+        bounds = self.blank.bounds
+        buckets = self._buckets.get(labels)
+        if buckets is None:
+            buckets = self._buckets[labels] = [0] * (len(bounds) + 1)
+        self._values[labels] = self._values.get(labels, 0.0) + sum(values)
+        if max(values) <= bounds[0]:  # fast handlers are where the cost of counting would show
+            buckets[0] += len(values)
+        else:
+            for value in values:
+                buckets[bisect_left(bounds, value)] += 1
+
+    def family(self) -> Family:
+        samples = [Sample(labels, total, tuple(self._buckets[labels])) for labels, total in self._values.items()]
+        return msgspec.structs.replace(self.blank, samples=tuple(samples))
+
+
+Kind = TypeVar("Kind", bound=Metric)
+
+
+class Registry:
+    """The metrics of one application. Written and read on its event loop."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Metric] = {}
+        self._collectors: list[Callable[[], Iterable[Family]]] = []
+
+    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        """Only grows. Its name in Prometheus ends in `_total`."""
+        return self._one(Counter, Family(name, "counter", text, tuple(labels)))
+
+    def gauge(self, name: str, text: str, labels: Sequence[str] = (), *, fold: Literal["sum", "max"] = "sum") -> Gauge:
+        """Goes up and down. With `--workers`, the values of all processes add up, or (`fold`) the largest counts."""
+        return self._one(Gauge, Family(name, "gauge", text, tuple(labels), fold=fold))
+
+    def histogram(
+        self, name: str, text: str, labels: Sequence[str] = (), *, bounds: Sequence[float] = SECONDS
+    ) -> Histogram:
+        """Observations counted by size; `bounds` are the upper ends of its buckets, ascending."""
+        return self._one(Histogram, Family(name, "histogram", text, tuple(labels), bounds=tuple(bounds)))
+
+    def collect_from(self, collector: Callable[[], Iterable[Family]]) -> None:
+        """Ask this at every scrape; it must answer at once."""
+        self._collectors.append(collector)
+
+    def families(self) -> list[Family]:
+        collected = [family for collector in self._collectors for family in collector()]
+        return [*(metric.family() for metric in self._metrics.values()), *collected]
+
+    def _one(self, kind: type[Kind], blank: Family) -> Kind:
+        """The metric of this name: a stage that is made twice gets it twice."""
+        known = self._metrics.get(blank.name)
+        if known is None:
+            _check(blank)
+            known = self._metrics[blank.name] = kind(blank)
+        if not isinstance(known, kind) or known.blank != blank:
+            raise ValueError(f"metric {blank.name!r} is already declared differently: {known.blank}")
+        return known
+
+
+def _check(blank: Family) -> None:
+    if not _NAME.fullmatch(blank.name):
+        raise ValueError(f"metric {blank.name!r}: lower case letters, digits and _")
+    if unknown := set(blank.labels) - LABELS:
+        raise ValueError(f"metric {blank.name!r}: labels {sorted(unknown)}; there are {sorted(LABELS)}")
+    if blank.kind == "histogram" and (not blank.bounds or list(blank.bounds) != sorted(set(blank.bounds))):
+        raise ValueError(f"metric {blank.name!r}: bounds {blank.bounds}; they must ascend")
+
+
+def folded(parts: Iterable[Sequence[Family]]) -> list[Family]:
+    """The families of several processes as one: counters and histograms add up, gauges as their family says."""
+    blanks: dict[str, Family] = {}
+    values: dict[str, dict[tuple[str, ...], Sample]] = {}
+    for family in (family for part in parts for family in part):
+        blanks.setdefault(family.name, family)
+        known = values.setdefault(family.name, {})
+        for sample in family.samples:
+            before = known.get(sample.labels)
+            known[sample.labels] = sample if before is None else _fold(family, before, sample)
+    return [msgspec.structs.replace(blanks[name], samples=tuple(known.values())) for name, known in values.items()]
+
+
+def _fold(family: Family, one: Sample, other: Sample) -> Sample:
+    if family.kind == "gauge" and family.fold == "max":
+        return one if one.value >= other.value else other
+    buckets = tuple(a + b for a, b in zip(one.buckets, other.buckets, strict=True))
+    return Sample(one.labels, one.value + other.value, buckets)
+
+
+def exposition(families: Iterable[Family], *, prefix: str = "onward") -> str:
+    """The text that Prometheus reads, version 0.0.4 of its format."""
+    return "".join(f"{line}\n" for family in families for line in _lines(family, f"{prefix}_{family.name}"))
+
+
+def _lines(family: Family, name: str) -> Iterator[str]:
+    name = f"{name}_total" if family.kind == "counter" else name
+    yield f"# HELP {name} {_escaped(family.help)}"
+    yield f"# TYPE {name} {family.kind}"
+    for sample in family.samples:
+        labels = list(zip(family.labels, sample.labels, strict=True))
+        if family.kind != "histogram":
+            yield f"{name}{_braces(labels)} {_number(sample.value)}"
+            continue
+        for bound, count in zip((*family.bounds, math.inf), accumulate(sample.buckets), strict=True):
+            yield f"{name}_bucket{_braces([*labels, ('le', _number(bound))])} {count}"
+        yield f"{name}_sum{_braces(labels)} {_number(sample.value)}"
+        yield f"{name}_count{_braces(labels)} {sum(sample.buckets)}"
+
+
+def _braces(labels: list[tuple[str, str]]) -> str:
+    inner = [f'{name}="{_escaped(value, quote=True)}"' for name, value in sorted(labels)]
+    return f"{{{','.join(inner)}}}" if inner else ""
+
+
+def _escaped(text: str, *, quote: bool = False) -> str:
+    text = text.replace("\\", r"\\").replace("\n", r"\n")
+    return text.replace('"', r"\"") if quote else text
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int) and abs(value) >= 2**53:
+        return str(value)  # a position: as a float it would be another one
+    number = float(value)
+    return repr(number) if math.isfinite(number) else {math.inf: "+Inf", -math.inf: "-Inf"}.get(number, "NaN")

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad
     from onward.testing.engine import EngineSuite
     from onward.testing.failure import FailureSuite
-    from onward.testing.harness import BrokerUnderTest, Child, Member, Process
+    from onward.testing.harness import BrokerUnderTest, Member, MemberProcess, Process
+    from onward.testing.shared import SharedScenarios, SharedUnderTest
 
 __all__ = [
     "AsideSuite",
@@ -22,11 +23,13 @@ __all__ = [
     "BrokerSuite",
     "BrokerSuiteUnderLoad",
     "BrokerUnderTest",
-    "Child",
     "EngineSuite",
     "FailureSuite",
     "Member",
+    "MemberProcess",
     "Process",
+    "SharedScenarios",
+    "SharedUnderTest",
 ]
 
 _HOMES = {
@@ -36,8 +39,22 @@ _HOMES = {
     "BrokerSuiteUnderLoad": "broker",
     "EngineSuite": "engine",
     "FailureSuite": "failure",
+    "SharedScenarios": "shared",
+    "SharedUnderTest": "shared",
 }  # the rest: in harness
-_ASSERTING = ("aside", "delivery", "engine", "failure", "failure_shop", "groups", "ownership", "publishing")
+_ASSERTING = (
+    "aside",
+    "delivery",
+    "engine",
+    "failure",
+    "failure_shop",
+    "groups",
+    "ownership",
+    "publishing",
+    "shared",
+    "shared_members",
+    "shared_records",
+)
 
 if "pytest" in sys.modules:  # and not in the processes that a suite starts
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in _ASSERTING))

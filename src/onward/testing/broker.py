@@ -14,15 +14,16 @@ from onward.testing.groups import GroupScenarios
 from onward.testing.harness import BrokerUnderTest, Process
 from onward.testing.ownership import OwnershipScenarios
 from onward.testing.publishing import PublishScenarios
+from onward.testing.shared import SharedScenarios
 
 
-class BrokerSuite(PublishScenarios, DeliveryScenarios, OwnershipScenarios, GroupScenarios):
+class BrokerSuite(PublishScenarios, DeliveryScenarios, OwnershipScenarios, GroupScenarios, SharedScenarios):
     pass
 
 
 @pytest.mark.slow
-class BrokerSuiteUnderLoad(BrokerSuite):
-    """All of it again, while other processes publish to and consume from the same broker."""
+class BrokerSuiteUnderLoad(PublishScenarios, DeliveryScenarios, OwnershipScenarios, GroupScenarios):
+    """All of it but the shared partitions again, while other processes publish to and consume from the same broker."""
 
     @pytest.fixture(autouse=True)
     def load(self, harness: BrokerUnderTest) -> Iterator[None]:

@@ -14,7 +14,7 @@ from onward.brokers.base import State
 from onward.testing.failure_shop import (
     GROUP,
     FailureMember,
-    Shop,
+    FailureShop,
     eventually,
     fine,
     has_records,
@@ -39,7 +39,7 @@ class EndScenarios:
 
         before = time.time()
         await publish(kit, {"a": range(4), "b": range(4)})
-        async with Shop(kit, handle).open() as shop:
+        async with FailureShop(kit, handle).open() as shop:
             await until(lambda: len(shop.done) == 7, "all but one are handled")
             (letter,) = await shop.records()
         assert (shop.of("a"), shop.of("b")) == ([0, 2, 3], [0, 1, 2, 3])
@@ -61,7 +61,7 @@ class EndScenarios:
                 raise ConnectionError("the bank is closed")
 
         await publish(kit, {key: range(6) for key in "abcd"})
-        async with Shop(kit, handle).open() as shop:
+        async with FailureShop(kit, handle).open() as shop:
             await until(lambda: len(shop.done) == 24, "all are handled")
             assert not await shop.records()
         assert {key: shop.of(key) for key in "abcd"} == {key: list(range(6)) for key in "abcd"}
@@ -78,7 +78,7 @@ class EndScenarios:
                     raise RetryLater(0.2)
 
         await publish(kit, {"a": range(4)})
-        async with Shop(kit, handle).open() as shop:
+        async with FailureShop(kit, handle).open() as shop:
             await until(lambda: shop.of("a") == [2, 3], "what was neither skipped nor given up is handled")
             (letter,) = await shop.records()
         assert shop.tried == [("a", 0), ("a", 1), ("a", 2), ("a", 2), ("a", 3)]
@@ -87,7 +87,7 @@ class EndScenarios:
 
     @scenario()
     async def test_the_undecodable_is_dead_at_once_and_raw(self, kit: Kit) -> None:
-        shop = Shop(kit, fine)
+        shop = FailureShop(kit, fine)
         async with shop.open():
             await shop.app.publish(kit.topic, b"\xff no json", key="a", headers={"origin": "shell"})
             await shop.app.publish(kit.topic, {"n": 1}, key="a")
@@ -105,7 +105,7 @@ class EndScenarios:
             if n == 0:
                 await gate.wait()
 
-        shop = Shop(kit, handle)
+        shop = FailureShop(kit, handle)
         async with shop.open():
             for n, expires_s in enumerate([None, 0.3, 600.0]):
                 await shop.app.publish(kit.topic, {"n": n}, key="a", expires_s=expires_s)
@@ -129,7 +129,7 @@ class ParkingScenarios:
 
         retry = Retry(attempts=1_000, first_delay_s=0.3, factor=1, jitter=0)
         await publish(kit, {"a": range(20), "b": range(20)})
-        async with Shop(kit, handle, retry=retry).open() as shop:
+        async with FailureShop(kit, handle, retry=retry).open() as shop:
             await until(lambda: len(shop.of("b")) == 20, "the other key goes on")
             await eventually(lambda: has_state(shop, State.HELD, 17), "its successors stand aside")
             assert shop.of("a") == [0, 1]
@@ -150,7 +150,7 @@ class ParkingScenarios:
                 await gate.wait()
 
         await publish(kit, {"a": range(100), "b": range(30)})
-        async with Shop(kit, handle).open() as shop:
+        async with FailureShop(kit, handle).open() as shop:
             await until(lambda: len(shop.of("b")) == 30, "a key that is stuck stalls nobody else")
             assert len(await shop.records(State.HELD)) >= 50
             gate.set()
@@ -169,7 +169,7 @@ class ParkingScenarios:
                 raise RetryLater(1.0)
 
         await publish(kit, {"a": range(3)})
-        async with Shop(kit, handle, ordering="none", retry=Retry(attempts=1_000)).open() as shop:
+        async with FailureShop(kit, handle, ordering="none", retry=Retry(attempts=1_000)).open() as shop:
             await until(lambda: sorted(shop.of("a")) == [1, 2], "nobody waits for it")
             await eventually(lambda: has_state(shop, State.WAITING), "it waits in the store")
             gate.set()
@@ -183,11 +183,11 @@ class ParkingScenarios:
         while (await worker.line())["said"] != "later":
             pass
         await publish(kit, {"a": range(10, 15)})
-        store = Shop(kit, fine)
+        store = FailureShop(kit, fine)
         async with store.app:
             await eventually(lambda: has_records(store, 12), "the key stands aside")
         worker.end()
-        async with Shop(kit, fine).open() as shop:
+        async with FailureShop(kit, fine).open() as shop:
             await until(lambda: len(shop.of("a")) == 12, "the next owner drains the key")
         assert shop.of("a") == list(range(3, 15))
 
@@ -201,7 +201,7 @@ class ParkingScenarios:
                 raise RetryLater(1.0)
 
         await publish(kit, {"a": range(MANY)})
-        async with Shop(kit, handle, retry=Retry(attempts=1_000)).open() as shop:
+        async with FailureShop(kit, handle, retry=Retry(attempts=1_000)).open() as shop:
             await eventually(lambda: has_state(shop, State.HELD, MANY // 10), "many stand aside", within_s=60.0)
             gate.set()
             await until(lambda: len(shop.done) >= MANY, "the key has drained", within_s=90.0)
@@ -216,7 +216,7 @@ class StoreScenarios:
                 raise GiveUp("never")
 
         harness: Any = kit.harness
-        shop = Shop(kit, handle)
+        shop = FailureShop(kit, handle)
         assert not shop.app.health().ready
         async with shop.open():
             await shop.app.publish(kit.topic, {"n": 99}, key="z")
@@ -241,7 +241,7 @@ class StoreScenarios:
                 raise GiveUp("never")
 
         await publish(kit, {"a": range(4), "b": range(4), "c": range(1)})
-        shop = Shop(kit, handle, on_dead="hold")
+        shop = FailureShop(kit, handle, on_dead="hold")
         async with shop.open():
             await eventually(lambda: has_records(shop, 6), "two keys stand still")
             assert (shop.of("a"), shop.of("b"), shop.of("c")) == ([0], [0], [0])
@@ -262,16 +262,16 @@ class ReplayScenarios:
                 raise ValueError("not yet")
 
         await publish(kit, {"a": range(5), "b": range(5)})
-        async with Shop(kit, handle).open() as shop:
+        async with FailureShop(kit, handle).open() as shop:
             await until(lambda: len(shop.done) == 4, "the rest is handled")
             await eventually(lambda: has_records(shop, 6), "six are dead")
-        other = Shop(kit, handle)
+        other = FailureShop(kit, handle)
         async with other.app as app:
             assert (await app.dead.replay(key="a", dry_run=True)).replayed == 3
             answer = await app.dead.replay(key="a")
         assert (answer.replayed, answer.failed, answer.left) == (3, 0, 0)
         cured = True
-        second = Shop(kit, handle)
+        second = FailureShop(kit, handle)
         async with second.open():
             await until(lambda: second.of("a") == [0, 1, 2], "in key order, when the group runs again")
             async with other.app as app:
@@ -290,11 +290,11 @@ class ReplayScenarios:
                 raise GiveUp("never")
 
         await publish(kit, {f"k{k}": range(20) for k in range(10)})
-        shop = Shop(kit, handle)
+        shop = FailureShop(kit, handle)
         async with shop.open():
             await eventually(lambda: has_records(shop, 200), "all are dead")
             cured = True
-            others = [Shop(kit, handle).app for _ in range(2)]
+            others = [FailureShop(kit, handle).app for _ in range(2)]
             async with others[0] as one, others[1] as two:
                 answers = await asyncio.gather(*(app.dead.replay(group=GROUP) for app in (one, two, shop.app)))
             assert sum(answer.replayed for answer in answers) == 200
@@ -309,7 +309,7 @@ class ReplayScenarios:
             raise GiveUp("never")
 
         await publish(kit, {"a": range(40)})
-        shop = Shop(kit, handle)
+        shop = FailureShop(kit, handle)
         async with shop.open():
             await eventually(lambda: has_records(shop, 40), "all are dead")
         async with shop.app as app:
@@ -332,9 +332,9 @@ class ReplayScenarios:
             raise GiveUp("never")
 
         await publish(kit, {"a": range(30), "b": range(30)})
-        async with Shop(kit, fail).open() as shop:
+        async with FailureShop(kit, fail).open() as shop:
             await eventually(lambda: has_records(shop, 60), "all are dead")
-        cured = Shop(kit, fine)
+        cured = FailureShop(kit, fine)
         async with cured.open():
             for moved in (0, 1, 5, 9):
                 for delay_s in (0.0, 0.004):
@@ -355,7 +355,7 @@ class ReplayScenarios:
             raise GiveUp("never")
 
         await publish(kit, {"a": range(30), "b": range(30)})
-        async with Shop(kit, fail).open() as shop:
+        async with FailureShop(kit, fail).open() as shop:
             await eventually(lambda: has_records(shop, 60), "all are dead")
         async with shop.app as app:
             assert (await app.dead.replay()).replayed == 60
@@ -370,7 +370,7 @@ class ReplayScenarios:
             said += [(line["key"], line["n"]) for line in worker.rest() if line["said"] == "done"]
             worker.end()
             first += [each for each in said if each not in first]
-        async with Shop(kit, fine).open() as last:
+        async with FailureShop(kit, fine).open() as last:
             await until(lambda: len({*first, *last.done}) == 60, "all have run")
             await eventually(none_left(last), "the records are gone")
         first += [each for each in last.done if each not in first]
@@ -384,7 +384,7 @@ class CrashScenarios:
     async def test_what_kills_its_process_is_dead_and_its_neighbours_are_not(self, kit: Kit) -> None:
         await publish(kit, {key: range(5) for key in "abcdef"})
         done: set[tuple[str, int]] = set()
-        store = Shop(kit, fine)
+        store = FailureShop(kit, fine)
         for _ in range(8):
             worker = FailureMember(kit, {"mode": "work", "die": [["c", 2]], "pause_s": 0.01})
             await worker.until_silent(done, 29)

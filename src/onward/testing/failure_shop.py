@@ -18,7 +18,7 @@ Handle = Callable[[str, int], Awaitable[None]]
 """Called with the key and the number of an event."""
 
 
-class Shop:
+class FailureShop:
     """An application of one handler, and what it did: (key, n) in the order in which they succeeded."""
 
     def __init__(self, kit: Kit, handle: Handle, **options: Any) -> None:
@@ -37,7 +37,7 @@ class Shop:
             self.done.append((key, n))
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator["Shop"]:
+    async def open(self) -> AsyncIterator["FailureShop"]:
         """At work until the end of the block."""
         async with self.app:
             running = asyncio.create_task(self.app.run())
@@ -96,13 +96,13 @@ async def fine(_: str, __: int) -> None:
     pass
 
 
-def none_left(shop: Shop) -> Callable[[], Awaitable[bool]]:
+def none_left(shop: FailureShop) -> Callable[[], Awaitable[bool]]:
     return lambda: has_records(shop, 0)
 
 
-async def has_records(shop: Shop, count: int) -> bool:
+async def has_records(shop: FailureShop, count: int) -> bool:
     return len(await shop.records()) == count
 
 
-async def has_state(shop: Shop, state: State, least: int = 1) -> bool:
+async def has_state(shop: FailureShop, state: State, least: int = 1) -> bool:
     return len(await shop.records(state, limit=least)) == least

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from onward import settings
 from onward.brokers import open_broker
-from onward.brokers.base import Assigned, Broker, Fenced, Message, Progress, Revoked, Subscription
+from onward.brokers.base import Assigned, Broker, Fenced, Message, Ordering, Progress, Revoked, Subscription
 from onward.event import Delivery, Event, Partition, new_id
 
 LEASE_S = 3.0  # longer than a busy machine keeps a member from renewing it
@@ -54,8 +54,8 @@ class Kit:
     ) -> "Member":
         return await Member.join(broker, topic or self.topic, group, **options)
 
-    def child(self, mode: str, group: str = "group", **options: Any) -> "Child":
-        child = Child(self, mode, group, options)
+    def child(self, mode: str, group: str = "group", **options: Any) -> "MemberProcess":
+        child = MemberProcess(self, mode, group, options)
         self.adopt(child)
         return child
 
@@ -115,10 +115,17 @@ class Member:
 
     @classmethod
     async def join(
-        cls, broker: Broker, topic: str, group: str, *, yields: bool = True, start: Any = "earliest"
+        cls,
+        broker: Broker,
+        topic: str,
+        group: str,
+        *,
+        yields: bool = True,
+        start: Any = "earliest",
+        ordering: Ordering = "key",
     ) -> Self:
         subscription = await broker.subscribe(
-            [topic], group=group, member=f"member-{uuid4().hex[:8]}", ordering="key", start=start
+            [topic], group=group, member=f"member-{uuid4().hex[:8]}", ordering=ordering, start=start
         )
         return cls(subscription, yields=yields)
 
@@ -238,7 +245,7 @@ class Process:
                 pipe.close()
 
 
-class Child(Process):
+class MemberProcess(Process):
     """A member in a process of its own; see onward.testing.member for the modes."""
 
     def __init__(self, kit: Kit, mode: str, group: str, options: Mapping[str, Any]) -> None:

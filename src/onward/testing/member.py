@@ -31,7 +31,7 @@ def say(what: str, **more: Any) -> None:
 
 
 async def hold(broker: Broker, task: dict[str, Any]) -> None:
-    member = await Member.join(broker, task["topic"], task["group"], yields=False)
+    member = await Member.join(broker, task["topic"], task["group"], yields=False, ordering=task.get("ordering", "key"))
     say("joined")
     while True:
         for message in await member.receive(limit=task.get("limit", 1000), wait_s=60.0):
@@ -64,7 +64,9 @@ async def work(broker: Broker, task: dict[str, Any]) -> None:
     """Handle in order. Whoever is unsure of what it owns starts nothing more: it leaves, and joins anew."""
     effects = os.open(task["effects"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     while True:
-        member = await Member.join(broker, task["topic"], task["group"], yields=False)
+        member = await Member.join(
+            broker, task["topic"], task["group"], yields=False, ordering=task.get("ordering", "key")
+        )
         say("joined")
         while await handled(member, effects, task.get("limit", 50)):
             pass

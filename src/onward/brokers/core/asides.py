@@ -26,8 +26,8 @@ class Listed(Protocol):
 AnyListed = TypeVar("AnyListed", bound=Listed)
 
 
-class Place(NamedTuple):
-    """Where a record stands in a scan: it never changes."""
+class RecordPlace(NamedTuple):
+    """The place of a record in a scan: it never changes."""
 
     topic: str
     index: int  # type: ignore[assignment]  # as in Partition
@@ -38,7 +38,7 @@ class Place(NamedTuple):
         return f"{self.topic}:{self.index}:{self.position}:{self.id}"
 
     @classmethod
-    def parse(cls, cursor: str) -> "Place":
+    def parse(cls, cursor: str) -> "RecordPlace":
         try:
             topic, index, position, id_ = cursor.split(":", 3)
             return cls(topic, int(index), int(position), id_)

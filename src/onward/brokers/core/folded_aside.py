@@ -1,9 +1,9 @@
 """The aside of one partition, folded from its log. Pure: everyone who reads the same log sees the same records.
 
-The log may be compacted. Under a record's id stands the record, or nothing once it is gone. Under "!fence" stands the
-fence of the owner. Under "!move:<uuid>" stands a request by a process that is not the owner. A request takes effect at
-its place in the log, if the record is in the expected state there, so its outcome is known without an answer. What a
-former owner writes behind a higher fence is void.
+The log may be compacted. Its keys are of three kinds. A record's id: the record, or nothing once it is gone. "!fence":
+the fence of the owner. "!move:<uuid>": a request by a process that is not the owner. A request takes effect at its
+place in the log, if the record is in the expected state there, so its outcome is known without an answer. What a former
+owner writes behind a higher fence is void.
 
 A record is a row here. Its body, which may be large, is kept with the row while there is room; otherwise it is read
 again at its offset in the log.
@@ -32,7 +32,7 @@ class MoveRequest(msgspec.Struct, frozen=True):
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """One message of the log. `value` None: what stood under the key is gone."""
+    """One message of the log. `value` None: the key is removed."""
 
     key: str
     value: bytes | None
@@ -90,11 +90,11 @@ class AsideTable:
     def __init__(self, room: BodyRoom) -> None:
         self.fence = 0
         self.rows: dict[str, AsideRow] = {}
-        self.news: deque[AppliedMove] = deque(maxlen=_MOST_NEWS)  # not yet told to the owner
+        self.news: deque[AppliedMove] = deque(maxlen=_MOST_NEWS)  # not yet reported to the owner
         self.outcomes: dict[str, int] = {}  # of requests, by their keys
         self.spoilt: dict[str, None] = {}  # keys with a void entry, which compaction may keep in place of the true one
         self._room = room
-        self._order: list[tuple[int, str]] = []  # by position; what is gone stands there until there is much of it
+        self._order: list[tuple[int, str]] = []  # by position; removed ones stay until there are many
         self._sorted = True
         self._effects: dict[str, set[str]] = {}  # requests that still change what is written of records
 
@@ -119,7 +119,7 @@ class AsideTable:
             self._sorted = True
         for at in range(bisect_right(self._order, (position + 1,)), len(self._order)):
             row = self.rows.get(self._order[at][1])
-            again = at > 0 and self._order[at] == self._order[at - 1]  # gone once, and there anew
+            again = at > 0 and self._order[at] == self._order[at - 1]  # removed once, and written again
             if row is not None and not again:
                 yield row
 
@@ -154,7 +154,7 @@ class AsideTable:
             return _decode(entry.value or b"")
         except msgspec.MsgspecError:
             if entry.key in self.rows:
-                self.spoilt[entry.key] = None  # it stands over a record of ours
+                self.spoilt[entry.key] = None  # it hides a record of ours
             raise
 
     def _row(self, entry: LogEntry, record: AsideRecord) -> AsideRow:

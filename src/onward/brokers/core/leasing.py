@@ -48,8 +48,8 @@ class Decisions(msgspec.Struct, Generic[T]):
 
 
 def released(situation: Situation[T], now: float) -> Decisions[T]:
-    """The first half of a turn: what was asked for, and what is overdue. A member that nobody receives from does this
-    half alone, so that its leases end."""
+    """The first half of a turn: what was asked for, and what is overdue. A member on which receive is not called does
+    this half alone, so that its leases end."""
     decisions: Decisions[T] = Decisions(retires=situation.retiring)
     for hold in situation.held.values():
         if hold in situation.asked:
@@ -100,13 +100,3 @@ def _balance(me: str, view: TopicView, seats: Sequence[Seat], mine: Sequence[Hol
     )
     for hold in spare[: wanted.surplus]:
         (decisions.revoked if hold.announced else decisions.unannounced).append(hold)
-
-
-class Renewal(NamedTuple):
-    """When a member's next turn is due."""
-
-    lease_s: float
-
-    def due(self, now: float, next_expiry: float, deadline: float) -> float:
-        """`next_expiry`: of another member's lease. `deadline`: of the first revoked partition."""
-        return min(now + self.lease_s / 3, next_expiry, deadline)

@@ -8,7 +8,7 @@ from uuid import uuid4
 import msgspec
 
 from onward.brokers.base import AsideRecord, Count, Filter, Page, State, record_log
-from onward.brokers.core.asides import Place, fitting, matches, mentions, oldest
+from onward.brokers.core.asides import RecordPlace, fitting, matches, mentions, oldest
 from onward.brokers.core.folded_aside import MOVE, AsideRow, AsideTable, LogEntry, MoveRequest
 from onward.brokers.kafka.aside_log import AsideLog
 from onward.brokers.kafka.topics import KafkaTopics
@@ -40,7 +40,7 @@ class KafkaAside:
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         """Pages follow the place of a record (topic, partition, position), which never changes."""
-        least = None if after is None else Place.parse(after)
+        least = None if after is None else RecordPlace.parse(after)
         return await asyncio.to_thread(self._scan, where, least, limit)
 
     async def count(self, where: Filter) -> Count:
@@ -60,12 +60,12 @@ class KafkaAside:
             mine = (row for row in rows if row.state in states and record_log(row.id) == log_id)
             return list(itertools.islice(mine, limit))
 
-    def _scan(self, where: Filter, least: Place | None, limit: int) -> Page:
+    def _scan(self, where: Filter, least: RecordPlace | None, limit: int) -> Page:
         with self._log.reading(list(self._partitions(where.topic))) as tables:
             rows = (each for each in _behind(tables, least) if matches(each[1], where))
             # A text may be in the bodies alone, so any number of rows may be needed for a page.
             rest = list(rows if where.text is not None else itertools.islice(rows, limit + 1))
-        found: list[tuple[Place, AsideRecord]] = []
+        found: list[tuple[RecordPlace, AsideRecord]] = []
         size, last = 0, least
         while rest and len(found) < limit and size < _PAGE_BYTES // 2:
             step = fitting([row for _, row in rest], max(limit + 1, _STEP), _PAGE_BYTES // 2)
@@ -85,10 +85,10 @@ class KafkaAside:
             rows = [row for table in tables.values() for row in table.rows.values() if matches(row, where)]
         return Count(len(rows), oldest(rows))
 
-    def _records(self, placed: Iterable[PlacedRow]) -> Iterator[tuple[Place, AsideRecord]]:
+    def _records(self, placed: Iterable[PlacedRow]) -> Iterator[tuple[RecordPlace, AsideRecord]]:
         for partition, rows in itertools.groupby(placed, lambda each: each[0]):
             for record in self._log.records(partition, [row for _, row in rows]):
-                yield Place(partition.topic, partition.index, record.position, record.id), record
+                yield RecordPlace(partition.topic, partition.index, record.position, record.id), record
 
     def _partitions(self, topic: str | None) -> dict[Partition, str]:
         """With the ids of their logs."""
@@ -118,7 +118,7 @@ class KafkaAside:
             return sum(tables[partition].outcomes.get(keys[partition], 0) for partition in asked)
 
 
-def _behind(tables: Mapping[Partition, AsideTable], least: Place | None) -> Iterator[PlacedRow]:
+def _behind(tables: Mapping[Partition, AsideTable], least: RecordPlace | None) -> Iterator[PlacedRow]:
     """Every row behind a place, by place."""
     for partition in sorted(tables):
         if least is None or partition > least[:2]:
@@ -128,5 +128,5 @@ def _behind(tables: Mapping[Partition, AsideTable], least: Place | None) -> Iter
             yield from ((partition, row) for row in rows if (row.position, row.id) > least[2:])
 
 
-def _place(partition: Partition, row: AsideRow) -> Place:
-    return Place(partition.topic, partition.index, row.position, row.id)
+def _place(partition: Partition, row: AsideRow) -> RecordPlace:
+    return RecordPlace(partition.topic, partition.index, row.position, row.id)

@@ -47,7 +47,7 @@ class ClientFactory:
     def __init__(self, url: str, settings: Settings) -> None:
         for name in settings.client:
             if name in _OURS:
-                raise BadSetting(f"{name} cannot be set: Onward's guarantees depend on its own value")
+                raise BadSetting(f"client.{name} cannot be set: Onward's guarantees rest on its own value; remove it")
         parts = urlsplit(url)
         hosts = parts.netloc.rpartition("@")[2]
         if not hosts:
@@ -138,7 +138,7 @@ def _cured(text: str) -> str:
     """librdkafka's error about a setting, and what to do."""
     if "No such configuration property" not in text:
         return text
-    return f"{text}; names with a dot are librdkafka's own settings, all of them in its CONFIGURATION.md"
+    return f"{text}; client.NAME sets what librdkafka calls NAME, and its CONFIGURATION.md lists all of them"
 
 
 def _credentials(userinfo: str) -> dict[str, str]:
@@ -153,8 +153,8 @@ def _check_used(conf: Mapping[str, Any]) -> None:
     given = sorted(name for name in conf if name.startswith("sasl.") or name == "oauth_cb")
     if given and "security.protocol" not in conf:
         raise BadSetting(
-            f"{', '.join(given)} would not be used without security.protocol: the connection would be plain text, "
-            "without a login; add ?security.protocol=SASL_SSL to the URL (or SASL_PLAINTEXT, without encryption)"
+            f"{', '.join(given)} would not be used without security.protocol: the connection would be plain text and "
+            "without a login; add ?client.security.protocol=SASL_SSL to the URL (or SASL_PLAINTEXT, without encryption)"
         )
 
 

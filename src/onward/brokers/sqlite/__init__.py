@@ -1,6 +1,20 @@
 """The embedded broker: one SQLite file, any number of processes on one machine, nothing to install."""
 
+from onward.brokers.base import Holder
 from onward.brokers.sqlite.broker import open_broker
-from onward.brokers.sqlite.gate import Holder, lock_holder
+from onward.brokers.sqlite.gate import lock_holder
+from onward.brokers.sqlite.store import locate
+from onward.settings import Settings
 
-__all__ = ["Holder", "lock_holder", "open_broker"]
+__all__ = ["absent", "holder", "lock_holder", "open_broker"]
+
+
+def absent(settings: Settings) -> str:
+    """Why there is nothing to open, or ""; open_broker would create the file."""
+    path = locate(settings.url)
+    return "" if path.exists() else f"{path.absolute()} does not exist"
+
+
+def holder(settings: Settings) -> Holder | None:
+    """The process that writes to the file at this moment. OSError: the lock file cannot be read."""
+    return lock_holder(locate(settings.url))

@@ -12,7 +12,7 @@ import msgspec
 from onward.brokers.base import AsideRecord, Count, Filter, Page, State
 from onward.brokers.core.asides import mentions
 from onward.brokers.sqlite.group_version import bump
-from onward.brokers.sqlite.reader import Reader
+from onward.brokers.sqlite.reader import StoreReader
 from onward.brokers.sqlite.transaction import Transaction
 from onward.brokers.sqlite.writer import Writer
 from onward.errors import BrokerError
@@ -42,7 +42,7 @@ _NOTICE = "INSERT INTO onward_moved (grp, part, id, state, due) VALUES (?, ?, ?,
 
 
 class SqliteAside:
-    def __init__(self, group: str, writer: Writer, reader: Reader) -> None:
+    def __init__(self, group: str, writer: Writer, reader: StoreReader) -> None:
         self._group = group
         self._writer = writer
         self._reader = reader

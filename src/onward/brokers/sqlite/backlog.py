@@ -83,15 +83,15 @@ class Backlog:
         )
 
 
-class Behind(NamedTuple):
+class SlowestGroup(NamedTuple):
     bytes: int
     group: str
 
 
-def slowest(db: sqlite3.Connection, topic: int) -> Behind | None:
+def slowest(db: sqlite3.Connection, topic: int) -> SlowestGroup | None:
     """The group with the most unfinished bytes in the log."""
     sizes: dict[str, int] = {}
     for group, watermark, part, end, size in db.execute(_BY_GROUP, (topic,)).fetchall():
         extent = Extent(part, end, size, None)
         sizes[group] = sizes.get(group, 0) + size - extent.bytes_before(db, watermark)
-    return max((Behind(size, group) for group, size in sizes.items()), default=None)
+    return max((SlowestGroup(size, group) for group, size in sizes.items()), default=None)

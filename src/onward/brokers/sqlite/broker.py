@@ -25,10 +25,10 @@ from onward.brokers.sqlite.aside import SqliteAside
 from onward.brokers.sqlite.backlog import Backlog
 from onward.brokers.sqlite.doorbell import Doorbell
 from onward.brokers.sqlite.gate import Gate, lock_path
-from onward.brokers.sqlite.lease_manager import Enrolment, LeaseManager, LogPlace
-from onward.brokers.sqlite.outgoing import Courier, Packer, combined
+from onward.brokers.sqlite.lease_manager import LeaseManager, LogPlace, SqliteMember
+from onward.brokers.sqlite.outgoing import Appender, Packer, combined
 from onward.brokers.sqlite.queue import Job
-from onward.brokers.sqlite.reader import Reader
+from onward.brokers.sqlite.reader import StoreReader
 from onward.brokers.sqlite.retention import Retention
 from onward.brokers.sqlite.store import Store, check, locate
 from onward.brokers.sqlite.subscription import Access, SqliteSubscription
@@ -74,9 +74,9 @@ class SqliteBroker:
         self._catalogue = Catalogue(settings)
         self._packer = Packer(self._catalogue, settings.max_event_bytes)
         self._bell = Doorbell(gate.path)
-        self._reader = Reader(store, "query")
+        self._reader = StoreReader(store, "query")
         backlog = Backlog(settings.max_backlog_bytes)
-        self._writer = Writer(store, gate, Courier(self._catalogue, self._packer, backlog), settings)
+        self._writer = Writer(store, gate, Appender(self._catalogue, self._packer, backlog), settings)
         self._writer.queue.add(Retention(settings, backlog, self._writer.queue.kick))
         self._epochs = itertools.count(1)
         self._subscriptions: set[SqliteSubscription] = set()
@@ -108,7 +108,7 @@ class SqliteBroker:
             found = [self._catalogue.resolve(tx.db, topic)[0] for topic in dict.fromkeys(topics)]
             for topic in found:
                 leases.enter(tx.db, group, topic.id, start)
-            enrolment = Enrolment(group, owner, found, self._epochs)
+            enrolment = SqliteMember(group, owner, found, self._epochs)
             manager = LeaseManager(enrolment, holdings, self._settings, self._writer.queue.kick)
             return manager, manager.work(tx)
 
@@ -128,7 +128,7 @@ class SqliteBroker:
         manager, committed = await self._writer.done(job)
         committed()
         self._writer.queue.add(manager)
-        access = Access(self._writer, Reader(self._store, f"reader-{manager.group}"))
+        access = Access(self._writer, StoreReader(self._store, f"reader-{manager.group}"))
         subscription = SqliteSubscription(manager, holdings, access, self._settings)
         self._subscriptions = {each for each in self._subscriptions if not each.is_closed} | {subscription}
         return subscription

@@ -54,8 +54,8 @@ def _groups(db: sqlite3.Connection) -> Iterator[Finding]:
         number = figures.topic_id(db, topic.name)
         behind = slowest(db, number) if number is not None else None
         for info in figures.groups(db, topic.name, clock.now(), clock.boot_id()):
-            stands = any(each.end is not None and each.watermark < each.end for each in info.partitions.values())
-            if info.members or not stands or info.group.startswith(PASSING):
+            behind_end = any(each.end is not None and each.watermark < each.end for each in info.partitions.values())
+            if info.members or not behind_end or info.group.startswith(PASSING):
                 continue
             most = f", {behind.bytes:,} bytes behind" if behind and behind.group == info.group else ""
             yield Finding(

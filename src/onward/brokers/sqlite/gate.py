@@ -14,23 +14,11 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from onward import clock
+from onward.brokers.base import Holder
 
 _LINE_BYTES = 128
 _BLANK = b" " * (_LINE_BYTES - 1) + b"\n"
-
-
-class Holder(msgspec.Struct, frozen=True):
-    """Who holds the lock. Two equal answers some time apart mean that the process is stuck."""
-
-    pid: int
-    since: float  # on the clock of onward.clock.now
-    program: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} ({self.program}), which has held it for {max(0.0, clock.now() - self.since):.1f} s"
 
 
 class Gate:

@@ -44,7 +44,7 @@ Held = Hold[LogPlace]
 Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
-class Enrolment(NamedTuple):
+class SqliteMember(NamedTuple):
     """Who joins what."""
 
     group: str
@@ -105,7 +105,7 @@ class LeaseManager:
 
     def __init__(
         self,
-        enrolment: Enrolment,
+        enrolment: SqliteMember,
         holdings: Holdings[LogPlace],
         settings: Settings,
         kick: Callable[["LeaseManager", float], None],

@@ -82,7 +82,7 @@ def tails(db: sqlite3.Connection, topic: int) -> dict[int, Tail]:
 
 
 def append(db: sqlite3.Connection, packs: Mapping[int, Sequence[Pack]], tails: dict[int, Tail], wall: float) -> int:
-    """Append to partitions of a topic, known by their ids, and move their tails on; answers the bytes."""
+    """Append to partitions of a topic, known by their ids, and move their tails on; returns the bytes."""
     rows: list[tuple[int, int, float, int, bytes]] = []
     for part, added in packs.items():
         position, size = tails[part]

@@ -23,7 +23,7 @@ _SEEN = "SELECT fence FROM onward_relay WHERE shard = ?"
 _SEE = "INSERT OR REPLACE INTO onward_relay (shard, fence) VALUES (?, ?)"
 
 
-class Load(msgspec.Struct):
+class TopicLoad(msgspec.Struct):
     """What a parcel has for one topic, spread over as many partitions as its publisher believed in."""
 
     partitions: int
@@ -36,7 +36,9 @@ class Parcel:
 
     __slots__ = ("_lanes", "events", "future", "heard", "loop", "relay", "size", "topics")
 
-    def __init__(self, events: Sequence[Event], topics: Mapping[str, Load], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, events: Sequence[Event], topics: Mapping[str, TopicLoad], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.events = events
         self.topics = topics
         self.relay: Relay | None = None
@@ -74,7 +76,7 @@ class Packer:
         half = len(events) // 2
         return self._cut(events[:half], loop) + self._cut(events[half:], loop)
 
-    def pack(self, events: Sequence[Event]) -> dict[str, Load]:
+    def pack(self, events: Sequence[Event]) -> dict[str, TopicLoad]:
         try:
             return {topic: self._load(lists) for topic, lists in self._sorted(events).items()}
         except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
@@ -97,9 +99,9 @@ class Packer:
             lists[(keyless if key is None else hashes[key]) % partitions].append(event)
         return topics
 
-    def _load(self, lists: list[list[Event]]) -> Load:
+    def _load(self, lists: list[list[Event]]) -> TopicLoad:
         packs = [(index, pack) for index, events in enumerate(lists) if events for pack in self._encoded(events)]
-        return Load(len(lists), packs, sum([len(pack.data) for _, pack in packs]))
+        return TopicLoad(len(lists), packs, sum([len(pack.data) for _, pack in packs]))
 
     def _encoded(self, events: list[Event]) -> list[Pack]:
         data = log.encode(events)
@@ -121,7 +123,7 @@ class Packer:
 
 
 def _unstorable(events: Sequence[Event], error: Exception) -> str:
-    """Which event, and what of it, where that can be told."""
+    """Which event cannot be stored, and which part of it, where that is known."""
     for event in events:
         texts = {
             "key": event.key,
@@ -144,14 +146,14 @@ class Shipment:
         self.packs: dict[str, dict[int, list[Pack]]] = {}  # by topic and partition id
         self.closed: set[Key] = set()  # keys of refused parcels: what comes behind those is refused too
 
-    def add(self, topic: Topic, load: Load) -> None:
+    def add(self, topic: Topic, load: TopicLoad) -> None:
         self.sizes[topic.name] = self.sizes.get(topic.name, 0) + load.size
         parts = self.packs.setdefault(topic.name, {})
         for index, pack in load.packs:
             parts.setdefault(topic.parts[index], []).append(pack)
 
 
-class Courier:
+class Appender:
     """Appends parcels inside the writer's transaction, in the order they were entered."""
 
     def __init__(self, catalogue: Catalogue, packer: Packer, backlog: Backlog) -> None:
@@ -181,7 +183,7 @@ class Courier:
         self._backlog.forget()
         self._tails.clear()
 
-    def _admitted(self, shipment: Shipment, parcel: Parcel) -> list[tuple[Topic, Load]]:
+    def _admitted(self, shipment: Shipment, parcel: Parcel) -> list[tuple[Topic, TopicLoad]]:
         """What the parcel has for each topic, checked before any of it is added."""
         if shipment.closed and not shipment.closed.isdisjoint(parcel.lanes):
             raise PublishError(BEHIND.why, refused=parcel.events)

@@ -27,7 +27,7 @@ class Claimed(NamedTuple):
     fence: int
 
 
-class SettleCall(NamedTuple):
+class SettleWrite(NamedTuple):
     group: str
     owner: str
     claims: Mapping[Partition, Claimed]  # what this member held, under the current epoch, when it called
@@ -50,7 +50,7 @@ def decoded(partition: Partition, epoch: int, stored: StoredProgress) -> Progres
     return Progress(partition, epoch, watermark, done_above, tries=_tries(tries) if tries is not None else {})
 
 
-def settle(db: sqlite3.Connection, call: SettleCall) -> SettleAnswer:
+def settle(db: sqlite3.Connection, call: SettleWrite) -> SettleAnswer:
     """Write what is ours: in each partition all of it, or nothing."""
     ownership = _Ownership(db, call)
     refused = _store_records(db, call, ownership)
@@ -64,7 +64,7 @@ def settle(db: sqlite3.Connection, call: SettleCall) -> SettleAnswer:
     return SettleAnswer(list(ownership.lost), refused)
 
 
-def _store_records(db: sqlite3.Connection, call: SettleCall, ownership: "_Ownership") -> dict[Partition, str]:
+def _store_records(db: sqlite3.Connection, call: SettleWrite, ownership: "_Ownership") -> dict[Partition, str]:
     """Store the records partition by partition; returns why those of some could not be."""
     records: dict[Partition, list[AsideRecord]] = {}
     for record in call.aside:
@@ -87,7 +87,7 @@ def _store_records(db: sqlite3.Connection, call: SettleCall, ownership: "_Owners
 class _Ownership:
     """Which partitions are ours, asked of the store once each."""
 
-    def __init__(self, db: sqlite3.Connection, call: SettleCall) -> None:
+    def __init__(self, db: sqlite3.Connection, call: SettleWrite) -> None:
         self._db = db
         self._call = call
         self._known: dict[Partition, int | None] = {}

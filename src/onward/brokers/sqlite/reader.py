@@ -12,7 +12,7 @@ from onward.errors import Closed
 T = TypeVar("T")
 
 
-class Reader:
+class StoreReader:
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onward-{name}")

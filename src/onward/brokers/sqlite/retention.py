@@ -56,7 +56,7 @@ class Retention:
         """Nothing was removed; the writer calls again."""
 
     def _trim(self, db: sqlite3.Connection, topic: int, cutoff: float, limit: int) -> int:
-        """Remove at most `limit` record batches of a topic, the oldest first; answers how many."""
+        """Remove at most `limit` record batches of a topic, the oldest first; returns how many."""
         found = extents(db, topic)
         floors = {extent: extent.floor or 0 for extent in found}  # without a group nothing is finished
         stored = sum(extent.bytes_before(db, floor) - extent.bytes_before(db, 0) for extent, floor in floors.items())

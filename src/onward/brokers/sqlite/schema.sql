@@ -1,4 +1,4 @@
--- Everything of Onward stands beside the user's own tables and is named onward_*.
+-- Onward's tables may share a file with the user's own. They are named onward_*.
 
 CREATE TABLE onward_meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
@@ -68,12 +68,12 @@ CREATE TABLE onward_aside (
     key TEXT,
     error TEXT,
     last REAL,                          -- Unix time of the last failure
-    data BLOB NOT NULL                  -- msgpack of the record; state and due stand in the columns
+    data BLOB NOT NULL                  -- msgpack of the record; state and due are columns
 );
 
 CREATE INDEX onward_aside_place ON onward_aside (grp, part, position, id);
 
--- Records that somebody moved and whose owner has not heard of it yet.
+-- Records that an operator moved, until their owner has taken the notice.
 CREATE TABLE onward_moved (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     grp TEXT NOT NULL,

@@ -105,7 +105,7 @@ def _check_content(path: Path) -> None:
 
 
 def _look(path: Path) -> None:
-    # Immutable leaves no -wal and -shm behind; where a -wal stands its content counts.
+    # Immutable leaves no -wal and -shm behind; a -wal that is there counts.
     how = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
     db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
     try:

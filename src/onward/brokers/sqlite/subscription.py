@@ -13,8 +13,8 @@ from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.sqlite import group_version, log
 from onward.brokers.sqlite.figures import lags
 from onward.brokers.sqlite.lease_manager import Held, LeaseManager, LogPlace
-from onward.brokers.sqlite.progress import Claimed, SettleCall, settle
-from onward.brokers.sqlite.reader import Reader
+from onward.brokers.sqlite.progress import Claimed, SettleWrite, settle
+from onward.brokers.sqlite.reader import StoreReader
 from onward.brokers.sqlite.writer import Writer
 from onward.errors import AsideError, BadStore, BrokerError
 from onward.event import Delivery, Partition
@@ -32,7 +32,7 @@ class Access(NamedTuple):
     """The subscription's ways into the store."""
 
     writer: Writer
-    reader: Reader
+    reader: StoreReader
 
 
 class SqliteSubscription(SubscriptionShell[LogPlace]):
@@ -50,7 +50,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
             return list(lost)
         claims = {partition: Claimed(hold.own.part, hold.fence) for partition, hold in holds.items()}
         enrolment = self._manager.enrolment
-        call = SettleCall(enrolment.group, enrolment.owner, claims, progress, aside, gone)
+        call = SettleWrite(enrolment.group, enrolment.owner, claims, progress, aside, gone)
         answer = await self._writer.call(lambda tx: settle(tx.db, call))
         if answer.lost:
             self._manager.look_at(0.0)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from onward import clock
 from onward.brokers.core.publishing import BEHIND
 from onward.brokers.sqlite.gate import Gate
-from onward.brokers.sqlite.outgoing import Courier, Parcel
+from onward.brokers.sqlite.outgoing import Appender, Parcel
 from onward.brokers.sqlite.queue import Batch, Job, Queue, answer, outcomes, refused
 from onward.brokers.sqlite.store import Store, error_code, explained
 from onward.brokers.sqlite.transaction import Transaction, guarded
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Writer:
-    def __init__(self, store: Store, gate: Gate, courier: Courier, settings: Settings) -> None:
+    def __init__(self, store: Store, gate: Gate, courier: Appender, settings: Settings) -> None:
         self.queue = Queue(str(store.path), settings.max_outgoing_bytes)
         self._store = store
         self._gate = gate

@@ -43,13 +43,13 @@ def main(link: int, page: int, leash: int, parent: int) -> None:
     _tie(parent)
     _deafen()
     faulthandler.enable()  # a segmentation fault names its line on stderr
-    worker = Worker(socket.socket(fileno=link), wire.Page(page))
+    worker = WorkerLoop(socket.socket(fileno=link), wire.StatusPage(page))
     threading.Thread(target=worker.watch, args=(leash,), name="onward-leash", daemon=True).start()
     worker.run()
 
 
-class Worker:
-    def __init__(self, link: socket.socket, page: wire.Page) -> None:
+class WorkerLoop:
+    def __init__(self, link: socket.socket, page: wire.StatusPage) -> None:
         self._link = link
         self._page = page
         self._inbox: deque[Task] = deque()

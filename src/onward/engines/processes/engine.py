@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from onward.clock import now
-from onward.engines.base import Ended, Health, MayStartUntil, Report, Work, always, drained
+from onward.engines.base import Ended, EngineHealth, MayStartUntil, Report, Work, always, drained
 from onward.engines.processes import wire
 from onward.engines.processes.pace import Pace
-from onward.engines.processes.worker import Worker, size_of
+from onward.engines.processes.worker import WorkerHandle, size_of
 from onward.engines.target import main_file
 from onward.errors import BadHandler, HandlerTimeout, WorkerDied
 
@@ -54,11 +54,11 @@ class ProcessEngine:
         self._max_events = max_events_per_worker or sys.maxsize
         self._setup = _setup(target, batch, timeout_s)
         self._queue: deque[Work] = deque()
-        self._workers: list[Worker] = []
+        self._workers: list[WorkerHandle] = []
         self._pace = Pace()
         self._failures = 0  # workers in a row that did nothing but die
         self._restarted = 0
-        self._gone: list[Worker] = []  # buried, and not ended yet
+        self._gone: list[WorkerHandle] = []  # buried, and not ended yet
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = 0.0
         self._swept_at = 0.0
@@ -79,11 +79,11 @@ class ProcessEngine:
         self._feed()
         self._watch()
 
-    def health(self) -> Health:
+    def health(self) -> EngineHealth:
         at = now()
         ages = [age_s for worker in self._workers if (age_s := worker.running_s(at)) is not None]
         alive = sum(worker.ready for worker in self._workers)
-        return Health(alive, len(ages), self._restarted, max(ages, default=None))
+        return EngineHealth(alive, len(ages), self._restarted, max(ages, default=None))
 
     async def drain(self, deadline_s: float) -> bool:
         return await drained(lambda: not self._queue and not any(worker.owned for worker in self._workers), deadline_s)
@@ -123,7 +123,7 @@ class ProcessEngine:
                 worker.leaving = True
                 self._hire()
 
-    def _room(self, worker: Worker, at: float) -> int:
+    def _room(self, worker: WorkerHandle, at: float) -> int:
         """How many events a worker may get now."""
         room = min(self._pace.window - len(worker.owned), self._max_events - worker.given)
         if room <= 0 or not worker.ready or worker.dead or worker.clogged:
@@ -163,13 +163,13 @@ class ProcessEngine:
 
     # -- hearing ------------------------------------------------------------------------------------------------
 
-    def _heard(self, worker: Worker) -> None:
+    def _heard(self, worker: WorkerHandle) -> None:
         """A worker's socket can be read."""
         self._take(worker, worker.hear())
         self._feed()
         self._watch()
 
-    def _take(self, worker: Worker, ended: list[Ended]) -> None:
+    def _take(self, worker: WorkerHandle, ended: list[Ended]) -> None:
         count, busy_s = worker.pace()
         if count:
             self._pace.ran(count, busy_s)
@@ -213,7 +213,7 @@ class ProcessEngine:
         self._feed()
         self._watch()
 
-    def _check(self, worker: Worker, at: float) -> None:
+    def _check(self, worker: WorkerHandle, at: float) -> None:
         """A worker that runs: is it late, gone or slow?"""
         running_s = worker.running_s(at) or 0.0
         if self._timeout_s is not None and running_s > self._timeout_s:
@@ -233,19 +233,19 @@ class ProcessEngine:
         if self._closing or self.failure is not None:
             return
         try:
-            worker = Worker(self._setup, self._heard)
+            worker = WorkerHandle(self._setup, self._heard)
         except OSError as error:
             self._retry(f"a worker process cannot be started: {error}")
             return
         self._workers.append(worker)
         self._loop.call_later(_START_S, self._check_start, worker)
 
-    def _check_start(self, worker: Worker) -> None:
+    def _check_start(self, worker: WorkerHandle) -> None:
         if not worker.ready and worker in self._workers:
             worker.unfit = f"importing {self._setup.target} took more than {_START_S:g} s"
             self._take(worker, [])
 
-    def _bury(self, worker: Worker, timeout: HandlerTimeout | None) -> list[Ended]:
+    def _bury(self, worker: WorkerHandle, timeout: HandlerTimeout | None) -> list[Ended]:
         """A worker is gone or has to go: charge what it was running, and have the rest run by others."""
         self._workers.remove(worker)
         worker.mute()
@@ -265,7 +265,7 @@ class ProcessEngine:
             self._replace(worker, fate, useful)
         return ended + (self._cancelled() if self.failure is not None else [])
 
-    def _replace(self, worker: Worker, fate: str, useful: bool) -> None:
+    def _replace(self, worker: WorkerHandle, fate: str, useful: bool) -> None:
         self._restarted += 1
         if not useful:
             self._retry(worker.unfit or f"worker process {worker.pid} {fate} before it ran anything")
@@ -290,7 +290,7 @@ class ProcessEngine:
         waiting, self._queue = self._queue, deque()
         return [Ended(work, cancelled=True) for work in waiting]
 
-    def _reap(self, worker: Worker) -> None:
+    def _reap(self, worker: WorkerHandle) -> None:
         """Leave no zombie: look after a buried worker until its process is gone."""
         self._gone = [each for each in self._gone if each is not worker and not each.ended()]
         if not worker.ended():
@@ -312,7 +312,7 @@ def _setup(target: str, batch: bool, timeout_s: float | None) -> wire.Setup:
     )
 
 
-def _wait(worker: Worker) -> None:
+def _wait(worker: WorkerHandle) -> None:
     """For the end of a process that closed its socket or was killed. It is a matter of microseconds."""
     deadline = time.monotonic() + _REAP_S
     while not worker.ended() and time.monotonic() < deadline:
@@ -320,7 +320,7 @@ def _wait(worker: Worker) -> None:
     worker.kill()
 
 
-async def _see_off(workers: Sequence[Worker]) -> None:
+async def _see_off(workers: Sequence[WorkerHandle]) -> None:
     """Wait for the ends of these processes, and end what does not end by itself."""
     try:
         for patience_s in (_CLOSE_S, _LEAVE_S):

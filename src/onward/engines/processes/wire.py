@@ -137,7 +137,7 @@ class Splitter:
             del buffer[:at]
 
 
-class Page:
+class StatusPage:
     """One page of memory shared by the engine and one worker, who alone writes it. Runs are known by their numbers.
 
     Each field is eight aligned bytes, so it is always read whole.

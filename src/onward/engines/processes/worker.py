@@ -23,10 +23,10 @@ _BOOT = (
 _PARENTS_BUSINESS = {signal.SIGINT, signal.SIGTERM}
 
 
-class Worker:
+class WorkerHandle:
     """Owns its process, its line and every work given to it until that is answered or handed back."""
 
-    def __init__(self, setup: wire.Setup, heard: Callable[["Worker"], None]) -> None:
+    def __init__(self, setup: wire.Setup, heard: Callable[["WorkerHandle"], None]) -> None:
         self.owned: dict[int, Work] = {}  # by number, in the order of their runs
         self.bytes = 0  # of what is owned
         self.given = 0  # how many works it ever got; the number of the next
@@ -38,12 +38,12 @@ class Worker:
         self.born = self._given_at = now()
         self._failed: dict[int, BaseException] = {}
         self._recalled: int | None = None  # the run behind which work was called back
-        self._heard = 0  # how many runs were finished when it was last heard
+        self._heard = (0, 0.0)  # finished and busy_s, when it was last heard
         self._paced = (0, 0.0)  # finished and busy_s, when the pace was last asked for
         ours, theirs = socket.socketpair()
         leash, self._leash = os.pipe()
         page = wire.new_page()
-        self._page = wire.Page(page)
+        self._page = wire.StatusPage(page)
         self._line = Line(ours, lambda: heard(self))
         try:
             self._process = _spawn(setup.target, (theirs.fileno(), page, leash))
@@ -97,20 +97,22 @@ class Worker:
     def hear(self) -> list[Ended]:
         """Everything it has answered until now; says too whether it is ready, unfit or dead."""
         # The page first: the failures among what it calls finished are then on the line already.
-        finished = self._page.finished
+        finished, busy_s = self._page.finished, self._page.busy_s
         for message in self._line.receive():
             self._heed(message)
         ended: list[Ended] = []
+        # The page has no more than the sum: each of those that ended since the last look took the mean.
+        took_s = (busy_s - self._heard[1]) / max(1, finished - self._heard[0])
         for number in list(self.owned):
             if number >= finished:
                 break
-            ended.append(Ended(self._take_back(number), self._failed.pop(number, None)))
-        self._heard = finished
+            ended.append(Ended(self._take_back(number), self._failed.pop(number, None), took_s=took_s))
+        self._heard = (finished, busy_s)
         return ended
 
     def glance(self) -> list[Ended]:
         """The same, when the line has not called: usually it costs no system call."""
-        return self.hear() if self._page.finished > self._heard else []
+        return self.hear() if self._page.finished > self._heard[0] else []
 
     def mute(self) -> None:
         """From now on it calls nobody; it may still be heard."""

@@ -1,29 +1,18 @@
-"""The simulated broker: logs with holes, one group with owners, leases and fences, and an aside. It keeps the
-contract to the letter, and does what the contract leaves open in every way it may."""
+"""The simulated broker whose partitions have owners: logs with holes, fences, and an aside. It keeps the contract to
+the letter, and does what the contract leaves open in every way it may."""
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from onward.brokers.base import (
-    AsideRecord,
-    Assigned,
-    Fenced,
-    Message,
-    Moved,
-    Progress,
-    Reached,
-    Revoked,
-    State,
-)
+from onward.brokers.base import AsideRecord, Assigned, Message, Moved, Progress, Reached, State
 from onward.brokers.core.progress_codec import LIMIT_CHARS, decode, encode
 from onward.event import Delivery, Event, Partition
+from onward.testing.simulator.group import Group, Session, move_all, partition_of
 
 if TYPE_CHECKING:
-    from onward.testing.simulator.process import Process
     from onward.testing.simulator.world import World
 
 LOG_ID = "log"
@@ -38,7 +27,7 @@ class Claim:
         self.events: list[Event | None] = []  # beside the positions; None: compacted away
         self.end = start  # of the log; markers at its tail take positions too
         self.owner: Session | None = None
-        self.target: Session | None = None  # who should own it
+        self.target: Session | None = None  # the member that should own it
         self.epoch = 0  # the owner's
         self.fence = 0
         self.next = start  # to read
@@ -46,9 +35,9 @@ class Claim:
         self.revoking = False
         self.unclean = False
         self.killed = False  # the last owner was killed by an event
-        self.free_at = 0.0  # nobody else may own it before
+        self.free_at = 0.0  # no other member may own it before
         self.stored: Progress | None = None
-        self.records: dict[int, AsideRecord] = {}
+        self.records: dict[str, AsideRecord] = {}  # by id
 
     def append(self, event: Event, gap: int) -> int:
         position = self.end + gap
@@ -73,175 +62,96 @@ class Claim:
         return not self.paused and not self.revoking and self.next < self.end
 
 
-class Session:
-    """One member of the group: what the broker, and the subscription in the member's process, know of it."""
+class Broker(Group):
+    """Every partition has one owner at a time."""
 
-    def __init__(self, process: "Process", broker: "Broker", lease_until: float) -> None:
-        self.process = process
-        self.broker = broker
-        self.name = process.name
-        self.queue: deque[Message] = deque()
-        self.lease_until = lease_until
-        self.epochs = 0
-        self.closed = False
-        self.leaving = False
-        self.expelled: list[Partition] | None = None  # what it lost and has not been told
-        self._unheard = 0  # Fenced messages on their way
-        self._frozen = 0.0
-
-    def owns(self, partition: Partition, epoch: int) -> bool:
-        claim = self.broker.claims[partition]
-        return claim.owner is self and claim.epoch == epoch
-
-    def sure_until(self) -> float:
-        """Not later than the first loss that the process has not heard of."""
-        return self._frozen if self._unheard else self.lease_until
-
-    def lose(self) -> None:
-        if not self._unheard:
-            self._frozen = self.lease_until
-        self._unheard += 1
-
-    def heard(self) -> None:
-        self._unheard -= 1
-
-
-class Broker:
     def __init__(self, world: "World", partitions: Sequence[Partition]) -> None:
-        self.world = world
-        self.claims = {p: Claim(p, world.rng.choice((0, 0, 37))) for p in partitions}
-        self.sessions: list[Session] = []  # those that take part
+        super().__init__(world, partitions)
+        first = world.profile.first_position
+        self.claims = {p: Claim(p, first + world.rng.choice((0, 0, 37))) for p in partitions}
 
     # -- logs ---------------------------------------------------------------------------------------------------
 
     def publish(self, partition: Partition, event: Event, gap: int) -> int:
         claim = self.claims[partition]
         position = claim.append(event, gap)
-        self.ring(claim)
+        self._ring(claim)
         return position
 
     def marker(self, partition: Partition, count: int) -> None:
         claim = self.claims[partition]
         claim.end += count
-        self.ring(claim)
+        self._ring(claim)
 
-    def ring(self, claim: Claim) -> None:
+    def _ring(self, claim: Claim) -> None:
         if claim.owner is not None:
             claim.owner.process.ring()
 
-    # -- members ------------------------------------------------------------------------------------------------
+    # -- ownership ----------------------------------------------------------------------------------------------
 
-    def join(self, process: "Process") -> Session:
-        session = Session(process, self, self.world.now + self.world.profile.lease_s)
-        self.sessions.append(session)
-        self.rebalance()
-        return session
+    def owns(self, session: Session, partition: Partition, epoch: int) -> bool:
+        claim = self.claims[partition]
+        return claim.owner is session and claim.epoch == epoch
 
-    def renew(self, session: Session) -> None:
-        """The member's broker thread has called."""
-        if session.expelled is not None:
-            lost, session.expelled = session.expelled, None
-            session.queue.append(Fenced(lost))
-            self.sessions.append(session)
-            session.process.ring()
-            session.lease_until = self.world.now + self.world.profile.lease_s
-            self.rebalance()
-        session.lease_until = self.world.now + self.world.profile.lease_s
+    def held(self, session: Session) -> list[Partition]:
+        return [claim.partition for claim in self.claims.values() if claim.owner is session]
 
-    def expire(self, session: Session) -> None:
-        """Its lease has run out, or its connection has closed."""
-        if session.expelled is not None or session.closed:
-            return
-        session.expelled = [claim.partition for claim in self.claims.values() if claim.owner is session]
-        session.lose()
-        self.sessions.remove(session)
-        for partition in session.expelled:
-            self._vacate(self.claims[partition], unclean=True)
-        self.rebalance()
-
-    def close(self, session: Session) -> None:
-        """It leaves; what it has not released is told unclean to the next."""
-        session.closed = True
-        if session in self.sessions:
-            self.sessions.remove(session)
-        for claim in self.claims.values():
-            if claim.owner is session:
-                self._vacate(claim, unclean=True)
-        self.rebalance()
+    def is_revoking(self, session: Session, partition: Partition) -> bool:
+        return self.claims[partition].revoking
 
     def rebalance(self) -> None:
-        takers = [session for session in self.sessions if not session.leaving]
+        takers = self.takers()
         shift = self.world.rng.randrange(4)
         asked: dict[Session, list[Partition]] = {}
         for index, claim in enumerate(self.claims.values()):
             claim.target = takers[(index + shift) % len(takers)] if takers else None
             if claim.owner is None:
-                self._offer(claim)
+                self.offer(claim.partition)
             elif claim.owner is not claim.target and claim.target is not None and not claim.revoking:
                 claim.revoking = True
                 asked.setdefault(claim.owner, []).append(claim.partition)
         for session, partitions in asked.items():
-            self.world.counts["revoked"] += 1
-            session.queue.append(Revoked(partitions, self.world.profile.revoke_s))
-            session.process.ring()
-
-    def heard(self, session: Session, message: Revoked) -> None:
-        """The process was told: its time to release begins."""
-        for partition in message.partitions:
-            epoch = self.claims[partition].epoch
-            self.world.after(message.deadline_s + 0.5, self._overdue, session, partition, epoch)
-
-    def _overdue(self, session: Session, partition: Partition, epoch: int) -> None:
-        if session.owns(partition, epoch) and self.claims[partition].revoking:
-            self.world.counts["overdue"] += 1
-            self.fence(partition)
+            self.ask_back(session, partitions)
 
     def fence(self, partition: Partition, *, again: bool = False) -> None:
-        """Take a partition away without asking; `again`: the same member has it back at once (a reconnect)."""
-        claim = self.claims[partition]
-        session = claim.owner
-        if session is None:
-            return
-        session.queue.append(Fenced([partition]))
-        session.lose()
-        session.process.ring()
-        until = 0.0 if again else session.lease_until
-        self._vacate(claim, unclean=True, free_at=until)
-        claim.target = session if again else claim.target
-        self._offer(claim)
+        owner = self.claims[partition].owner
+        if owner is not None:
+            self.take_away(owner, partition, again=again)
 
     def release(self, session: Session, partition: Partition, epoch: int, drained: bool) -> None:
         if session.owns(partition, epoch):
-            self._vacate(self.claims[partition], unclean=not drained)
+            self.vacate(session, partition, unclean=not drained)
             if session.leaving:
                 self.rebalance()
             else:
-                self._offer(self.claims[partition])
+                self.offer(partition)
 
-    def _vacate(self, claim: Claim, *, unclean: bool, free_at: float = 0.0) -> None:
-        owner = claim.owner
-        assert owner is not None
+    def vacate(self, session: Session, partition: Partition, *, unclean: bool, free_at: float = 0.0) -> None:
+        claim = self.claims[partition]
+        assert claim.owner is session
         if self.world.tracing:
-            self.world.say("broker", f"{claim.partition} leaves {owner.name} {'unclean' if unclean else 'clean'}")
-        claim.killed = owner.process.killed
+            self.world.say("broker", f"{partition} leaves {session.name} {'unclean' if unclean else 'clean'}")
+        claim.killed = session.process.killed
         claim.owner, claim.revoking, claim.unclean, claim.free_at = None, False, unclean, free_at
 
-    def _offer(self, claim: Claim) -> None:
-        target = claim.target
+    def offer(self, partition: Partition, target: Session | None = None) -> None:
+        claim = self.claims[partition]
+        target = claim.target = target or claim.target
         if claim.owner is not None or target is None or target.leaving or target not in self.sessions:
             return
         if self.world.now < claim.free_at:
-            self.world.after(claim.free_at - self.world.now, self._offer, claim)
+            self.world.after(claim.free_at - self.world.now, self.offer, partition)
             return
         target.epochs += 1
         claim.owner, claim.epoch, claim.fence = target, target.epochs, claim.fence + 1
         claim.next = claim.watermark
         claim.paused = False
         self.world.witness.owned(claim)
-        target.queue.append(
-            Assigned(claim.partition, claim.epoch, claim.fence, LOG_ID, claim.stored, claim.unclean, shared=False)
-        )
-        target.process.ring()
+        target.send(Assigned(partition, claim.epoch, claim.fence, LOG_ID, claim.stored, claim.unclean))
+
+    def pause(self, session: Session, partition: Partition, epoch: int, *, paused: bool) -> None:
+        if session.owns(partition, epoch):
+            self.claims[partition].paused = paused
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
@@ -277,11 +187,47 @@ class Broker:
             messages.append(Reached(claim.partition, claim.epoch, claim.next))
         return limit, max_bytes
 
-    def waits(self, session: Session) -> bool:
-        """Is there something to receive?"""
-        if session.queue:
-            return True
-        return any(claim.owner is session and claim.readable for claim in self.claims.values())
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def faults(self) -> Sequence[Callable[[], None]]:
+        return self.duplicate, self.stale_delivery, self.trim, self.compact
+
+    def _claim(self) -> Claim:
+        return self.world.rng.choice(list(self.claims.values()))
+
+    def duplicate(self) -> None:
+        """An event is delivered once more."""
+        self._deliver_out_of_turn("duplicate", ahead=0, epochs_ago=0)
+
+    def stale_delivery(self) -> None:
+        """A delivery of an ownership that has ended, of an event that the present one may not have seen yet."""
+        self._deliver_out_of_turn("stale delivery", ahead=15, epochs_ago=1)
+
+    def _deliver_out_of_turn(self, what: str, *, ahead: int, epochs_ago: int) -> None:
+        """`ahead`: how many events beyond what was read may be chosen too."""
+        claim = self._claim()
+        end = bisect_left(claim.positions, claim.next) + ahead
+        seen = [(p, event) for p, event in zip(claim.positions[:end], claim.events[:end], strict=True) if event]
+        if claim.owner is None or not seen:
+            return
+        self.world.note("broker", what)
+        position, event = self.world.rng.choice(seen[-5:])
+        claim.owner.send(Delivery(event, claim.partition, position, claim.epoch - epochs_ago))
+
+    def trim(self) -> None:
+        """Retention: what is settled leaves the log."""
+        self.world.counts["trimmed"] += self._claim().trim()
+
+    def compact(self) -> None:
+        """Events that are settled above the watermark leave the log: a hole where a member may still read."""
+        claim = self._claim()
+        for start, stop in claim.stored.done_above if claim.stored else ():
+            for index, position in enumerate(claim.positions):
+                event = claim.events[index]
+                if event is not None and start <= position < stop and self.world.rng.random() < 0.5:
+                    self.world.counts["compacted"] += 1
+                    self.world.ledger.story(event).compacted = True
+                    claim.events[index] = None
 
     # -- settling -----------------------------------------------------------------------------------------------
 
@@ -289,10 +235,9 @@ class Broker:
         for record in records:
             if session.owns(record.partition, epochs[record.partition]):
                 self.world.witness.written(record)
-                self.claims[record.partition].records[record.position] = record
+                self.claims[record.partition].records[record.id] = record
 
     def commit(self, session: Session, progress: Sequence[Progress]) -> list[Partition]:
-        """Answers the partitions that are not this member's any more."""
         lost = []
         for told in progress:
             claim = self.claims[told.partition]
@@ -313,24 +258,33 @@ class Broker:
         encoded = encode(done, fence=self.claims[told.partition].fence, clean=False, log_id=LOG_ID, limit=limit)
         self.world.counts["truncated"] += encoded.done_dropped > 0
         above = decode(encoded.text, told.watermark, log_id=LOG_ID).done_above
+        self.world.counts["sparse intervals stored"] += bool(above) and self.world.profile.stride > 1
         return msgspec.structs.replace(told, done_above=above)
 
-    def erase(self, session: Session, epochs: dict[Partition, int], ids: Sequence[tuple[Partition, int]]) -> None:
-        for partition, position in ids:
-            claim = self.claims[partition]
-            if partition in epochs and session.owns(partition, epochs[partition]) and position in claim.records:
-                del claim.records[position]
-                self.world.witness.gone(partition, position)
+    def erase(self, session: Session, epochs: dict[Partition, int], ids: Sequence[str]) -> None:
+        for id_ in ids:
+            partition = partition_of(id_)
+            if partition in epochs and session.owns(partition, epochs[partition]):
+                record = self.claims[partition].records.pop(id_, None)
+                if record is not None:
+                    self.world.witness.gone(record)
+
+    def stored(self, partition: Partition) -> Progress | None:
+        return self.claims[partition].stored
+
+    def standings(self) -> list[tuple[Partition, int, int]]:
+        return [(claim.partition, claim.watermark, claim.end) for claim in self.claims.values()]
 
     # -- the aside ----------------------------------------------------------------------------------------------
+
+    def records(self, partition: Partition) -> Collection[AsideRecord]:
+        return self.claims[partition].records.values()
 
     def load(self, partition: Partition, after: int | None, limit: int, max_bytes: int) -> list[AsideRecord]:
         dead = self.world.profile.limits.on_dead == "hold"
         page: list[AsideRecord] = []
-        records = self.claims[partition].records
-        for position in sorted(records):
-            record = records[position]
-            if (after is not None and position <= after) or (record.state is State.DEAD and not dead):
+        for record in sorted(self.records(partition), key=lambda each: each.position):
+            if (after is not None and record.position <= after) or (record.state is State.DEAD and not dead):
                 continue
             if len(page) == limit or (page and record.event.size > max_bytes):
                 break
@@ -339,17 +293,8 @@ class Broker:
         return page
 
     def move(self, records: Sequence[AsideRecord], to: State | None, due: float | None) -> None:
-        """An operator's compare and set: of records of one partition."""
         claim = self.claims[records[0].partition]
-        for record in records:
-            if to is None:
-                del claim.records[record.position]
-                self.world.witness.moved(record, None)
-                continue
-            moved = record.moved(to, due)
-            claim.records[record.position] = moved
-            self.world.witness.moved(record, moved)
+        move_all(self.world, claim.records, records, to, due)
         if claim.owner is not None:
             ids = [record.id for record in records]
-            claim.owner.queue.append(Moved(claim.partition, claim.epoch, ids, to, due))
-            claim.owner.process.ring()
+            claim.owner.send(Moved(claim.partition, claim.epoch, ids, to, due))

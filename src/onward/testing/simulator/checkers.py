@@ -108,6 +108,13 @@ class Settled:
         if len(still) < len(uncovered):
             self._ledger.uncovered[partition] = still
 
+    def acknowledged(self, story: Story) -> None:
+        """Of a shared partition. Its record may have become a delivery by now."""
+        story.copies -= 1
+        if not (story.effects or story.record or story.removed or story.copies):
+            broken("settled", f"{story} is acknowledged: it has no effect and no record")
+        story.covered = True
+
     def _covers(self, told: Progress, story: Story) -> bool:
         position = story.position
         if not covers(told, position):
@@ -134,12 +141,14 @@ class Epochs:
                 broken("loading", f"{run} starts before the records of its partition were read")
 
     def early(self, run: Run, wall: float) -> None:
-        """A retry is not tried before its time: in place by who waits, from the aside by whoever tries it."""
+        """A retry is not tried before its time: not in place by the process that waits, nor from the aside by any.
+        In a shared partition the event itself may run again beside a record whose settle was cut off."""
         for story in run.stories:
             process, epoch, until = story.wait or ("", 0, 0.0)
             if process == run.process.name and epoch == run.epoch and run.started < until:
                 broken("early", f"{run} starts {until - run.started:.2f} s before its time")
-            waits = story.record is not None and story.record.state is State.WAITING and not story.touched
+            record, excused = story.record, story.touched or story.unclean
+            waits = record is not None and record.state is State.WAITING and not excused
             if waits and wall < story.due - CLOCKS_S:
                 broken("early", f"{run} starts {story.due - wall:.2f} s before its time")
 
@@ -166,6 +175,7 @@ class Bounds:
     def __init__(self, profile: Profile) -> None:
         self._limits: Limits = profile.limits
         self._batch = profile.receive_batch
+        self._events = profile.events
         self._bytes = profile.limits.max_in_flight_bytes + max(profile.limits.max_in_flight_bytes, profile.largest + 64)
         self._open: dict[tuple[str, Partition], dict[int, int]] = {}  # position: size
         self._seen_in: dict[tuple[str, Partition], list[int]] = {}  # positions, of this ownership
@@ -233,6 +243,12 @@ class Bounds:
         self._spins[process.name] = self._spins[process.name] + 1 if still else 0
         if self._spins[process.name] > SPINS:
             broken("spin", f"{process.name} asks to be called again at once, again and again")
+
+    def lag(self, process: "Process", now: float) -> None:
+        """A lag counts events, whatever their positions."""
+        for partition, lag in process.plane.lag(now).items():
+            if lag.gap > 2 * self._events + 1:  # intervals that an earlier owner did count too, with events or without
+                broken("lag", f"{process.name} counts a gap of {lag.gap} events in {partition}, {self._events} exist")
 
 
 class Records:
@@ -313,8 +329,9 @@ class Ending:
         ]
 
     def untrue(self) -> list[str]:
-        """Dead letters of events that have ended well since."""
-        dead = [story for story in self._ledger.all() if story.is_dead and not story.touched]
+        """Dead letters of events that have ended well since. An orphaned letter stays: only the first owner after a
+        crash looks for it, and that one may have left before it came so far."""
+        dead = [story for story in self._ledger.all() if story.is_dead and not story.touched and not story.orphaned]
         return [f"{story} is dead, and was handled since" for story in dead if story.handled]
 
     def stuck(self) -> list[str]:

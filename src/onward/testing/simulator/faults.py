@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from onward.brokers.base import AsideRecord, State
-from onward.event import Delivery
-from onward.testing.simulator.broker import Claim
-from onward.testing.simulator.process import WALL, Process
+from onward.event import Partition
+from onward.testing.simulator.group import WALL
+from onward.testing.simulator.process import Process
 
 if TYPE_CHECKING:
     from onward.testing.simulator.world import World
@@ -29,10 +29,7 @@ class Faults:
             self.settle_trouble,
             self.load_trouble,
             self.slow_down,
-            self.duplicate,
-            self.stale_delivery,
-            self.trim,
-            self.compact,
+            *world.broker.faults(),
         )
         self._operations = (self.replay, self.hurry, self.give_up, self.remove)
 
@@ -44,10 +41,6 @@ class Faults:
         for _ in range(world.profile.operations):
             world.after(self._rng.uniform(0.0, world.profile.active_s), self._rng.choice(self._operations))
 
-    def _note(self, who: str, what: str) -> None:
-        self._world.counts[what] += 1
-        self._world.say(who, what)
-
     # -- of a process -------------------------------------------------------------------------------------------
 
     def _process(self) -> Process | None:
@@ -56,7 +49,7 @@ class Faults:
 
     def crash(self) -> None:
         if process := self._process():
-            self._note(process.name, "crash")
+            self._world.note(process.name, "crash")
             process.crash()
 
     def freeze(self) -> None:
@@ -64,113 +57,81 @@ class Faults:
         if process := self._process():
             process.frozen_until = self._world.now + self._rng.uniform(0.2, 10.0)
             process.frozen_whole = self._rng.random() < 0.5
-            self._note(process.name, "freeze")
+            self._world.note(process.name, "freeze")
 
     def cut(self) -> None:
         """The broker is out of reach."""
         if process := self._process():
             process.cut_until = self._world.now + self._rng.uniform(0.2, 8.0)
-            self._note(process.name, "cut")
+            self._world.note(process.name, "cut")
 
     def stop(self) -> None:
         if process := self._process():
-            self._note(process.name, "stop")
+            self._world.note(process.name, "stop")
             process.stop()
             self._world.after(self._rng.uniform(0.0, 8.0), self._world.start)
 
     # -- of the broker ------------------------------------------------------------------------------------------
 
-    def _claim(self) -> Claim:
-        return self._rng.choice(list(self._world.broker.claims.values()))
+    def _partition(self) -> Partition:
+        return self._rng.choice(self._world.broker.partitions)
 
     def rebalance(self) -> None:
-        self._note("broker", "rebalance")
+        self._world.note("broker", "rebalance")
         self._world.broker.rebalance()
 
     def fence(self) -> None:
-        self._note("broker", "fence")
-        self._world.broker.fence(self._claim().partition)
+        self._world.note("broker", "fence")
+        self._world.broker.fence(self._partition())
 
     def reconnect(self) -> None:
-        self._note("broker", "reconnect")
-        self._world.broker.fence(self._claim().partition, again=True)
+        self._world.note("broker", "reconnect")
+        self._world.broker.fence(self._partition(), again=True)
 
     def settle_trouble(self) -> None:
         mode = self._rng.choice(("error", "lost answer", "late", "refuse"))
-        self._note("broker", f"trouble: settle {mode}")
+        self._world.note("broker", f"trouble: settle {mode}")
         self._world.troubles[f"settle {mode}"] = self._world.now + self._rng.uniform(0.5, 6.0)
 
     def load_trouble(self) -> None:
         mode = self._rng.choice(("load", "load late"))
-        self._note("broker", f"trouble: {mode}")
+        self._world.note("broker", f"trouble: {mode}")
         self._world.troubles[mode] = self._world.now + self._rng.uniform(0.5, 6.0)
 
     def slow_down(self) -> None:
-        self._note("handler", "slow down")
+        self._world.note("handler", "slow down")
         self._world.handler.slowness = self._rng.choice((5.0, 20.0))
         self._world.after(self._rng.uniform(0.5, 5.0), self._speed_up)
 
     def _speed_up(self) -> None:
         self._world.handler.slowness = 1.0
 
-    def duplicate(self) -> None:
-        """An event is delivered once more."""
-        self._deliver_out_of_turn("duplicate", ahead=0, epochs_ago=0)
-
-    def stale_delivery(self) -> None:
-        """A delivery of an ownership that has ended, of an event that the present one may not have seen yet."""
-        self._deliver_out_of_turn("stale delivery", ahead=20, epochs_ago=1)
-
-    def _deliver_out_of_turn(self, what: str, *, ahead: int, epochs_ago: int) -> None:
-        claim = self._claim()
-        end = claim.next + ahead
-        seen = [p for p, event in zip(claim.positions, claim.events, strict=True) if event and p < end]
-        if claim.owner is None or not seen:
-            return
-        self._note("broker", what)
-        position = self._rng.choice(seen[-5:])
-        event = self._world.ledger.stories[claim.partition][position].event
-        claim.owner.queue.append(Delivery(event, claim.partition, position, claim.epoch - epochs_ago))
-        claim.owner.process.ring()
-
-    def trim(self) -> None:
-        self._world.counts["trimmed"] += self._claim().trim()
-
-    def compact(self) -> None:
-        """Events that are settled above the watermark leave the log: a hole where somebody may still read."""
-        claim = self._claim()
-        for start, stop in claim.stored.done_above if claim.stored else ():
-            for index, position in enumerate(claim.positions):
-                if start <= position < stop and self._rng.random() < 0.5:
-                    self._world.counts["compacted"] += 1
-                    claim.events[index] = None
-
     # -- operators ----------------------------------------------------------------------------------------------
 
     def _records(self, *states: State) -> list[AsideRecord]:
-        records = self._claim().records.values()
-        found = sorted((r for r in records if r.state in states), key=lambda record: record.position)
+        records = self._world.broker.records(self._partition())
+        found = sorted((r for r in records if r.state in states), key=lambda record: (record.position, record.id))
         return self._rng.sample(found, min(len(found), self._rng.choice((1, 1, 3))))
 
     def replay(self) -> None:
         if records := self._records(State.DEAD):
-            self._note("operator", "replay")
+            self._world.note("operator", "replay")
             for record in records:
-                self._world.handler.cure(self._world.ledger.stories[record.partition][record.position])
+                self._world.handler.cure(self._world.ledger.story(record.event))
             self._world.broker.move(records, State.WAITING, self._world.now + WALL)
 
     def hurry(self) -> None:
         """What waits is tried now."""
         if records := self._records(State.WAITING):
-            self._note("operator", "hurry")
+            self._world.note("operator", "hurry")
             self._world.broker.move(records, State.WAITING, self._world.now + WALL)
 
     def give_up(self) -> None:
         if records := self._records(State.WAITING, State.HELD):
-            self._note("operator", "give up")
+            self._world.note("operator", "give up")
             self._world.broker.move(records, State.DEAD, None)
 
     def remove(self) -> None:
         if records := self._records(State.WAITING, State.HELD, State.DEAD):
-            self._note("operator", "remove")
+            self._world.note("operator", "remove")
             self._world.broker.move(records, None, None)

@@ -7,7 +7,7 @@ from onward.event import Delivery, Event, Partition
 from onward.flow.limits import Limits
 
 if TYPE_CHECKING:
-    from onward.testing.simulator.broker import Session
+    from onward.testing.simulator.group import Session
     from onward.testing.simulator.process import Process
 
 
@@ -36,6 +36,8 @@ class Story:
     """One published event."""
 
     __slots__ = (
+        "compacted",
+        "copies",
         "covered",
         "crashes",
         "due",
@@ -49,6 +51,7 @@ class Story:
         "handled",
         "lane",
         "lone_crashes",
+        "orphaned",
         "partition",
         "position",
         "rank",
@@ -57,6 +60,7 @@ class Story:
         "removed",
         "stubborn",
         "touched",
+        "unclean",
         "wait",
     )
 
@@ -78,10 +82,14 @@ class Story:
         self.due = 0.0  # when its waiting record may be tried again, on the wall clock
         self.ever_dead = False
         self.handled = False  # an owner was told that it ended well, and no record was made since
+        self.orphaned = False  # its letter was stored and its progress was not, and its owner does not know of a crash
         self.halved = False  # it had its effect in a batch that failed
         self.wait: tuple[str, int, float] | None = None  # the process and epoch in which it failed, and until when
         self.touched = False  # an operator moved or removed its record
         self.removed = False  # an operator gave it up
+        self.unclean = False  # in a shared partition: a member had it when it ended unclean
+        self.copies = 1  # of it in a shared partition that are not settled
+        self.compacted = False  # it has left the log
         self.covered = False  # the stored progress says that it is done
 
     @property
@@ -92,8 +100,9 @@ class Story:
 
     @property
     def own_way(self) -> bool:
-        """Dead letters and what an operator touched run again on request: they are no repeats of the flow."""
-        return self.ever_dead or self.touched
+        """Dead letters and what an operator touched run again on request: they are no repeats of the flow. What has
+        left the log does not run again where its successors do."""
+        return self.ever_dead or self.touched or self.compacted
 
     @property
     def is_dead(self) -> bool:
@@ -133,6 +142,7 @@ class Ledger:
         self._limits = limits
         self._lanes: dict[tuple[Partition, str | None], Lane] = {}
         self.stories: dict[Partition, dict[int, Story]] = {partition: {} for partition in partitions}
+        self._by_event: dict[str, Story] = {}
         self.uncovered: dict[Partition, list[Story]] = {partition: [] for partition in partitions}
 
     def publish(self, partition: Partition, position: int, event: Event) -> Story:
@@ -142,8 +152,12 @@ class Ledger:
             story.rank = len(lane.stories)
             lane.stories.append(story)
         self.stories[partition][position] = story
+        self._by_event[event.id] = story
         self.uncovered[partition].append(story)
         return story
+
+    def story(self, event: Event) -> Story:
+        return self._by_event[event.id]
 
     def _lane(self, partition: Partition, key: str | None) -> Lane | None:
         by_key = self._limits.ordering == "key"

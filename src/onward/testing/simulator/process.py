@@ -18,6 +18,7 @@ from onward.event import Delivery, Partition
 from onward.flow.actions import Actions, Load
 from onward.flow.entry import Again, Instant
 from onward.flow.plane import ControlPlane
+from onward.testing.simulator.group import SKEW_S, WALL
 from onward.testing.simulator.handler import Verdict
 from onward.testing.simulator.ledger import Run, Story
 from onward.testing.simulator.settling import Settling
@@ -25,8 +26,6 @@ from onward.testing.simulator.settling import Settling
 if TYPE_CHECKING:
     from onward.testing.simulator.world import World
 
-WALL = 1.0e9  # the wall clock is this far ahead of the other
-SKEW_S = 0.25
 DRAIN_S = 6.0
 PATIENCE_S = 5.0
 
@@ -143,6 +142,8 @@ class Process:
                 self.forget(message.partition)
                 plane.assigned(message)
                 self.told[message.partition] = message.epoch
+                if message.shared:
+                    self.read[message.partition] = message.epoch  # there is nothing to read
                 self.world.witness.assigned(self, message)
                 if self._stop_at is not None:
                     self._give_up([message.partition], 0.0)
@@ -150,7 +151,7 @@ class Process:
                 plane.reached(message.partition, message.epoch, message.position, self.at)
             case Revoked():
                 self._give_up(message.partitions, message.deadline_s)
-                self.world.broker.heard(self.session, message)
+                self.world.broker.heard(self.session, message, self.told)
             case Fenced():
                 plane.fenced(message.partitions)
                 for partition in message.partitions:
@@ -161,11 +162,12 @@ class Process:
                 self._note_moved(message)
 
     def _note_moved(self, message: Moved) -> None:
+        current = self.told.get(message.partition) == message.epoch
         for id_ in message.ids:
             name = message.partition, record_position(id_)
             story = self.world.ledger.stories[name[0]][name[1]]
             story.wait = None
-            if message.to is None and story.covered:  # else the log still has it open, whatever becomes of its letter
+            if message.to is None and current and story.covered:  # else it is open in the log, with a record or without
                 self.removed[name] = None
             else:
                 self.removed.pop(name, None)
@@ -216,16 +218,14 @@ class Process:
             self._finish(self._stop_at)
 
     def _gates(self, actions: Actions) -> None:
-        claims = self.world.broker.claims
+        broker = self.world.broker
         for partition in actions.pause:
-            if self.session.owns(partition, self.told[partition]):
-                claims[partition].paused = True
+            broker.pause(self.session, partition, self.told[partition], paused=True)
             self.world.counts["pauses"] += 1
         for partition in actions.resume:
             self.world.witness.resumed(self, partition)
-            if self.session.owns(partition, self.told[partition]):
-                claims[partition].paused = False
-                self.ring()
+            broker.pause(self.session, partition, self.told[partition], paused=False)
+            self.ring()
 
     def _release(self, actions: Actions) -> None:
         for partitions, drained in ((actions.drained, True), (actions.undrained, False)):
@@ -264,7 +264,7 @@ class Process:
     def _start(self, work: Work, sure_until: float) -> None:
         world = self.world
         deliveries = (work,) if isinstance(work, Delivery) else work
-        stories = [world.ledger.stories[each.partition][each.position] for each in deliveries]
+        stories = [world.ledger.story(each.event) for each in deliveries]
         run = Run(self, deliveries, stories, world.now)
         if world.tracing:
             world.say(self.name, f"starts {run} attempt {deliveries[0].attempt}")

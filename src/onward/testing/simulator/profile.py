@@ -9,6 +9,7 @@ from onward.brokers.base import Ordering
 from onward.brokers.core.progress_codec import LIMIT_CHARS
 from onward.flow.limits import Limits
 
+TIMES = 1_790_000_000_000 << 21  # positions that are times in milliseconds: a float cannot tell two of them apart
 FATES = ("ok", "slow", "flaky", "timeout", "poison", "killer")
 
 
@@ -21,6 +22,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     keys: int
     keyless: float  # share of the events
+    first_position: int  # where logs begin
+    stride: int  # positions from one event to the next, about; 1: dense
     holes: float  # chance of a hole in the log before an event
     largest: int  # bytes
     fates: tuple[float, ...]  # weights, beside FATES
@@ -33,6 +36,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     kills: Literal["process", "worker"]  # what dies with a killer
 
     # the broker
+    shared: bool  # partitions without owners, see onward.brokers.base.Assigned
     atomic: bool  # one transaction per settle; otherwise records, progress and removals one after the other
     metadata: int  # characters for what is done above the watermark; what is cut off at the top runs again
     receive_batch: int
@@ -48,8 +52,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 def draw(rng: Random) -> Profile:
     limits = _limits(rng)
+    shared = limits.ordering == "none" and rng.random() < 0.6
     whole = limits.ordering == "partition"  # one lane: what waits in place makes all others wait
     killers = rng.choice((0.0, 0.0, 0.02))
+    stride = rng.choice((1, 1, 1_000_000))
     return Profile(
         limits=limits,
         partitions=rng.choice((1, 1, 2, 3, 4)),
@@ -57,6 +63,8 @@ def draw(rng: Random) -> Profile:
         events=rng.choice((40, 80, 120)) if not whole else rng.choice((30, 60)),
         keys=rng.choice((2, 4, 8, 16)),
         keyless=rng.choice((0.0, 0.0, 0.15)),
+        first_position=rng.choice((0, TIMES)) if stride > 1 else 0,
+        stride=stride,
         holes=rng.choice((0.0, 0.1, 0.4)),
         largest=rng.choice((40, limits.max_in_flight_bytes // 3, int(limits.max_in_flight_bytes * 1.2)))
         if limits.max_in_flight_bytes < 10_000
@@ -66,9 +74,11 @@ def draw(rng: Random) -> Profile:
         attempts=rng.choice((1, 2, 3, 4)),
         delays_s=(0.0, 0.05, 0.2) if whole else rng.choice(((0.0, 0.1), (0.1, 0.5, 3.0), (2.0, 6.0))),
         timeout_s=2.0,
-        kills=rng.choice(("process", "process", "worker")),
+        kills=rng.choice(("process", "process", "worker")) if not shared else "worker",  # no start is recorded there
+        shared=shared,
         atomic=rng.random() < 0.5,
-        metadata=rng.choice((LIMIT_CHARS, LIMIT_CHARS, LIMIT_CHARS, 9)),
+        # Too short for all intervals. Those of sparse positions need longer numbers.
+        metadata=rng.choice((LIMIT_CHARS, LIMIT_CHARS, LIMIT_CHARS, 9 if stride == 1 else 14)),
         receive_batch=rng.choice((1, 4, 10, 30)),
         page=rng.choice((1, 2, 5, 100)),
         lease_s=3.0,

@@ -3,14 +3,29 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from onward.event import Partition
 from onward.flow.actions import Settlement
+from onward.testing.simulator.group import partition_of
 
 if TYPE_CHECKING:
     from onward.testing.simulator.process import Process
 
-TOPIC = "t"
 AGAIN_S = 0.5
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One call of settle, as the broker treats it."""
+
+    whole: Settlement
+    kept: Settlement  # without what is refused
+    refused: Sequence[Partition]
+    mode: str
+
+    @property
+    def epochs(self) -> dict[Partition, int]:
+        return {told.partition: told.epoch for told in self.kept.progress}
 
 
 class Settling:
@@ -18,13 +33,13 @@ class Settling:
 
     def __init__(self, process: "Process") -> None:
         self._process = process
-        self._applied = False  # the settle in flight took effect, but its answer was lost
+        self._applied: set[Partition] = set()  # where the settle in flight took effect, though its answer was lost
         self.busy = False
 
     def begin(self, settlement: Settlement) -> None:
         assert not self.busy, "two settles in flight"
         self.busy = True
-        self._applied = False
+        self._applied = set()
         self._process.world.witness.settling(self._process, settlement)
         self._send(settlement)
 
@@ -45,81 +60,91 @@ class Settling:
         process, world = self._process, self._process.world
         if mode == "error":
             process.later(world.latency() + AGAIN_S, self._send, settlement)
-        elif mode == "refuse" and settlement.aside and not self._applied:
-            process.later(world.latency(), self._refused)
-        elif world.profile.atomic:
-            epochs = {told.partition: told.epoch for told in settlement.progress}
-            world.broker.write(process.session, epochs, settlement.aside)
-            lost = world.broker.commit(process.session, settlement.progress)
-            world.broker.erase(process.session, epochs, list(map(_parsed, settlement.gone)))
-            self._reply(settlement, mode, lost)
+            return
+        request = self._request(settlement, mode)
+        if world.profile.atomic:
+            world.broker.write(process.session, request.epochs, request.kept.aside)
+            lost = world.broker.commit(process.session, request.kept.progress)
+            world.broker.erase(process.session, request.epochs, request.kept.gone)
+            self._reply(request, lost)
         else:
-            self._write(settlement, mode)
+            self._write(request)
+
+    def _request(self, settlement: Settlement, mode: str) -> Request:
+        """In "refuse" the records of some partitions cannot be stored: nothing is done there."""
+        refused: Sequence[Partition] = ()
+        if mode == "refuse":
+            rng = self._process.world.rng
+            full = dict.fromkeys(record.partition for record in settlement.aside)
+            able = [partition for partition in full if partition not in self._applied]
+            refused = rng.sample(able, rng.randint(1, len(able))) if able else ()
+            others = [
+                told.partition for told in settlement.progress if told.partition not in (*refused, *self._applied)
+            ]
+            if refused and others and rng.random() < 0.3:
+                self._process.world.broker.fence(rng.choice(others))  # the answer names both
+        kept = Settlement(
+            [told for told in settlement.progress if told.partition not in refused],
+            [record for record in settlement.aside if record.partition not in refused],
+            [id_ for id_ in settlement.gone if partition_of(id_) not in refused],
+        )
+        return Request(settlement, kept, refused, mode)
 
     # Without transactions: the sender may die, or be fenced, between any two steps.
 
-    def _write(self, settlement: Settlement, mode: str) -> None:
-        epochs = {told.partition: told.epoch for told in settlement.progress}
-        process, world = self._process, self._process.world
-        first = world.rng.randint(0, len(settlement.aside))
-        world.broker.write(process.session, epochs, settlement.aside[:first])
+    def _write(self, request: Request) -> None:
+        process, world, aside = self._process, self._process.world, request.kept.aside
+        first = world.rng.randint(0, len(aside))
+        world.broker.write(process.session, request.epochs, aside[:first])
 
         def rest() -> None:
-            world.broker.write(process.session, epochs, settlement.aside[first:])
-            process.later(world.latency(), self._commit, settlement, mode, epochs)
+            world.broker.write(process.session, request.epochs, aside[first:])
+            process.later(world.latency(), self._commit, request)
 
         process.later(world.latency(), rest)
 
-    def _commit(self, settlement: Settlement, mode: str, epochs: dict[Partition, int]) -> None:
+    def _commit(self, request: Request) -> None:
         process, world = self._process, self._process.world
-        lost = world.broker.commit(process.session, settlement.progress)
-        gone = list(map(_parsed, settlement.gone))
+        lost = world.broker.commit(process.session, request.kept.progress)
+        gone = request.kept.gone
         first = world.rng.randint(0, len(gone))
 
         def rest() -> None:
-            world.broker.erase(process.session, epochs, gone[first:])
-            self._reply(settlement, mode, lost)
+            world.broker.erase(process.session, request.epochs, gone[first:])
+            self._reply(request, lost)
 
         def erase() -> None:
-            world.broker.erase(process.session, epochs, gone[:first])
+            world.broker.erase(process.session, request.epochs, gone[:first])
             process.later(world.latency(), rest)
 
         process.later(world.latency(), erase)
 
-    def _reply(self, settlement: Settlement, mode: str, lost: Sequence[Partition]) -> None:
+    def _reply(self, request: Request, lost: Sequence[Partition]) -> None:
         process, world = self._process, self._process.world
-        if mode == "lost answer":
-            self._applied = True
-            process.later(world.latency() + AGAIN_S, self._send, settlement)
+        if request.mode == "lost answer" or (request.refused and world.rng.random() < 0.2):
+            self._applied |= request.epochs.keys() - set(lost)
+            process.later(world.latency() + AGAIN_S, self._send, request.whole)
         else:
-            process.later(world.latency(), self._answered, settlement, lost)
+            process.later(world.latency(), self._answered, request, lost)
 
-    def _answered(self, settlement: Settlement, lost: Sequence[Partition]) -> None:
-        process = self._process
+    def _answered(self, request: Request, lost: Sequence[Partition]) -> None:
+        process, world, refused = self._process, self._process.world, request.refused
         self.busy = False
-        if process.world.tracing:
-            process.world.say(process.name, "is answered" + (f", lost {lost}" if lost else ""))
-        epochs = {told.partition: told.epoch for told in settlement.progress}
+        if world.tracing:
+            told = f", refused {refused}" if refused else ""
+            world.say(process.name, f"is answered{told}" + (f", lost {lost}" if lost else ""))
         for partition in lost:
-            if process.told.get(partition) == epochs[partition]:
+            if process.told.get(partition) == request.epochs[partition]:
                 process.forget(partition)
-        process.world.witness.answered(process, settlement)
-        process.plane.settled(lost, process.at)
+        world.witness.answered(process, request.kept)
+        if refused:
+            world.counts["refused in part"] += len(request.kept.progress) > len(lost)
+            world.counts["refused and lost"] += bool(lost)
+            world.witness.refused()
+            process.plane.aside_refused(refused, lost, process.at)
+        else:
+            process.plane.settled(lost, process.at)
         process.wake()
-
-    def _refused(self) -> None:
-        process = self._process
-        self.busy = False
-        if process.world.tracing:
-            process.world.say(process.name, "is refused its records")
-        process.world.witness.refused()
-        process.plane.aside_refused(process.at)
-        process.wake()
-
-
-def _parsed(id_: str) -> tuple[Partition, int]:
-    _, index, position = id_.rsplit(":", 2)
-    return Partition(TOPIC, int(index)), int(position)
 
 
 def describe(settlement: Settlement) -> str:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from onward.brokers.base import AsideRecord, Assigned, Progress, State
-from onward.event import Delivery, Partition
+from onward.event import Delivery, Event, Partition
 from onward.testing.simulator.checkers import Bounds, Epochs, Lanes, Order, Records, Repeats, Settled
 from onward.testing.simulator.ledger import Run, Story
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 class Witness:
     def __init__(self, world: "World") -> None:
         self._world = world
-        self._stories = world.ledger.stories
         self.order = Order()
         self.repeats = Repeats()
         self.lanes = Lanes()
@@ -37,7 +36,7 @@ class Witness:
     def delivered(self, process: "Process", delivery: Delivery) -> None:
         self._world.counts["delivered"] += 1
         if process.told.get(delivery.partition) == delivery.epoch:
-            self.bounds.delivered(process, delivery, self._stories[delivery.partition][delivery.position])
+            self.bounds.delivered(process, delivery, self._world.ledger.story(delivery.event))
             self.bounds.parked(process, delivery.partition, self._parked(delivery.partition))
 
     def loaded(self, process: "Process", page: list[AsideRecord]) -> None:
@@ -50,14 +49,15 @@ class Witness:
         self.epochs.started(run, self._world.now, sure_until)
         if not self._truncated:
             self.epochs.removed(run)
+            self.records.started(run)
         self.epochs.early(run, run.process.at.wall)
         self.order.started(run)
         self.lanes.started(run)
-        self.records.started(run)
 
     def effect(self, run: Run, story: Story) -> None:
         self.order.effect(run, story)
-        self.repeats.effect(story, excused=self._world.counts["taken over unclean"] + self._truncated)
+        unclean = story.unclean if self._world.profile.shared else self._world.counts["taken over unclean"]
+        self.repeats.effect(story, excused=unclean + self._truncated)
         self._world.counts["repeats" if story.effects else "effects"] += 1
         self._world.counts["stale effects"] += run.stale
         story.effects += 1
@@ -82,7 +82,8 @@ class Witness:
                 story.handled = not run.stale
 
     def killed(self, story: Story) -> None:
-        self.records.crashed(story)
+        if not self._truncated:
+            self.records.crashed(story)
 
     def ticked(self, process: "Process", actions: "Actions") -> None:
         self.bounds.ticked(process, actions, self._world.now)
@@ -93,6 +94,7 @@ class Witness:
 
     def settling(self, process: "Process", settlement: "Settlement") -> None:
         self.epochs.settling(process, settlement)
+        self.bounds.lag(process, self._world.now)
 
     def answered(self, process: "Process", settlement: "Settlement") -> None:
         epochs = {told.partition: told.epoch for told in settlement.progress}
@@ -108,13 +110,16 @@ class Witness:
     def owned(self, claim: "Claim") -> None:
         self._world.counts["taken over unclean" if claim.unclean else "assigned"] += 1
         self.records.assigned(claim.partition, unclean=claim.unclean, killed=claim.killed)
+        if not claim.unclean:
+            for story in self._world.ledger.uncovered[claim.partition]:
+                story.orphaned = story.orphaned or story.is_dead
 
     def progress(self, told: Progress, log_end: int) -> None:
         self._world.counts["settled"] += 1
         self.settled.progress(told, log_end)
 
     def written(self, record: AsideRecord) -> None:
-        story = self._stories[record.partition][record.position]
+        story = self._world.ledger.story(record.event)
         self.records.written(story, record, self._stored(record.partition))
         self._world.counts[f"{record.state} records"] += 1
         tried = story.record is None or record.tries.failed > story.record.tries.failed
@@ -126,22 +131,45 @@ class Witness:
         story.record = record
         story.ever_dead = story.ever_dead or record.state is State.DEAD
 
-    def gone(self, partition: Partition, position: int) -> None:
-        story = self._stories[partition][position]
+    def gone(self, record: AsideRecord) -> None:
+        story = self._world.ledger.story(record.event)
         self._world.counts["records gone"] += 1
-        self.records.gone(story, self._stored(partition))
+        self.records.gone(story, self._stored(record.partition))
         story.record = None
 
+    # -- in a shared partition ----------------------------------------------------------------------------------
+
+    def acknowledged(self, event: Event) -> None:
+        self._world.counts["settled"] += 1
+        self.settled.acknowledged(self._world.ledger.story(event))
+
+    def retried(self, record: AsideRecord) -> None:
+        """The broker is about to deliver a waiting record."""
+        story = self._world.ledger.story(record.event)
+        story.record = None
+        story.covered = False
+        story.copies += 1
+
+    def requeued(self, event: Event, *, unclean: bool) -> None:
+        """Its member is gone, and has not settled it."""
+        story = self._world.ledger.story(event)
+        self._world.counts["shared requeued"] += 1
+        story.orphaned = story.orphaned or story.is_dead
+        story.unclean = story.unclean or unclean
+
+    def left(self, partition: Partition, *, unclean: bool) -> None:
+        """A member has a share no more."""
+        self.records.assigned(partition, unclean=unclean, killed=False)
+
     def _parked(self, partition: Partition) -> int:
-        records = self._world.broker.claims[partition].records.values()
-        return sum(each.state is not State.DEAD for each in records)
+        return sum(each.state is not State.DEAD for each in self._world.broker.records(partition))
 
     def _stored(self, partition: Partition) -> Progress | None:
-        return self._world.broker.claims[partition].stored
+        return self._world.broker.stored(partition)
 
     def moved(self, record: AsideRecord, moved: AsideRecord | None) -> None:
         """An operator moved or removed a record."""
-        story = self._stories[record.partition][record.position]
+        story = self._world.ledger.story(record.event)
         self._world.say("operator", f"moves {story} from {record.state} to {moved.state if moved else 'nowhere'}")
         story.touched = True
         story.handled = False

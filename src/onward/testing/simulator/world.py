@@ -15,11 +15,12 @@ from onward.event import Event, Partition
 from onward.testing.simulator.broker import Broker
 from onward.testing.simulator.checkers import Ending, Violation, broken
 from onward.testing.simulator.faults import Faults
+from onward.testing.simulator.group import TOPIC, Group
 from onward.testing.simulator.handler import Handler
 from onward.testing.simulator.ledger import Ledger
 from onward.testing.simulator.process import Process
 from onward.testing.simulator.profile import Profile, draw
-from onward.testing.simulator.settling import TOPIC
+from onward.testing.simulator.shared import SharedBroker
 from onward.testing.simulator.witness import Witness
 
 START = 100.0
@@ -71,7 +72,7 @@ class World:
         self.ledger = Ledger(self.profile.limits, partitions)
         self.handler = Handler(self.profile, self.rng)
         self.witness = Witness(self)
-        self.broker = Broker(self, partitions)
+        self.broker: Group = (SharedBroker if self.profile.shared else Broker)(self, partitions)
         self.processes: list[Process] = []
 
     # -- time ---------------------------------------------------------------------------------------------------
@@ -113,10 +114,16 @@ class World:
         if self.tracing:
             self.lines.append(f"{self.now:10.4f}  {who:8}  {what}")
 
+    def note(self, who: str, what: str) -> None:
+        self.counts[what] += 1
+        self.say(who, what)
+
     # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         self.say("profile", str(self.profile))
+        self.counts["sparse runs"] += self.profile.stride > 1
+        self.counts["shared runs"] += self.profile.shared
         self._plan_publishing()
         for index in range(self.profile.members):
             self.after(0.0 if index == 0 else self.rng.uniform(0.0, 5.0), self.start)
@@ -154,8 +161,7 @@ class World:
     def _left(self) -> list[str]:
         """What keeps the run from being complete."""
         ending = Ending(self.ledger)
-        marks = [(claim.partition, claim.watermark, claim.end) for claim in self.broker.claims.values()]
-        return ending.open(marks, self._alive()) or ending.stuck()
+        return ending.open(self.broker.standings(), self._alive()) or ending.stuck()
 
     # -- who takes part -----------------------------------------------------------------------------------------
 
@@ -192,10 +198,11 @@ class World:
             self.after(rng.uniform(0.0, profile.active_s), self._mark)
 
     def _publish(self, event: Event) -> None:
-        count, rng = len(self.broker.claims), self.rng
+        count, rng = len(self.broker.partitions), self.rng
         index = crc32(event.key.encode()) % count if event.key is not None else rng.randrange(count)
         partition = Partition(TOPIC, index)
         gap = rng.randint(1, 4) if rng.random() < self.profile.holes else 0
+        gap += self._stride()
         position = self.broker.publish(partition, event, gap)
         story = self.ledger.publish(partition, position, event)
         self.handler.destine(story)
@@ -205,4 +212,10 @@ class World:
 
     def _mark(self) -> None:
         """A transaction marker, or something else that takes a position and is never delivered."""
-        self.broker.marker(Partition(TOPIC, self.rng.randrange(len(self.broker.claims))), self.rng.randint(1, 3))
+        count = self.rng.randint(1, 3) + self._stride()
+        self.broker.marker(Partition(TOPIC, self.rng.randrange(len(self.broker.partitions))), count)
+
+    def _stride(self) -> int:
+        """How many positions no event ever has, before the next one."""
+        stride = self.profile.stride
+        return self.rng.randint(stride // 2, stride * 3 // 2) if stride > 1 else 0

@@ -1,0 +1,59 @@
+"""`onward doctor`: what the broker says about itself."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from onward import brokers
+from onward.cli import find, policy
+from onward.errors import BrokerError
+
+if TYPE_CHECKING:
+    from onward.brokers.base import Finding
+    from onward.settings import Settings
+
+_COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+def doctor(
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="Of the broker.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON array of findings.")] = False,
+    app: find.AppOption = None,
+) -> None:
+    """Open the broker, look at how it is set up, and say what is wrong and what to do about it. It changes nothing.
+
+    It exits with 1 if something is an error, and with 3 if the broker cannot be opened or reached.
+
+    \b
+    Example:
+      onward doctor sqlite:///shop.db
+      onward doctor --app shop:app --json
+    """
+    findings = asyncio.run(_findings(find.system(app, url).settings))
+    if json:
+        typer.echo(msgspec.json.encode(findings).decode())
+    else:
+        _print(findings)
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(policy.NO)
+
+
+async def _findings(settings: "Settings") -> "Sequence[Finding]":
+    if why := brokers.absent(settings):
+        raise BrokerError(f"{why}: nothing was ever published there; is the URL right?")
+    broker = await brokers.open_broker(settings)
+    try:
+        await broker.topics()  # BrokerError: its server cannot be reached, which open_broker need not notice
+        return await broker.diagnose()
+    finally:
+        await broker.close()
+
+
+def _print(findings: "Sequence[Finding]") -> None:
+    for finding in findings:
+        typer.echo(f"{typer.style(f'{finding.level:<8}', fg=_COLOURS[finding.level])} {finding.what}")
+        if finding.cure:
+            typer.echo(f"{'':<8} {finding.cure}")

@@ -1,0 +1,179 @@
+"""`onward groups`: the groups that read a topic, their members, and how far each group is."""
+
+import asyncio
+import difflib
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+import typer
+
+from onward import brokers
+from onward.cli import find, policy
+from onward.cli.say import Misuse, complain, confirm
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from onward.brokers.base import Broker, GroupInfo, Standing
+
+T = TypeVar("T")
+
+groups = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+TopicOption = Annotated[str | None, typer.Option(metavar="TOPIC", help="Of this topic; else of every topic.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+_PIPE_WIDTH = 1_000
+
+
+@groups.callback()
+def root() -> None:
+    """The groups that read a topic: list them, look at one, or drop one that is not used any more.
+
+    A group that nothing runs holds up retention, and in the end the publishers: its events count as unfinished.
+
+    \b
+    Example:
+      onward groups list
+      onward groups show billing --topic orders
+      onward groups drop billing --topic orders
+    """
+
+
+@groups.command("list")
+def list_(
+    topic: TopicOption = None, json: JsonOption = False, app: find.AppOption = None, url: find.UrlOption = None
+) -> None:
+    """List the groups by topic: their members, and in how many partitions they have not reached the end."""
+    found = _with(app, url, lambda broker: _found(broker, topic))
+    if json:
+        typer.echo(msgspec.json.encode(found).decode())
+    elif not found:
+        typer.echo("no groups")
+    else:
+        _print(_overview(found))
+
+
+@groups.command()
+def show(
+    group: GroupArgument,
+    topic: TopicOption = None,
+    json: JsonOption = False,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+) -> None:
+    """Show a group's members and, for each partition, its watermark, the end of the log, the owner and its fence.
+
+    The watermark is the next position that is not known to be done. Positions have gaps, so the distance to the end is
+    no number of events.
+    """
+    found = _with(app, url, lambda broker: _of_group(broker, group, topic))
+    if json:
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    for info in found:
+        typer.echo(f"group {info.group} of topic {info.topic}: {_members(info)}")
+        _print(_standings(info))
+
+
+@groups.command()
+def drop(
+    group: GroupArgument,
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Needed if the group reads several.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: JsonOption = False,
+    app: find.AppOption = None,
+    url: find.UrlOption = None,
+) -> None:
+    """Forget a group's progress and records in a topic, its dead letters included.
+
+    It asks first; where there is no terminal it needs --yes. It exits with 1 if a member of the group is running.
+    """
+
+    async def work(broker: "Broker") -> "GroupInfo":
+        found = await _of_group(broker, group, topic)
+        if len(found) > 1:
+            topics = ", ".join(info.topic for info in found)
+            raise Misuse(f"group {group} reads the topics {topics}; name one of them with --topic")
+        (info,) = found
+        if info.members:
+            complain(Misuse(f"group {group} of topic {info.topic} is running: {_members(info)}; stop it first"))
+            raise typer.Exit(policy.NO)
+        if not yes:
+            confirm(f"group {group} of topic {info.topic}, with its progress, waiting events and dead letters,")
+        await broker.drop_group(info.topic, info.group)
+        return info
+
+    info = _with(app, url, work)
+    answer = {"group": info.group, "topic": info.topic}
+    typer.echo(msgspec.json.encode(answer).decode() if json else f"dropped group {group} of topic {info.topic}")
+
+
+def _with(app: str | None, url: str | None, work: "Callable[[Broker], Awaitable[T]]") -> T:
+    settings = find.existing(app, url).settings
+
+    async def run() -> T:
+        broker = await brokers.open_broker(settings)
+        try:
+            return await work(broker)
+        finally:
+            await broker.close()
+
+    return asyncio.run(run())
+
+
+async def _found(broker: "Broker", topic: str | None) -> "list[GroupInfo]":
+    topics = [spec.name for spec in await broker.topics()] if topic is None else [topic]
+    return [info for name in topics for info in await broker.groups(name)]
+
+
+async def _of_group(broker: "Broker", group: str, topic: str | None) -> "list[GroupInfo]":
+    every = await _found(broker, topic)
+    if found := [info for info in every if info.group == group]:
+        return found
+    near = difflib.get_close_matches(group, {info.group for info in every}, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "onward groups list shows all of them"
+    raise Misuse(f"no group {group!r} has read {'any topic' if topic is None else f'topic {topic}'}; {hint}")
+
+
+def _members(info: "GroupInfo") -> str:
+    if not info.members:
+        return "no member is alive"
+    return ", ".join(f"{each.name} at {each.endpoint}" if each.endpoint else each.name for each in info.members)
+
+
+def _overview(found: "Sequence[GroupInfo]") -> "Table":
+    table = _table("topic", "group", "members", "behind")
+    for info in found:
+        behind = sum(_is_behind(standing) for standing in info.partitions.values())
+        table.add_row(info.topic, info.group, str(len(info.members)), f"{behind} of {len(info.partitions)} partitions")
+    return table
+
+
+def _is_behind(standing: "Standing") -> bool:
+    return standing.end is None or standing.watermark < standing.end
+
+
+def _standings(info: "GroupInfo") -> "Table":
+    table = _table("partition", "watermark", "end", "owner", "fence")
+    for index, standing in sorted(info.partitions.items()):
+        cells = [index, standing.watermark, standing.end, standing.owner, standing.fence]
+        table.add_row(*["-" if cell is None else str(cell) for cell in cells])
+    return table
+
+
+def _table(*columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def _print(table: "Table") -> None:
+    from rich.console import Console
+
+    Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)

@@ -1,0 +1,93 @@
+"""`onward topology`: what an application declares, compared with what its broker has."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from onward import brokers
+from onward.brokers.base import Change, TopicSpec, Topology
+from onward.brokers.core.topic_rules import DEFAULT_PARTITIONS, TopicRules
+from onward.cli import find, policy
+from onward.cli.say import Misuse, say
+from onward.settings import redacted
+
+if TYPE_CHECKING:
+    from onward.app import Onward
+
+topology = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON array of changes.")]
+_SIGNS = {"create": "+", "refuse": "!"}
+
+
+@topology.callback()
+def root() -> None:
+    """The topics of an application's handlers and what app.topology(...) declares: compare them, create them.
+
+    With auto_declare=False an application creates nothing by itself; run `apply` before it starts.
+
+    \b
+    Example:
+      onward topology plan --app shop:app
+      onward topology apply --app shop:app
+    """
+
+
+@topology.command()
+def plan(app: find.AppOption = None, json: JsonOption = False) -> None:
+    """Print what differs at the broker, and change nothing. It exits with 1 if `apply` would refuse something."""
+    _differences(app, apply=False, json=json)
+
+
+@topology.command()
+def apply(app: find.AppOption = None, json: JsonOption = False) -> None:
+    """Create what does not exist. It exits with 1 if something exists and differs, which it leaves as it is."""
+    _differences(app, apply=True, json=json)
+
+
+def _differences(app: str | None, *, apply: bool, json: bool) -> None:
+    system = find.load(app or find.application("--app shop:app"))
+    wanted = _wanted(system)
+    say(f"comparing with {redacted(system.settings.url)}")
+    changes = asyncio.run(_declared(system, wanted, apply=apply))
+    if json:
+        typer.echo(msgspec.json.encode(changes).decode())
+    else:
+        _print(changes)
+    refused = sum(change.action == "refuse" for change in changes)
+    say(f"{len(changes) - refused} {'created' if apply else 'to create'}, {refused} refused")
+    if refused:
+        raise typer.Exit(policy.NO)
+
+
+def _wanted(system: "Onward") -> Topology:
+    """The topics of the handlers, with the partition count that the broker would choose, under what is declared."""
+    usual = system.settings.partitions or DEFAULT_PARTITIONS
+    topics = {handler.topic: TopicSpec(handler.topic, usual) for handler in system.handlers}
+    topics |= {spec.name: spec for spec in system.declared.topics}
+    if not topics and not system.declared.own:
+        raise Misuse("the application has no handler and declares no topology, so there is nothing to compare")
+    return Topology(list(topics.values()), system.declared.own)
+
+
+async def _declared(system: "Onward", wanted: Topology, *, apply: bool) -> Sequence[Change]:
+    if not apply and (why := brokers.absent(system.settings)):
+        say(f"{why}; apply creates it")
+        return TopicRules(system.settings).plan(wanted, lambda _: None, None)
+    broker = await brokers.open_broker(system.settings)  # not the application, which would create what it declares
+    try:
+        return await broker.declare(wanted, apply=apply)
+    finally:
+        await broker.close()
+
+
+def _print(changes: Sequence[Change]) -> None:
+    for change in changes:
+        typer.secho(f"{_SIGNS[change.action]} {change.detail}", fg="red" if change.action == "refuse" else None)
+    if not changes:
+        typer.echo("the broker has all that is declared")

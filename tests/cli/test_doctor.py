@@ -1,0 +1,72 @@
+"""`onward doctor`, on a SQLite file."""
+
+import asyncio
+import json
+
+import pytest
+
+from onward import Onward
+from tests.cli.shell import Shell
+from tests.cli.system import publish, url
+
+
+def test_a_healthy_system_gets_ok_alone(shell: Shell) -> None:
+    publish(shell.folder, 1)
+    done = shell.run("doctor", "sqlite:///shop.db")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines
+    assert all(line.startswith("ok ") for line in lines), done.stdout
+    assert "shop.db is sound" in done.stdout
+    findings = json.loads(shell.run("doctor", "--app", "shop:app", "--json").stdout)
+    assert {finding["level"] for finding in findings} == {"ok"}
+
+
+@pytest.mark.slow
+def test_a_warning_has_its_cure_and_no_exit_code(shell: Shell) -> None:
+    """A group that nothing runs: the cure is a command, and works."""
+    leave_behind(shell)
+    done = shell.run("doctor", "sqlite:///shop.db")
+    assert done.returncode == 0, done.stderr
+    assert "warning  group billing of topic orders has unfinished events" in done.stdout
+    (cure,) = [line for line in done.stdout.splitlines() if "onward groups drop" in line]
+    assert cure.startswith("         ")
+    command = cure.split("`")[1].split()[1:]
+    assert shell.run(*command, "--yes", "--url", "sqlite:///shop.db").returncode == 0
+    assert "warning  group" not in shell.run("doctor", "sqlite:///shop.db").stdout
+
+
+def leave_behind(shell: Shell) -> None:
+    """A group that has joined, read nothing and left."""
+
+    async def join() -> None:
+        async with Onward(url(shell.folder)) as app:
+            how = {"group": "billing", "member": "m", "ordering": "key", "start": "earliest"}
+            subscription = await app.broker.subscribe(["orders"], **how)  # type: ignore[arg-type]
+            await subscription.close()
+
+    publish(shell.folder, 1)
+    asyncio.run(join())
+
+
+@pytest.mark.slow
+def test_an_error_is_exit_code_1(shell: Shell) -> None:
+    publish(shell.folder, *range(2_000))
+    path = shell.folder / "shop.db"
+    with path.open("r+b") as file:  # a page of the log
+        file.seek(path.stat().st_size - 4096)
+        file.write(b"\xff" * 4096)
+    done = shell.run("doctor", "sqlite:///shop.db", "--json")
+    assert done.returncode == 1, done.stderr
+    assert [finding for finding in json.loads(done.stdout) if finding["level"] == "error"]
+
+
+def test_what_cannot_be_opened_is_exit_code_3_and_is_not_created(shell: Shell) -> None:
+    done = shell.run("doctor", "sqlite:///none.db")
+    assert done.returncode == 3
+    assert "none.db does not exist: nothing was ever published there" in done.stderr
+    assert not (shell.folder / "none.db").exists()
+    shell.write("diary.db", "Dear diary, " * 100)
+    done = shell.run("doctor", "sqlite:///diary.db")
+    assert done.returncode == 3
+    assert "not a SQLite database" in done.stderr

@@ -1,0 +1,130 @@
+"""What the crew decides from a broker's features and its members, and what it calls itself."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from onward import GiveUp, Onward
+from onward.brokers.base import GroupInfo, MemberInfo
+from onward.errors import BadHandler, BadSetting
+from onward.inbox import SqlInbox
+from tests.test_app import until
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Onward:
+    return Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=1.0, dead_check_s=0.05)
+
+
+def offer(app: Onward, monkeypatch: pytest.MonkeyPatch, **features: Any) -> None:
+    """The open broker with other features than it has."""
+    monkeypatch.setattr(app.broker, "features", msgspec.structs.replace(app.broker.features, **features))
+
+
+def test_a_start_that_the_broker_does_not_offer_is_refused(app: Onward, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.handler("orders", group="late", start=1.5)
+    async def late(order: dict[str, int]) -> None: ...
+
+    async def main() -> None:
+        async with app:
+            offer(app, monkeypatch, starts=frozenset({"earliest", "latest"}))
+            with pytest.raises(BadHandler, match=r"late: start=1\.5; this broker offers 'earliest', 'latest'"):
+                await app.run()
+            assert not await app.broker.groups("orders"), "it was refused before it joined"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("ordering", "features", "refused"),
+    [
+        ("key", {}, False),
+        ("none", {}, False),
+        ("key", {"stable_positions": False}, True),
+        ("key", {"fence": False}, True),
+        ("key", {"shared": True}, False),
+        ("none", {"shared": True}, True),
+    ],
+)
+def test_the_inbox_of_a_batch_handler_needs_positions_that_are_stable(
+    app: Onward,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ordering: Any,
+    features: dict[str, bool],
+    refused: bool,
+) -> None:
+    async def main() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/billing.db")
+        inbox = SqlInbox(engine)
+        await inbox.create_async()
+
+        @app.handler("orders", group="billing", ordering=ordering, batch_size=10, inbox=inbox)
+        async def bill(orders: list[dict[str, int]], connection: AsyncConnection) -> None: ...
+
+        async with app:
+            offer(app, monkeypatch, **features)
+            app.stop()
+            try:
+                await app.run()
+            finally:
+                await engine.dispose()
+
+    if refused:
+        with pytest.raises(BadSetting, match="stable positions and a fence"):
+            asyncio.run(main())
+    else:
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(("others", "counts"), [([], True), (["~"], True), (["!", "~"], False)])
+def test_of_the_members_that_share_a_partition_the_first_by_name_counts_dead_letters(
+    app: Onward, monkeypatch: pytest.MonkeyPatch, others: list[str], counts: bool
+) -> None:
+    asked: list[str] = []
+
+    @app.handler("orders", group="billing", ordering="none")
+    async def bill(order: dict[str, int]) -> None:
+        raise GiveUp("no")
+
+    async def main() -> None:
+        async with app:
+            offer(app, monkeypatch, shared=True)
+            real = app.broker.groups
+
+            async def groups(topic: str) -> Sequence[GroupInfo]:
+                asked.append(topic)
+                members = [MemberInfo(name) for name in others]
+                return [*await real("nothing"), GroupInfo("billing", topic, members, {})]
+
+            monkeypatch.setattr(app.broker, "groups", groups)
+            await app.publish("orders", {"n": 1})
+            async with app.running():
+                await until(lambda: app.readings()[0].dead == 1)
+                before = len(asked)
+                await until(lambda: len(asked) > before + 2)
+                assert (app.readings()[0].dead_letters is not None) == counts
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("endpoint", [None, "shop-1:9464"])
+def test_a_member_carries_the_endpoint_of_its_process(app: Onward, endpoint: str | None) -> None:
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None: ...
+
+    async def main() -> None:
+        app.endpoint = endpoint
+        async with app.running():
+            (group,) = await app.broker.groups("orders")
+            (member,) = group.members
+            assert member.endpoint == endpoint
+            assert str(os.getpid()) in member.name.split("-")
+
+    asyncio.run(main())
