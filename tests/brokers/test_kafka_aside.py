@@ -118,7 +118,7 @@ class TestMemory:
 
 
 class TestRefused:
-    @scenario(max_in_flight_bytes=1, **{"batch.num.messages": 1})
+    @scenario(max_in_flight_bytes=1, client={"batch.num.messages": 1})
     async def test_records_stored_beside_a_refused_one_of_their_partition_are_undone(self, kit: Kit) -> None:
         """One is new and is removed again; one replaced an older record, which is brought back."""
         owner = await Owner.of(kit, 4)

@@ -10,7 +10,6 @@ from onward.brokers.core.publishing import Outgoing
 from onward.brokers.kafka.sending import (
     BEHIND,
     KafkaOutgoing,
-    Packed,
     SendFailure,
     Sending,
     awaits_reports,
@@ -27,7 +26,7 @@ HERE, THERE = ("orders", 0), ("orders", 1)
 
 
 def outgoing(key: str | None = "k", partition: int = 0) -> KafkaOutgoing:
-    return Outgoing(Event(new_id(), "orders", key, b""), partition, 100, Packed(None, ()))
+    return Outgoing(Event(new_id(), "orders", key, b""), partition, 100, (None, ()))
 
 
 def reported(codes: Sequence[int | None]) -> dict[int, KafkaError | None]:

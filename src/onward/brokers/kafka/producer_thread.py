@@ -83,10 +83,7 @@ class ProducerThread:
                 for at in range(len(window.items)):
                     sending.outcomes.setdefault(at, SendFailure(str(error), unknown=True))
                 self._producer = None
-            window.answers = {
-                at: None if failure is None else failure.refusal(window.items[at], self._timeout_s)
-                for at, failure in sending.outcomes.items()
-            }
+            window.answers = sending.answers(self._timeout_s)
             done(window)
         if self._producer is not None:
             self._producer.purge()
@@ -213,9 +210,9 @@ def _refused(
     producer: Producer, item: KafkaOutgoing, report: Callable[[KafkaError | None, object], None]
 ) -> KafkaError | None:
     """Hand it over; why the producer does not take it, or None."""
-    event, packed = item.event, item.packed
+    event, (key, headers) = item.event, item.packed
     try:
-        produce(producer, event.topic, event.value, packed.key, item.partition, report, headers=packed.headers)
+        produce(producer, event.topic, event.value, key, item.partition, report, headers=headers)
     except KafkaException as error:
         cause: KafkaError = error.args[0]
         return cause

@@ -57,4 +57,4 @@ class KafkaPublisher:
             raise TypeError(f"value of event {event.id} is {type(event.value).__name__}")
         key = event.key
         index = next(self._spread) % partitions if key is None else partition_of(key, partitions)
-        return Outgoing(event, index, size, Packed(None if key is None else key.encode(), headers_of(event)))
+        return Outgoing(event, index, size, (None if key is None else key.encode(), headers_of(event)))

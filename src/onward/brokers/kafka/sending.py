@@ -39,13 +39,7 @@ _DOUBTFUL = frozenset(
 )
 
 
-class Packed(NamedTuple):
-    """The parts of an event that must be encoded."""
-
-    key: bytes | None
-    headers: Sequence[Header]
-
-
+Packed = tuple[bytes | None, Sequence[Header]]  # an event's key and headers, encoded
 KafkaOutgoing = Outgoing[Packed]
 
 
@@ -99,6 +93,15 @@ class Sending:
         self.items = items
         self.deadline = deadline
         self.outcomes: dict[int, SendFailure | None] = {}
+
+    def answers(self, timeout_s: float) -> dict[int, Refusal | None]:
+        """The outcomes as they are reported to the publisher."""
+        if not any(self.outcomes.values()):
+            return dict.fromkeys(self.outcomes)
+        return {
+            at: None if failure is None else failure.refusal(self.items[at], timeout_s)
+            for at, failure in self.outcomes.items()
+        }
 
     def going(self, order: Sequence[int]) -> list[int]:
         """Those that may be sent: not behind an event of their key that was not accepted."""
