@@ -144,11 +144,12 @@ class Epochs:
         """A retry is not tried before its time: not in place by the process that waits, nor from the aside by any.
         In a shared partition the event itself may run again beside a record whose settle was cut off."""
         for story in run.stories:
+            if story.unclean:
+                continue
             process, epoch, until = story.wait or ("", 0, 0.0)
             if process == run.process.name and epoch == run.epoch and run.started < until:
                 broken("early", f"{run} starts {until - run.started:.2f} s before its time")
-            record, excused = story.record, story.touched or story.unclean
-            waits = record is not None and record.state is State.WAITING and not excused
+            waits = story.record is not None and story.record.state is State.WAITING and not story.touched
             if waits and wall < story.due - CLOCKS_S:
                 broken("early", f"{run} starts {story.due - wall:.2f} s before its time")
 
