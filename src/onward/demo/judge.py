@@ -130,7 +130,7 @@ class Judge:
         return bool(self._overtaken)
 
     def balance(self) -> Balance:
-        """While the path runs. An unfinished order is in flight, unless it was overtaken longer ago than LOST_AFTER_S."""
+        """While the path runs. An unfinished order is in flight, unless it was overtaken too long ago."""
         overdue = time.time() - LOST_AFTER_S
         lost = [
             number
