@@ -20,6 +20,8 @@ from onward.testing import harness as suite
 from tests.brokers.shared_harness import ReferenceHarness, scheme, served, stored
 from tests.brokers.shared_reference import Channel, Item, ReferenceBroker, ReferenceSubscription, Store
 
+pytestmark = [pytest.mark.slow, pytest.mark.more]  # it changes only with the scenarios
+
 __all__ = ["scheme"]
 
 # How long a scenario waits for what a defect holds back. It must be longer than the scenario takes on a sound broker.
