@@ -26,7 +26,7 @@ HOMES: dict[str, str | tuple[str, ...]] = {  # third-party clients and where the
     "rich": "cli",
     "pytest": "testing",
 }
-RIM = ["__init__", "consumer"]  # of the flow
+RIM = ["__init__", "broker_tasks", "consumer", "run_outcomes"]  # of the flow
 PURE = sorted(path.stem for path in (SRC / "flow").glob("*.py") if path.stem not in RIM)
 
 

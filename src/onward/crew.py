@@ -22,7 +22,7 @@ from onward.failure.dead import DeadLetters
 from onward.failure.monitor import Hook, Monitor
 from onward.failure.watch import Tally, Thresholds
 from onward.flow.consumer import Consumer
-from onward.flow.solitude import Solitude
+from onward.flow.quarantine import Quarantine
 from onward.handler import Handler
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
@@ -82,9 +82,9 @@ class Crew:
         ]
 
     async def _consume(self) -> None:
-        member, solitude = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}", Solitude()
+        member, quarantine = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}", Quarantine()
         self.consumers = [
-            Consumer(self._broker, _engine(each), each, self._settings, member=member, solitude=solitude)
+            Consumer(self._broker, _engine(each), each, self._settings, member=member, quarantine=quarantine)
             for each in self._handlers
         ]
         for handler in self._handlers:
