@@ -31,7 +31,7 @@ HOMES: dict[str, str | tuple[str, ...]] = {  # third-party clients and where the
 SCHEME = re.compile(r"\b(sqlite|kafka|redis|rediss|amqp|amqps):")
 CONCRETE = {f"onward.brokers.{path.name}" for path in (SRC / "brokers").iterdir() if path.is_dir()}
 CONCRETE -= {"onward.brokers.core", "onward.brokers.__pycache__"}
-RIM = ["__init__", "consumer"]  # of the flow
+RIM = ["__init__", "broker_tasks", "consumer", "run_outcomes"]  # of the flow
 PURE = sorted(path.stem for path in (SRC / "flow").glob("*.py") if path.stem not in RIM)
 
 

@@ -6,7 +6,7 @@ from tests.flow.driver import FAR_S, LOG, WALL, Driver, P, Q, claims, failure, r
 
 from onward.brokers.base import Moved, State, Tries, record_id
 from onward.flow.entry import DONE, Again, Dead
-from onward.flow.plane import ASIDE_RETRY_S
+from onward.flow.settling import ASIDE_RETRY_S
 
 
 class TestDeadLetters:

@@ -23,7 +23,7 @@ from tests.flow.driver import LOG, WALL, Driver, P, Q, Run, claims, event, failu
 
 from onward.brokers.base import AsideRecord, Progress, State, record_id
 from onward.event import Delivery, Partition
-from onward.flow.actions import Load
+from onward.flow.actions import LoadPage
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Outcome
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ class World(Driver):
         self.ends = {P: 0, Q: 0}
         self.done_now: dict[Partition, set[int]] = {P: set(), Q: set()}  # as far as this ownership must know
         self.replayed: set[tuple[Partition, int]] = set()
-        self.pages: deque[tuple[Load, list[AsideRecord]]] = deque()  # read, and not yet handed over
+        self.pages: deque[tuple[LoadPage, list[AsideRecord]]] = deque()  # read, and not yet handed over
         self.closed: set[Partition] = set()  # those whose records are not all known yet
 
     def own(self, partition: Partition, *, unclean: bool) -> None:
@@ -424,14 +424,10 @@ class PlaneMachine(RuleBasedStateMachine):
         assert world.paused == set()
         assert (plane.open, plane.running) == (0, 0)
         for holding in plane._holdings.values():  # what no public number tells, but what a leak would fill
-            assert (holding.room.bytes, len(holding.lanes), len(holding.outside.parking), holding.stale) == (
-                0,
-                0,
-                0,
-                {},
-            )
-            assert (holding.letters.leaving, holding.letters.gone) == ({}, [])
-            assert (holding.blame.marking, holding.outside.reading.wanted) == ({}, set())
+            events, aside, pending = holding.events, holding.aside, holding.pending
+            assert (events.bytes, len(events.lanes), len(aside.parking), holding.stale) == (0, 0, 0, {})
+            assert (pending.leaving, pending.gone, pending.doubled) == ({}, [], set())
+            assert (holding.blame.marking, aside.loading.wanted) == ({}, set())
         plane.fenced([P, Q])
         assert (plane.held, plane.open, plane.lag(world.now)) == ([], 0, {})
         assert not plane._holdings, "something of an ended ownership was kept"

@@ -13,7 +13,7 @@ from onward.testing.simulator.ledger import Ledger, Run, Story
 from onward.testing.simulator.profile import Profile
 
 if TYPE_CHECKING:
-    from onward.flow.actions import Actions, Settlement
+    from onward.flow.actions import Actions, SettleCall
     from onward.testing.simulator.process import Process
 
 RESUME_AT = 0.7
@@ -158,7 +158,7 @@ class Epochs:
             if story.covered and (story.partition, story.position) in run.process.removed:
                 broken("removed", f"{run} starts after its process heard that the record was removed")
 
-    def settling(self, process: "Process", settlement: "Settlement") -> None:
+    def settling(self, process: "Process", settlement: "SettleCall") -> None:
         partitions = {told.partition for told in settlement.progress}
         for told in settlement.progress:
             if process.told.get(told.partition) != told.epoch:

@@ -15,7 +15,7 @@ from onward.brokers.base import (
 )
 from onward.engines.base import Work
 from onward.event import Delivery, Partition
-from onward.flow.actions import Actions, Load
+from onward.flow.actions import Actions, LoadPage
 from onward.flow.entry import Again, Instant
 from onward.flow.plane import ControlPlane
 from onward.testing.simulator.group import SKEW_S, WALL
@@ -241,7 +241,7 @@ class Process:
 
     # -- the aside ----------------------------------------------------------------------------------------------
 
-    def _fetch(self, load: Load) -> None:
+    def _fetch(self, load: LoadPage) -> None:
         world = self.world
         if self.cut() or world.trouble("load"):
             world.counts["loads failed"] += 1
@@ -252,7 +252,7 @@ class Process:
         late_s = world.rng.uniform(0.2, 3.0) if world.trouble("load late") else 0.0
         self.later(world.latency() + late_s, self._loaded, load, page)
 
-    def _loaded(self, load: Load, page: list[AsideRecord]) -> None:
+    def _loaded(self, load: LoadPage, page: list[AsideRecord]) -> None:
         self.world.witness.loaded(self, page)
         if not page and self.told.get(load.partition) == load.epoch:
             self.read[load.partition] = load.epoch

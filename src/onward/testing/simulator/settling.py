@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from onward.event import Partition
-from onward.flow.actions import Settlement
+from onward.flow.actions import SettleCall
 from onward.testing.simulator.group import partition_of
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ AGAIN_S = 0.5
 class Request(msgspec.Struct, frozen=True):
     """One call of settle, as the broker treats it."""
 
-    whole: Settlement
-    kept: Settlement  # without what is refused
+    whole: SettleCall
+    kept: SettleCall  # without what is refused
     refused: Sequence[Partition]
     mode: str
 
@@ -36,14 +36,14 @@ class Settling:
         self._applied: set[Partition] = set()  # where the settle in flight took effect, though its answer was lost
         self.busy = False
 
-    def begin(self, settlement: Settlement) -> None:
+    def begin(self, settlement: SettleCall) -> None:
         assert not self.busy, "two settles in flight"
         self.busy = True
         self._applied = set()
         self._process.world.witness.settling(self._process, settlement)
         self._send(settlement)
 
-    def _send(self, settlement: Settlement) -> None:
+    def _send(self, settlement: SettleCall) -> None:
         process, world = self._process, self._process.world
         if world.tracing:
             world.say(process.name, f"settles {describe(settlement)}")
@@ -56,7 +56,7 @@ class Settling:
         # From here on the request is on the wire: it arrives even if its sender dies.
         world.after(delay_s, self._apply, settlement, mode)
 
-    def _apply(self, settlement: Settlement, mode: str) -> None:
+    def _apply(self, settlement: SettleCall, mode: str) -> None:
         process, world = self._process, self._process.world
         if mode == "error":
             process.later(world.latency() + AGAIN_S, self._send, settlement)
@@ -70,7 +70,7 @@ class Settling:
         else:
             self._write(request)
 
-    def _request(self, settlement: Settlement, mode: str) -> Request:
+    def _request(self, settlement: SettleCall, mode: str) -> Request:
         """In "refuse" the records of some partitions cannot be stored: nothing is done there."""
         refused: Sequence[Partition] = ()
         if mode == "refuse":
@@ -83,7 +83,7 @@ class Settling:
             ]
             if refused and others and rng.random() < 0.3:
                 self._process.world.broker.fence(rng.choice(others))  # the answer names both
-        kept = Settlement(
+        kept = SettleCall(
             [told for told in settlement.progress if told.partition not in refused],
             [record for record in settlement.aside if record.partition not in refused],
             [id_ for id_ in settlement.gone if partition_of(id_) not in refused],
@@ -147,7 +147,7 @@ class Settling:
         process.wake()
 
 
-def describe(settlement: Settlement) -> str:
+def describe(settlement: SettleCall) -> str:
     parts = [
         f"{told.partition} e{told.epoch} <{told.watermark} {list(told.done_above) or ''} {dict(told.tries) or ''}"
         for told in settlement.progress

@@ -8,7 +8,7 @@ from onward.testing.simulator.checkers import Bounds, Epochs, Lanes, Order, Reco
 from onward.testing.simulator.ledger import Run, Story
 
 if TYPE_CHECKING:
-    from onward.flow.actions import Actions, Settlement
+    from onward.flow.actions import Actions, SettleCall
     from onward.testing.simulator.broker import Claim
     from onward.testing.simulator.process import Process
     from onward.testing.simulator.world import World
@@ -92,11 +92,11 @@ class Witness:
         self._world.counts["resumes"] += 1
         self.bounds.resumed(process, partition)
 
-    def settling(self, process: "Process", settlement: "Settlement") -> None:
+    def settling(self, process: "Process", settlement: "SettleCall") -> None:
         self.epochs.settling(process, settlement)
         self.bounds.lag(process, self._world.now)
 
-    def answered(self, process: "Process", settlement: "Settlement") -> None:
+    def answered(self, process: "Process", settlement: "SettleCall") -> None:
         epochs = {told.partition: told.epoch for told in settlement.progress}
         for record in settlement.aside:
             if process.told.get(record.partition) == epochs[record.partition]:
