@@ -22,7 +22,7 @@ class BeforeLoad(msgspec.Struct):
     moved: list[tuple[int, State | None, float]] = []  # pages may have been read earlier
 
 
-class Standstill:
+class WatermarkClock:
     """Since when the watermark has not moved although something is open."""
 
     __slots__ = ("at", "since")
@@ -61,7 +61,7 @@ class OpenEvents:
         self.running = 0
         self.delayed = 0
         self.fill_since: float | None = None  # since when a batch waits to fill
-        self.standstill = Standstill()
+        self.standstill = WatermarkClock()
 
     def __iter__(self) -> Iterator[Entry]:
         return chain(self.tracker.open.values(), self.drawn.values())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LOG_ID = "log"
 
 
-class Claim:
+class SimulatedPartition:
     """One partition: its log, and what the group has stored about it."""
 
     def __init__(self, partition: Partition, start: int) -> None:
@@ -62,13 +62,13 @@ class Claim:
         return not self.paused and not self.revoking and self.next < self.end
 
 
-class Broker(Group):
+class SimulatedBroker(Group):
     """Every partition has one owner at a time."""
 
     def __init__(self, world: "World", partitions: Sequence[Partition]) -> None:
         super().__init__(world, partitions)
         first = world.profile.first_position
-        self.claims = {p: Claim(p, first + world.rng.choice((0, 0, 37))) for p in partitions}
+        self.claims = {p: SimulatedPartition(p, first + world.rng.choice((0, 0, 37))) for p in partitions}
 
     # -- logs ---------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Broker(Group):
         claim.end += count
         self._ring(claim)
 
-    def _ring(self, claim: Claim) -> None:
+    def _ring(self, claim: SimulatedPartition) -> None:
         if claim.owner is not None:
             claim.owner.process.ring()
 
@@ -166,7 +166,7 @@ class Broker(Group):
             limit, max_bytes = self._read(claim, limit, max_bytes, messages)
         return messages
 
-    def _read(self, claim: Claim, limit: int, max_bytes: int, messages: list[Message]) -> tuple[int, int]:
+    def _read(self, claim: SimulatedPartition, limit: int, max_bytes: int, messages: list[Message]) -> tuple[int, int]:
         index = bisect_left(claim.positions, claim.next)
         whole = max_bytes
         while limit > 0 and index < len(claim.positions):
@@ -192,7 +192,7 @@ class Broker(Group):
     def faults(self) -> Sequence[Callable[[], None]]:
         return self.duplicate, self.stale_delivery, self.trim, self.compact
 
-    def _claim(self) -> Claim:
+    def _claim(self) -> SimulatedPartition:
         return self.world.rng.choice(list(self.claims.values()))
 
     def duplicate(self) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NoReturn
 from onward.brokers.base import AsideRecord, Progress, State
 from onward.event import Delivery, Partition
 from onward.flow.limits import Limits
-from onward.testing.simulator.ledger import Ledger, Run, Story
+from onward.testing.simulator.ledger import Ledger, SimulatedRun, Story
 from onward.testing.simulator.profile import Profile
 
 if TYPE_CHECKING:
     from onward.flow.actions import Actions, SettleCall
-    from onward.testing.simulator.process import Process
+    from onward.testing.simulator.process import SimulatedProcess
 
 RESUME_AT = 0.7
 CLOCKS_S = 0.6  # wall clocks differ
@@ -40,10 +40,10 @@ def covers(told: Progress | None, position: int) -> bool:
     return position < told.watermark or any(start <= position < stop for start, stop in told.done_above)
 
 
-class Order:
+class OrderChecker:
     """G2: of a lane no event completes, or starts, before its predecessor has completed; repeats are suffixes."""
 
-    def started(self, run: Run) -> None:
+    def started(self, run: SimulatedRun) -> None:
         for story in run.stories:
             lane = story.lane
             if lane is None or (first := lane.first_open()) >= story.rank:
@@ -52,7 +52,7 @@ class Order:
                 if not earlier.completed and earlier not in run.stories:
                     broken("order", f"{story} starts in {run.process.name} before {earlier} has completed")
 
-    def effect(self, run: Run, story: Story) -> None:
+    def effect(self, run: SimulatedRun, story: Story) -> None:
         lane = story.lane
         if lane is None:
             return
@@ -74,17 +74,17 @@ class Repeats:
             broken("repeats", f"{story} has its effect again, and every ownership has ended drained")
 
 
-class Lanes:
+class LaneChecker:
     """One lane, one run: in a process always, over the fleet but for runs that have outlived their ownership."""
 
-    def started(self, run: Run) -> None:
+    def started(self, run: SimulatedRun) -> None:
         for lane in run.lanes:
             for other in lane.runs:
                 if other.process is run.process or not other.stale:
                     broken("lanes", f"{run} starts while {other} runs")
             lane.runs.append(run)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: SimulatedRun) -> None:
         for lane in run.lanes:
             lane.runs.remove(run)
 
@@ -129,7 +129,7 @@ class Epochs:
     """G3: nothing starts, settles or loads under an ownership that the plane was told has ended, nor starts after
     it was told to give up, nor at or after the time up to which ownership is certain."""
 
-    def started(self, run: Run, now: float, sure_until: float) -> None:
+    def started(self, run: SimulatedRun, now: float, sure_until: float) -> None:
         if now >= sure_until:
             broken("epochs", f"{run} starts at {now:.3f}, ownership is certain until {sure_until:.3f}")
         for delivery in run.deliveries:
@@ -140,7 +140,7 @@ class Epochs:
             if run.process.read.get(delivery.partition) != delivery.epoch:
                 broken("loading", f"{run} starts before the records of its partition were read")
 
-    def early(self, run: Run, wall: float) -> None:
+    def early(self, run: SimulatedRun, wall: float) -> None:
         """A retry is not tried before its time: not in place by the process that waits, nor from the aside by any.
         In a shared partition the event itself may run again beside a record whose settle was cut off."""
         for story in run.stories:
@@ -153,12 +153,12 @@ class Epochs:
             if waits and wall < story.due - CLOCKS_S:
                 broken("early", f"{run} starts {story.due - wall:.2f} s before its time")
 
-    def removed(self, run: Run) -> None:
+    def removed(self, run: SimulatedRun) -> None:
         for story in run.stories:
             if story.covered and (story.partition, story.position) in run.process.removed:
                 broken("removed", f"{run} starts after its process heard that the record was removed")
 
-    def settling(self, process: "Process", settlement: "SettleCall") -> None:
+    def settling(self, process: "SimulatedProcess", settlement: "SettleCall") -> None:
         partitions = {told.partition for told in settlement.progress}
         for told in settlement.progress:
             if process.told.get(told.partition) != told.epoch:
@@ -184,15 +184,15 @@ class Bounds:
         self._spins: Counter[str] = Counter()
         self._seen: dict[str, tuple[float, int]] = {}
 
-    def assigned(self, process: "Process", partition: Partition, records: int) -> None:
+    def assigned(self, process: "SimulatedProcess", partition: Partition, records: int) -> None:
         self._records[process.name, partition] = records
         self._open[process.name, partition] = {}
         self._seen_in[process.name, partition] = []
 
-    def ended(self, process: "Process", partition: Partition) -> None:
+    def ended(self, process: "SimulatedProcess", partition: Partition) -> None:
         self._open.pop((process.name, partition), None)
 
-    def delivered(self, process: "Process", delivery: Delivery, story: Story) -> None:
+    def delivered(self, process: "SimulatedProcess", delivery: Delivery, story: Story) -> None:
         name = process.name, delivery.partition
         held = self._open.get(name)
         seen = self._seen_in[name] if held is not None else []
@@ -210,13 +210,13 @@ class Bounds:
         if sum(held.values()) > self._bytes:
             broken("bounds", f"{process.name} holds {sum(held.values())} bytes of {delivery.partition}")
 
-    def parked(self, process: "Process", partition: Partition, records: int) -> None:
+    def parked(self, process: "SimulatedProcess", partition: Partition, records: int) -> None:
         """When more is delivered, so many records stand aside."""
         limits, before = self._limits, self._records.get((process.name, partition), 0)
         if records > max(limits.max_parked, before) + 2 * (limits.max_in_flight + self._batch):
             broken("bounds", f"{process.name} takes more of {partition}, of which {records} records stand aside")
 
-    def done(self, process: "Process", partition: Partition, position: int) -> None:
+    def done(self, process: "SimulatedProcess", partition: Partition, position: int) -> None:
         held = self._open.get((process.name, partition))
         if held is not None:
             held.pop(position, None)
@@ -226,13 +226,13 @@ class Bounds:
             if each == partition:
                 held.pop(position, None)
 
-    def resumed(self, process: "Process", partition: Partition) -> None:
+    def resumed(self, process: "SimulatedProcess", partition: Partition) -> None:
         held = self._open.get((process.name, partition), {})
         limits, size = self._limits, sum(held.values())
         if len(held) > RESUME_AT * limits.max_in_flight or size > RESUME_AT * limits.max_in_flight_bytes:
             broken("hysteresis", f"{process.name} resumes {partition} with {len(held)} events, {size} bytes")
 
-    def ticked(self, process: "Process", actions: "Actions", now: float) -> None:
+    def ticked(self, process: "SimulatedProcess", actions: "Actions", now: float) -> None:
         limits = self._limits
         most = len(process.plane.held) * (2 * limits.max_in_flight + self._batch)
         if process.plane.open > most:
@@ -245,7 +245,7 @@ class Bounds:
         if self._spins[process.name] > SPINS:
             broken("spin", f"{process.name} asks to be called again at once, again and again")
 
-    def lag(self, process: "Process", now: float) -> None:
+    def lag(self, process: "SimulatedProcess", now: float) -> None:
         """A lag counts events, whatever their positions."""
         for partition, lag in process.plane.lag(now).items():
             if lag.gap > 2 * self._events + 1:  # intervals that an earlier owner did count too, with events or without
@@ -295,7 +295,7 @@ class Records:
         if not self._killers and not self.refusals and story.fresh_failures > most and not story.touched:
             broken("records", f"{story} was tried {story.fresh_failures} times, {self._attempts} asked for")
 
-    def started(self, run: Run) -> None:
+    def started(self, run: SimulatedRun) -> None:
         """What has killed before runs alone. Its first crash finds no trace of it, its second only a suspicion; a
         change of owner may cost one more."""
         if not self._killers or self._kills != "process":
@@ -343,7 +343,9 @@ class Ending:
             if story.record is not None and story.record.state is not State.DEAD and not self._behind_dead(story)
         ]
 
-    def open(self, watermarks: Sequence[tuple[Partition, int, int]], processes: Sequence["Process"]) -> list[str]:
+    def open(
+        self, watermarks: Sequence[tuple[Partition, int, int]], processes: Sequence["SimulatedProcess"]
+    ) -> list[str]:
         unsettled = [f"{p} is settled to {mark} of {end}" for p, mark, end in watermarks if mark != end]
         busy = [process for process in processes if process.plane.open or process.plane.running]
         return unsettled + [f"{p.name} holds {p.plane.open} open, {p.plane.running} running" for p in busy]

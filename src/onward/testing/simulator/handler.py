@@ -6,11 +6,11 @@ from random import Random
 from onward.brokers.base import Failure
 from onward.event import Delivery
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
-from onward.testing.simulator.ledger import Run, Story
+from onward.testing.simulator.ledger import SimulatedRun, Story
 from onward.testing.simulator.profile import FATES, Profile
 
 
-class Verdict(Enum):
+class RunEnd(Enum):
     DONE = "done"
     FAILED = "failed"
     WORKER_DIED = "worker died"
@@ -18,7 +18,7 @@ class Verdict(Enum):
     RELEASED = "released"
 
 
-class Handler:
+class SimulatedHandler:
     def __init__(self, profile: Profile, rng: Random) -> None:
         self._profile = profile
         self._rng = rng
@@ -33,7 +33,7 @@ class Handler:
         if story.fate == "killer" or self._rng.random() < 0.7:
             story.fate, story.stubborn = "ok", 0
 
-    def duration_s(self, run: Run) -> float:
+    def duration_s(self, run: SimulatedRun) -> float:
         longest = 0.0
         for story in run.stories:
             if story.fate == "slow":
@@ -45,36 +45,36 @@ class Handler:
             longest = max(longest, span)
         return longest * self.slowness
 
-    def killer(self, run: Run) -> Story | None:
+    def killer(self, run: SimulatedRun) -> Story | None:
         return next((story for story in run.stories if story.fate == "killer"), None)
 
-    def ends(self, run: Run) -> tuple[list[Story], Verdict]:
+    def ends(self, run: SimulatedRun) -> tuple[list[Story], RunEnd]:
         """How a call ends: the events that have had their effect by then, and the verdict over all of them."""
         bad = next((index for index, story in enumerate(run.stories) if self._fails(story)), None)
         if bad is None:
-            return run.stories, Verdict.DONE
+            return run.stories, RunEnd.DONE
         culprit = run.stories[bad]
         if len(run.stories) > 1:
             done = run.stories[: self._rng.randint(0, bad)]
             for story in done:
                 story.halved = True
-            return done, Verdict.SPLIT
+            return done, RunEnd.SPLIT
         culprit.failures += 1
         culprit.fresh_failures += 1
-        return [], Verdict.WORKER_DIED if culprit.fate == "killer" else Verdict.FAILED
+        return [], RunEnd.WORKER_DIED if culprit.fate == "killer" else RunEnd.FAILED
 
-    def outcome(self, delivery: Delivery, verdict: Verdict, at: Instant) -> Outcome:
+    def outcome(self, delivery: Delivery, verdict: RunEnd, at: Instant) -> Outcome:
         """As the consumer's loop judges, by its retry policy."""
-        if verdict is Verdict.DONE:
+        if verdict is RunEnd.DONE:
             return DONE
-        if verdict is Verdict.SPLIT:
+        if verdict is RunEnd.SPLIT:
             return SPLIT
-        if verdict is Verdict.RELEASED:
+        if verdict is RunEnd.RELEASED:
             return RELEASED
         if delivery.attempt >= self._profile.attempts:
             return Dead(Failure("exhausted", "Error", "it fails", "", "h", delivery.attempt, at.wall, at.wall))
         failure = Failure("failed", "Error", "it fails", "", "h", delivery.attempt, at.wall, at.wall)
-        return Again(at.now + self._rng.choice(self._profile.delays_s), failure, verdict is Verdict.WORKER_DIED)
+        return Again(at.now + self._rng.choice(self._profile.delays_s), failure, verdict is RunEnd.WORKER_DIED)
 
     def _fails(self, story: Story) -> bool:
         return story.fate in ("poison", "killer") or story.failures < story.stubborn

@@ -8,7 +8,7 @@ from onward.flow.limits import Limits
 
 if TYPE_CHECKING:
     from onward.testing.simulator.group import Session
-    from onward.testing.simulator.process import Process
+    from onward.testing.simulator.process import SimulatedProcess
 
 
 class Lane:
@@ -22,7 +22,7 @@ class Lane:
         self.stories: list[Story] = []
         self.frontier = 0  # the rank of the first event that has not completed
         self.last = -1  # the rank of the last effect
-        self.runs: list[Run] = []  # going on now, over the whole fleet
+        self.runs: list[SimulatedRun] = []  # going on now, over the whole fleet
 
     def first_open(self) -> int:
         stories, rank = self.stories, self.frontier
@@ -112,12 +112,14 @@ class Story:
         return f"{self.partition}@{self.position}({self.event.key})"
 
 
-class Run:
+class SimulatedRun:
     """One call of the handler in one process."""
 
     __slots__ = ("deliveries", "epoch", "lanes", "over", "partition", "process", "session", "started", "stories")
 
-    def __init__(self, process: "Process", deliveries: tuple[Delivery, ...], stories: list[Story], now: float) -> None:
+    def __init__(
+        self, process: "SimulatedProcess", deliveries: tuple[Delivery, ...], stories: list[Story], now: float
+    ) -> None:
         self.process = process
         self.session: Session = process.session
         self.deliveries = deliveries

@@ -19,9 +19,9 @@ from onward.flow.actions import Actions, LoadPage
 from onward.flow.entry import Again, Instant
 from onward.flow.plane import ControlPlane
 from onward.testing.simulator.group import SKEW_S, WALL
-from onward.testing.simulator.handler import Verdict
-from onward.testing.simulator.ledger import Run, Story
-from onward.testing.simulator.settling import Settling
+from onward.testing.simulator.handler import RunEnd
+from onward.testing.simulator.ledger import SimulatedRun, Story
+from onward.testing.simulator.settling import SettleOnTheWay
 
 if TYPE_CHECKING:
     from onward.testing.simulator.world import World
@@ -30,7 +30,7 @@ DRAIN_S = 6.0
 PATIENCE_S = 5.0
 
 
-class Process:
+class SimulatedProcess:
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
@@ -44,14 +44,14 @@ class Process:
         self.revoked: dict[Partition, None] = {}
         self.read: dict[Partition, int] = {}  # under which epoch all records were read
         self.removed: dict[tuple[Partition, int], None] = {}  # records that it heard were removed
-        self.runs: dict[Run, None] = {}
+        self.runs: dict[SimulatedRun, None] = {}
         self._skew_s = world.rng.uniform(-SKEW_S, SKEW_S)  # of its wall clock
         self._receiving = False
         self._ticking = False
         self._alarm = 0
         self._stop_at: float | None = None
         self.plane = ControlPlane(world.profile.limits)
-        self.settling = Settling(self)
+        self.settling = SettleOnTheWay(self)
         self.session = world.broker.join(self)
         self._renew()
 
@@ -265,14 +265,14 @@ class Process:
         world = self.world
         deliveries = (work,) if isinstance(work, Delivery) else work
         stories = [world.ledger.story(each.event) for each in deliveries]
-        run = Run(self, deliveries, stories, world.now)
+        run = SimulatedRun(self, deliveries, stories, world.now)
         if world.tracing:
             world.say(self.name, f"starts {run} attempt {deliveries[0].attempt}")
         world.witness.started(run, sure_until)
         self.runs[run] = None
         world.after(world.handler.duration_s(run), self._end, run)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: SimulatedRun) -> None:
         world = self.world
         if self.dead or run.over:
             return
@@ -291,17 +291,17 @@ class Process:
             killer.crashes += 1
             killer.lone_crashes += len(run.stories) == 1
         done, verdict = world.handler.ends(run)
-        if verdict in (Verdict.FAILED, Verdict.WORKER_DIED):
+        if verdict in (RunEnd.FAILED, RunEnd.WORKER_DIED):
             world.witness.failed(run.stories[0])
         self._over(run, done, verdict)
 
-    def _over(self, run: Run, done: Sequence[Story], verdict: Verdict) -> None:
+    def _over(self, run: SimulatedRun, done: Sequence[Story], verdict: RunEnd) -> None:
         self._drop(run, done)
         if self.world.tracing:
             self.world.say(self.name, f"ends {run}: {verdict.value}, {len(done)} effects")
         self.later(self.world.lag(), self._report, run, verdict)
 
-    def _drop(self, run: Run, done: Sequence[Story]) -> None:
+    def _drop(self, run: SimulatedRun, done: Sequence[Story]) -> None:
         """The run is over, with these effects."""
         run.over = True
         for story in done:
@@ -309,11 +309,11 @@ class Process:
         self.world.witness.run_ended(run)
         del self.runs[run]
 
-    def _report(self, run: Run, verdict: Verdict) -> None:
+    def _report(self, run: SimulatedRun, verdict: RunEnd) -> None:
         at = self.at
         handler = self.world.handler
         self.world.counts[verdict.value] += 1
-        if verdict is Verdict.DONE:
+        if verdict is RunEnd.DONE:
             self.world.witness.reported(run)
         outcomes = [(each, handler.outcome(each, verdict, at)) for each in run.deliveries]
         outcome = outcomes[0][1]
@@ -335,7 +335,7 @@ class Process:
     def _cancel(self) -> None:
         """The engine ends early what still runs."""
         for run in list(self.runs):
-            self._over(run, (), Verdict.RELEASED)
+            self._over(run, (), RunEnd.RELEASED)
 
     def _finish(self, stop_at: float) -> None:
         patient = self.world.now <= stop_at + PATIENCE_S

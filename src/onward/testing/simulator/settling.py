@@ -10,7 +10,7 @@ from onward.flow.actions import SettleCall
 from onward.testing.simulator.group import partition_of
 
 if TYPE_CHECKING:
-    from onward.testing.simulator.process import Process
+    from onward.testing.simulator.process import SimulatedProcess
 
 AGAIN_S = 0.5
 
@@ -28,10 +28,10 @@ class Request(msgspec.Struct, frozen=True):
         return {told.partition: told.epoch for told in self.kept.progress}
 
 
-class Settling:
+class SettleOnTheWay:
     """One process's settles, one at a time."""
 
-    def __init__(self, process: "Process") -> None:
+    def __init__(self, process: "SimulatedProcess") -> None:
         self._process = process
         self._applied: set[Partition] = set()  # where the settle in flight took effect, though its answer was lost
         self.busy = False

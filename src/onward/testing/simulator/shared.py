@@ -43,7 +43,7 @@ class Share:
         return self.last
 
 
-class Queue:
+class SharedQueue:
     """One partition: what is to be delivered, who takes part, and its records."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Queue:
 class SharedBroker(Group):
     def __init__(self, world: "World", partitions: Sequence[Partition]) -> None:
         super().__init__(world, partitions)
-        self.queues = {partition: Queue() for partition in partitions}
+        self.queues = {partition: SharedQueue() for partition in partitions}
 
     # -- events -------------------------------------------------------------------------------------------------
 

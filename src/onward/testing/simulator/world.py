@@ -12,13 +12,13 @@ from zlib import crc32
 import msgspec
 
 from onward.event import Event, Partition
-from onward.testing.simulator.broker import Broker
+from onward.testing.simulator.broker import SimulatedBroker
 from onward.testing.simulator.checkers import Ending, Violation, broken
 from onward.testing.simulator.faults import Faults
 from onward.testing.simulator.group import TOPIC, Group
-from onward.testing.simulator.handler import Handler
+from onward.testing.simulator.handler import SimulatedHandler
 from onward.testing.simulator.ledger import Ledger
-from onward.testing.simulator.process import Process
+from onward.testing.simulator.process import SimulatedProcess
 from onward.testing.simulator.profile import Profile, draw
 from onward.testing.simulator.shared import SharedBroker
 from onward.testing.simulator.witness import Witness
@@ -70,10 +70,10 @@ class World:
         self._closing = False
         partitions = [Partition(TOPIC, index) for index in range(self.profile.partitions)]
         self.ledger = Ledger(self.profile.limits, partitions)
-        self.handler = Handler(self.profile, self.rng)
+        self.handler = SimulatedHandler(self.profile, self.rng)
         self.witness = Witness(self)
-        self.broker: Group = (SharedBroker if self.profile.shared else Broker)(self, partitions)
-        self.processes: list[Process] = []
+        self.broker: Group = (SharedBroker if self.profile.shared else SimulatedBroker)(self, partitions)
+        self.processes: list[SimulatedProcess] = []
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class World:
 
     # -- who takes part -----------------------------------------------------------------------------------------
 
-    def _alive(self) -> list[Process]:
+    def _alive(self) -> list[SimulatedProcess]:
         return [process for process in self.processes if not process.dead]
 
     def start(self) -> None:
@@ -174,9 +174,9 @@ class World:
         self._names += 1
         name = f"m{self._names}"
         self.say(name, "joins")
-        self.processes = [*self._alive(), Process(self, name)]
+        self.processes = [*self._alive(), SimulatedProcess(self, name)]
 
-    def ended(self, process: Process) -> None:
+    def ended(self, process: SimulatedProcess) -> None:
         """A crashed process is started again by whoever watches over it."""
         self.after(self.rng.uniform(0.1, 4.0), self.start)
 
