@@ -191,12 +191,12 @@ class Driver:
         partition: Partition = P,
         turn: bool = True,
     ) -> None:
-        """Somebody moves records in the store; the owner hears of it."""
+        """An operator moves records in the store; the owner hears of it."""
         ids = [record_id("g", LOG, partition, position) for position in positions]
         for id_ in ids:
             old = self.records.pop(id_)
             if to is None and old.position in self.seen[partition]:
-                self.seen[partition][old.position] = True  # nobody wants it any more
+                self.seen[partition][old.position] = True  # it is not wanted any more
             if to is not None:
                 self.records[id_] = old.moved(to, due)
         self.plane.moved(Moved(partition, self.owned[partition], ids, to, due), self.at)
@@ -300,7 +300,7 @@ class Driver:
         return actions
 
     def _start(self, work: Sequence[Delivery]) -> None:
-        """A call begins: nobody may be in its lanes, and it must be ours to run."""
+        """A call begins: its lanes must be free, and it must be ours to run."""
         call: set[Run] = set()
         assert len({delivery.partition for delivery in work}) == 1
         assert all(a.position < b.position for a, b in pairwise(work)), "a batch out of order"
@@ -347,10 +347,10 @@ class Driver:
         self.drained += actions.drained
         self.undrained += actions.undrained
         for partition in (*actions.drained, *actions.undrained):
-            assert self.all_told(partition), "released before what is done was settled"
+            assert self.all_settled(partition), "released before what is done was settled"
             self._lost(partition)
 
-    def all_told(self, partition: Partition) -> bool:
+    def all_settled(self, partition: Partition) -> bool:
         """Everything that was done in this ownership was settled: in the progress, and named as fresh."""
         told, before = self.progress.get(partition), self.inherited[partition]
         done = [p for p, is_done in self.seen[partition].items() if is_done and not claims(before, p)]

@@ -130,7 +130,7 @@ def test_a_key_comes_back_in_order_whatever_order_its_records_came_in() -> None:
     assert parking.keys == 0
 
 
-def test_records_without_a_key_park_nobody() -> None:
+def test_records_without_a_key_park_no_key() -> None:
     parking = Parking(1_000)
     parking.add(ref(1, None))
     assert (len(parking), parking.keys, parking.head(None)) == (1, 0, None)

@@ -20,7 +20,7 @@ class TestTracker:
         d.done(0)
         assert (d.progress[P].watermark, list(d.progress[P].done_above)) == (3, [])
 
-    def test_each_done_position_is_told_as_fresh_once(self) -> None:
+    def test_each_done_position_is_named_as_fresh_once(self) -> None:
         d = working()
         d.deliver("a", "b", "c")
         d.done(1)
@@ -363,7 +363,7 @@ class TestPressure:
 
 
 class TestLag:
-    def test_it_tells_what_is_queued_running_delayed_and_parked(self) -> None:
+    def test_it_counts_what_is_queued_running_delayed_and_parked(self) -> None:
         d = working(concurrency=3, max_in_flight=100)
         d.deliver("a", "a", "b", "c", "d", "e")
         d.again(2, in_s=5)
@@ -496,7 +496,7 @@ class TestCounts:
         counts = d.plane.counts
         assert (counts.delivered, counts.skipped, counts.done, counts.retried, counts.dead) == (3, 1, 2, 1, 1)
 
-    def test_a_completion_nobody_waits_for_is_counted_as_stale(self) -> None:
+    def test_a_completion_that_was_not_expected_is_counted_as_stale(self) -> None:
         d = working()
         d.deliver("a")
         d.plane.completed([(Delivery(Event("x", "orders", "a", b""), P, 7, 1), DONE)], d.at)

@@ -89,7 +89,7 @@ class World(Driver):
             self.done_now[partition].add(position)
             letter = self.records.get(record_id("g", LOG, partition, position))
             if letter is not None and letter.state is State.DEAD:
-                del self.records[letter.id]  # stored without its progress, so it ran again: nobody wants it replayed
+                del self.records[letter.id]  # stored without its progress, so it ran again: it is not wanted any more
         return super()._ended(run, outcome)
 
     def undelivered(self, partition: Partition) -> list[int]:
@@ -415,7 +415,7 @@ class PlaneMachine(RuleBasedStateMachine):
         for partition in (P, Q):
             missing = set(world.log[partition]) - world.done_now[partition]
             assert not missing, f"{partition}: {sorted(missing)} never done"
-            assert world.all_told(partition)
+            assert world.all_settled(partition)
             if world.log[partition]:
                 assert all(claims(world.progress[partition], p) for p in world.log[partition])
             lag = plane.lag(world.now)[partition]
@@ -423,7 +423,7 @@ class PlaneMachine(RuleBasedStateMachine):
         assert world.records == {}
         assert world.paused == set()
         assert (plane.open, plane.running) == (0, 0)
-        for holding in plane._holdings.values():  # what no public number tells, but what a leak would fill
+        for holding in plane._holdings.values():  # no public number shows these, but a leak would fill them
             events, aside, pending = holding.events, holding.aside, holding.pending
             assert (events.bytes, len(events.lanes), len(aside.parking), holding.stale) == (0, 0, 0, {})
             assert (pending.leaving, pending.gone, pending.doubled) == ({}, [], set())

@@ -1,4 +1,4 @@
-"""What the control plane answers: what to do now, and what it has seen."""
+"""What the control plane returns: what to do now, and what it has seen."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
 """The records of one partition that stand aside: which are known, which are to be read, and whose turn it is. Pure.
 
-It answers with values; the holding draws records into lanes, and puts events back.
+It returns values and acts on nothing else: the holding draws records into lanes, and puts events back.
 """
 
 import math
@@ -16,7 +16,7 @@ from onward.flow.parking import Parking
 from onward.flow.record_loading import RecordLoading
 
 
-class Turn(IntEnum):
+class RecordTurn(IntEnum):
     """What becomes of a record now."""
 
     LATER = 0  # it will be asked about again when what stands in its way is gone
@@ -106,14 +106,14 @@ class AsideIndex:
 
     # -- whose turn it is ---------------------------------------------------------------------------------------
 
-    def turn(self, parked: ParkedRecord, now: float, *, end: int, is_lane_free: bool, has_room: bool) -> Turn:
+    def turn(self, parked: ParkedRecord, now: float, *, end: int, is_lane_free: bool, has_room: bool) -> RecordTurn:
         """May this record be drawn? `end`: how far the log was read. Whatever stands in the way will ask again."""
         if not self.loading.loaded or parked.drawn or not parked.stored or parked.state is State.DEAD:
-            return Turn.LATER
+            return RecordTurn.LATER
         if parked.key is not None and (not is_lane_free or self.parking.head(parked.key) is not parked):
-            return Turn.LATER
+            return RecordTurn.LATER
         if parked.state is State.WAITING and parked.due > now:
-            return Turn.TIMED
+            return RecordTurn.TIMED
         if parked.position >= max(self._floor, end):
             heappush(self.unread, parked.position)
         elif not has_room:
@@ -121,8 +121,8 @@ class AsideIndex:
         elif parked.event is None:
             self.loading.wanted.add(parked.position)
         else:
-            return Turn.DRAW
-        return Turn.LATER
+            return RecordTurn.DRAW
+        return RecordTurn.LATER
 
     def passed(self, end: int) -> list[ParkedRecord]:
         """The log was read up to here. Returns the records that waited for that."""

@@ -160,7 +160,7 @@ class Consumer:
 
     @property
     def troubles(self) -> list[str]:
-        """What keeps events of ours from an end, for readiness."""
+        """Why events of this member cannot be completed; readiness shows it."""
         tasks, broker = self._tasks.troubles(self.plane.held), self._subscribed.troubles()
         return list(dict.fromkeys(filter(None, (*tasks, *broker, self._outcomes.trouble))))
 

@@ -9,7 +9,7 @@ import msgspec
 
 from onward.brokers.base import Assigned, Failure, State, Tries
 from onward.event import Partition
-from onward.flow.aside_index import AsideIndex, Turn
+from onward.flow.aside_index import AsideIndex, RecordTurn
 from onward.flow.blame import Blame
 from onward.flow.entry import DELAYED, LEAVING, QUEUED, RUNNING, Again, Entry, Instant, ParkedRecord
 from onward.flow.lanes import Lanes
@@ -266,9 +266,9 @@ class Holding:
             is_lane_free=parked.key not in events.lanes,
             has_room=events.has_room(self.limits),
         )
-        if turn is Turn.DRAW:
+        if turn is RecordTurn.DRAW:
             self._draw(parked)
-        elif turn is Turn.TIMED:
+        elif turn is RecordTurn.TIMED:
             heappush(events.timers, (parked.due, parked.position))
 
     def _draw(self, parked: ParkedRecord) -> None:

@@ -200,7 +200,7 @@ class Group(ABC):
 
     @abstractmethod
     def commit(self, session: Session, progress: Sequence[Progress]) -> list[Partition]:
-        """Answers the partitions that are not this member's any more."""
+        """Returns the partitions that are not this member's any more."""
 
     @abstractmethod
     def erase(self, session: Session, epochs: dict[Partition, int], ids: Sequence[str]) -> None: ...

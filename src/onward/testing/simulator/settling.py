@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 AGAIN_S = 0.5
 
 
-class Request(msgspec.Struct, frozen=True):
+class SettleRequest(msgspec.Struct, frozen=True):
     """One call of settle, as the broker treats it."""
 
     whole: SettleCall
@@ -25,10 +25,10 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def epochs(self) -> dict[Partition, int]:
-        return {told.partition: told.epoch for told in self.kept.progress}
+        return {each.partition: each.epoch for each in self.kept.progress}
 
 
-class SettleOnTheWay:
+class SettleClient:
     """One process's settles, one at a time."""
 
     def __init__(self, process: "SimulatedProcess") -> None:
@@ -70,7 +70,7 @@ class SettleOnTheWay:
         else:
             self._write(request)
 
-    def _request(self, settlement: SettleCall, mode: str) -> Request:
+    def _request(self, settlement: SettleCall, mode: str) -> SettleRequest:
         """In "refuse" the records of some partitions cannot be stored: nothing is done there."""
         refused: Sequence[Partition] = ()
         if mode == "refuse":
@@ -79,20 +79,20 @@ class SettleOnTheWay:
             able = [partition for partition in full if partition not in self._applied]
             refused = rng.sample(able, rng.randint(1, len(able))) if able else ()
             others = [
-                told.partition for told in settlement.progress if told.partition not in (*refused, *self._applied)
+                each.partition for each in settlement.progress if each.partition not in (*refused, *self._applied)
             ]
             if refused and others and rng.random() < 0.3:
                 self._process.world.broker.fence(rng.choice(others))  # the answer names both
         kept = SettleCall(
-            [told for told in settlement.progress if told.partition not in refused],
+            [each for each in settlement.progress if each.partition not in refused],
             [record for record in settlement.aside if record.partition not in refused],
             [id_ for id_ in settlement.gone if partition_of(id_) not in refused],
         )
-        return Request(settlement, kept, refused, mode)
+        return SettleRequest(settlement, kept, refused, mode)
 
     # Without transactions: the sender may die, or be fenced, between any two steps.
 
-    def _write(self, request: Request) -> None:
+    def _write(self, request: SettleRequest) -> None:
         process, world, aside = self._process, self._process.world, request.kept.aside
         first = world.rng.randint(0, len(aside))
         world.broker.write(process.session, request.epochs, aside[:first])
@@ -103,7 +103,7 @@ class SettleOnTheWay:
 
         process.later(world.latency(), rest)
 
-    def _commit(self, request: Request) -> None:
+    def _commit(self, request: SettleRequest) -> None:
         process, world = self._process, self._process.world
         lost = world.broker.commit(process.session, request.kept.progress)
         gone = request.kept.gone
@@ -119,7 +119,7 @@ class SettleOnTheWay:
 
         process.later(world.latency(), erase)
 
-    def _reply(self, request: Request, lost: Sequence[Partition]) -> None:
+    def _reply(self, request: SettleRequest, lost: Sequence[Partition]) -> None:
         process, world = self._process, self._process.world
         if request.mode == "lost answer" or (request.refused and world.rng.random() < 0.2):
             self._applied |= request.epochs.keys() - set(lost)
@@ -127,14 +127,14 @@ class SettleOnTheWay:
         else:
             process.later(world.latency(), self._answered, request, lost)
 
-    def _answered(self, request: Request, lost: Sequence[Partition]) -> None:
+    def _answered(self, request: SettleRequest, lost: Sequence[Partition]) -> None:
         process, world, refused = self._process, self._process.world, request.refused
         self.busy = False
         if world.tracing:
-            told = f", refused {refused}" if refused else ""
-            world.say(process.name, f"is answered{told}" + (f", lost {lost}" if lost else ""))
+            but = f", refused {refused}" if refused else ""
+            world.say(process.name, f"is answered{but}" + (f", lost {lost}" if lost else ""))
         for partition in lost:
-            if process.told.get(partition) == request.epochs[partition]:
+            if process.epochs.get(partition) == request.epochs[partition]:
                 process.forget(partition)
         world.witness.answered(process, request.kept)
         if refused:
@@ -149,8 +149,8 @@ class SettleOnTheWay:
 
 def describe(settlement: SettleCall) -> str:
     parts = [
-        f"{told.partition} e{told.epoch} <{told.watermark} {list(told.done_above) or ''} {dict(told.tries) or ''}"
-        for told in settlement.progress
+        f"{each.partition} e{each.epoch} <{each.watermark} {list(each.done_above) or ''} {dict(each.tries) or ''}"
+        for each in settlement.progress
     ]
     parts += [f"{record.state}@{record.partition.index}:{record.position}" for record in settlement.aside]
     parts += [f"gone {id_}" for id_ in settlement.gone]

@@ -4,12 +4,20 @@ from typing import TYPE_CHECKING
 
 from onward.brokers.base import AsideRecord, Assigned, Progress, State
 from onward.event import Delivery, Event, Partition
-from onward.testing.simulator.checkers import Bounds, Epochs, LaneChecker, OrderChecker, Records, Repeats, Settled
-from onward.testing.simulator.ledger import SimulatedRun, Story
+from onward.testing.simulator.checkers import (
+    BoundsChecker,
+    EpochChecker,
+    LaneChecker,
+    OrderChecker,
+    RecordChecker,
+    RepeatChecker,
+    SettledChecker,
+)
+from onward.testing.simulator.ledger import HandlerRun, Story
 
 if TYPE_CHECKING:
     from onward.flow.actions import Actions, SettleCall
-    from onward.testing.simulator.broker import SimulatedPartition
+    from onward.testing.simulator.broker import OwnedPartition
     from onward.testing.simulator.process import SimulatedProcess
     from onward.testing.simulator.world import World
 
@@ -18,12 +26,12 @@ class Witness:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.order = OrderChecker()
-        self.repeats = Repeats()
+        self.repeats = RepeatChecker()
         self.lanes = LaneChecker()
-        self.settled = Settled(world.ledger)
-        self.epochs = Epochs()
-        self.bounds = Bounds(world.profile)
-        self.records = Records(world.ledger, world.profile)
+        self.settled = SettledChecker(world.ledger)
+        self.epochs = EpochChecker()
+        self.bounds = BoundsChecker(world.profile)
+        self.records = RecordChecker(world.ledger, world.profile)
 
     # -- in a process -------------------------------------------------------------------------------------------
 
@@ -35,7 +43,7 @@ class Witness:
 
     def delivered(self, process: "SimulatedProcess", delivery: Delivery) -> None:
         self._world.counts["delivered"] += 1
-        if process.told.get(delivery.partition) == delivery.epoch:
+        if process.epochs.get(delivery.partition) == delivery.epoch:
             self.bounds.delivered(process, delivery, self._world.ledger.story(delivery.event))
             self.bounds.parked(process, delivery.partition, self._parked(delivery.partition))
 
@@ -44,7 +52,7 @@ class Witness:
         for record in page:  # they stand for what was delivered
             self.bounds.done(process, record.partition, record.position)
 
-    def started(self, run: SimulatedRun, sure_until: float) -> None:
+    def started(self, run: HandlerRun, sure_until: float) -> None:
         self._world.counts["started"] += 1
         self.epochs.started(run, self._world.now, sure_until)
         if not self._truncated:
@@ -54,7 +62,7 @@ class Witness:
         self.order.started(run)
         self.lanes.started(run)
 
-    def effect(self, run: SimulatedRun, story: Story) -> None:
+    def effect(self, run: HandlerRun, story: Story) -> None:
         self.order.effect(run, story)
         unclean = story.unclean if self._world.profile.shared else self._world.counts["taken over unclean"]
         self.repeats.effect(story, excused=unclean + self._truncated)
@@ -71,12 +79,12 @@ class Witness:
         """What the broker had no room to store runs again, dead letters and removed records included."""
         return self._world.counts["truncated"]
 
-    def run_ended(self, run: SimulatedRun) -> None:
+    def run_ended(self, run: HandlerRun) -> None:
         self.lanes.ended(run)
 
-    def reported(self, run: SimulatedRun) -> None:
-        """The plane is about to be told that a call has ended well."""
-        if run.process.told.get(run.partition) == run.epoch:
+    def reported(self, run: HandlerRun) -> None:
+        """The plane is about to hear that a call has ended well."""
+        if run.process.epochs.get(run.partition) == run.epoch:
             for delivery, story in zip(run.deliveries, run.stories, strict=True):
                 self.bounds.done(run.process, delivery.partition, delivery.position)
                 story.handled = not run.stale
@@ -97,9 +105,9 @@ class Witness:
         self.bounds.lag(process, self._world.now)
 
     def answered(self, process: "SimulatedProcess", settlement: "SettleCall") -> None:
-        epochs = {told.partition: told.epoch for told in settlement.progress}
+        epochs = {each.partition: each.epoch for each in settlement.progress}
         for record in settlement.aside:
-            if process.told.get(record.partition) == epochs[record.partition]:
+            if process.epochs.get(record.partition) == epochs[record.partition]:
                 self.bounds.done(process, record.partition, record.position)
 
     def refused(self) -> None:
@@ -107,16 +115,16 @@ class Witness:
 
     # -- at the broker ------------------------------------------------------------------------------------------
 
-    def owned(self, claim: "SimulatedPartition") -> None:
+    def owned(self, claim: "OwnedPartition") -> None:
         self._world.counts["taken over unclean" if claim.unclean else "assigned"] += 1
         self.records.assigned(claim.partition, unclean=claim.unclean, killed=claim.killed)
         if not claim.unclean:
             for story in self._world.ledger.uncovered[claim.partition]:
                 story.orphaned = story.orphaned or story.is_dead
 
-    def progress(self, told: Progress, log_end: int) -> None:
+    def progress(self, progress: Progress, log_end: int) -> None:
         self._world.counts["settled"] += 1
-        self.settled.progress(told, log_end)
+        self.settled.progress(progress, log_end)
 
     def written(self, record: AsideRecord) -> None:
         story = self._world.ledger.story(record.event)

@@ -12,8 +12,8 @@ from zlib import crc32
 import msgspec
 
 from onward.event import Event, Partition
-from onward.testing.simulator.broker import SimulatedBroker
-from onward.testing.simulator.checkers import Ending, Violation, broken
+from onward.testing.simulator.broker import OwnedBroker
+from onward.testing.simulator.checkers import EndChecker, Violation, broken
 from onward.testing.simulator.faults import Faults
 from onward.testing.simulator.group import TOPIC, Group
 from onward.testing.simulator.handler import SimulatedHandler
@@ -72,7 +72,7 @@ class World:
         self.ledger = Ledger(self.profile.limits, partitions)
         self.handler = SimulatedHandler(self.profile, self.rng)
         self.witness = Witness(self)
-        self.broker: Group = (SharedBroker if self.profile.shared else SimulatedBroker)(self, partitions)
+        self.broker: Group = (SharedBroker if self.profile.shared else OwnedBroker)(self, partitions)
         self.processes: list[SimulatedProcess] = []
 
     # -- time ---------------------------------------------------------------------------------------------------
@@ -141,9 +141,9 @@ class World:
     def _check_end(self) -> None:
         if left := self._left():
             broken("liveness", "; ".join(left[:6]))
-        if lost := Ending(self.ledger).lost():
+        if lost := EndChecker(self.ledger).lost():
             broken("loss", "; ".join(lost[:6]))
-        if not self.counts["truncated"] and (untrue := Ending(self.ledger).untrue()):
+        if not self.counts["truncated"] and (untrue := EndChecker(self.ledger).untrue()):
             broken("records", "; ".join(untrue[:6]))
         if self.rng.random() < 0.5:
             self._leave_all()
@@ -159,8 +159,8 @@ class World:
             broken("liveness", f"{len(self._alive())} members do not leave, or leave undrained")
 
     def _left(self) -> list[str]:
-        """What keeps the run from being complete."""
-        ending = Ending(self.ledger)
+        """What is left to do before the run is complete."""
+        ending = EndChecker(self.ledger)
         return ending.open(self.broker.standings(), self._alive()) or ending.stuck()
 
     # -- who takes part -----------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class World:
         self.processes = [*self._alive(), SimulatedProcess(self, name)]
 
     def ended(self, process: SimulatedProcess) -> None:
-        """A crashed process is started again by whoever watches over it."""
+        """A supervisor starts a crashed process again."""
         self.after(self.rng.uniform(0.1, 4.0), self.start)
 
     # -- publishing ---------------------------------------------------------------------------------------------
