@@ -19,7 +19,7 @@ from onward.engines.target import check, target_of
 from onward.engines.tasks import TaskEngine
 from onward.engines.threads import ThreadEngine
 from onward.engines.watchdog import Watchdog
-from onward.errors import BadHandler
+from onward.errors import BadHandler, OnwardError
 from onward.event import Partition
 from onward.failure.dead import DeadLetters
 from onward.failure.monitor import Hook, Monitor
@@ -152,10 +152,16 @@ class Crew:
         return joined
 
     async def _watch(self) -> None:
-        """Look often enough to know how long a partition has stood still, whenever readiness is asked for."""
+        """Look often enough to know how long a partition has stood still, whenever readiness is asked for. Log each
+        partition that has begun to stand still."""
+        before: set[str] = set()
         while True:
             await asyncio.sleep(EVERY_S)
-            self._standstill.look(self.readings(), clock.now())
+            troubles = self._standstill.look(self.readings(), clock.now())
+            still = {trouble.partition(" stands still")[0]: trouble for trouble in troubles}
+            for place in still.keys() - before:
+                log.warning("not ready: %s", still[place])
+            before = set(still)
 
     def _check_starts(self) -> None:
         """Refuse a handler whose `start` this broker does not offer, before anything is consumed."""
@@ -170,7 +176,7 @@ class Crew:
         self.stop()
         errors = [end for end in await asyncio.gather(*tasks, return_exceptions=True) if end is not None]
         for other in errors[1:]:
-            log.error("and another: %r", other, exc_info=other)
+            log.error("and another: %s", other, exc_info=None if isinstance(other, OnwardError) else other)
         if errors:
             raise errors[0]
 

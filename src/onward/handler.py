@@ -86,14 +86,21 @@ def check_choices(handler: Handler) -> None:
 
 
 def type_filter(types: Sequence[str], name: str) -> Callable[[str], bool]:
-    """Whether an event type matches one of the patterns. `*` is any text, dots included; everything else is literal."""
+    """Whether an event type matches one of the patterns. `*` is any text, dots included; everything else is literal.
+
+    Characters that have a meaning in the patterns of other tools are refused."""
     if isinstance(types, str) or not isinstance(types, Sequence) or not types:
         raise BadHandler(
             f"handler {name}: types={types!r}; a list of types, such as ['order.placed', 'notification.*']"
         )
     for pattern in types:
-        if not isinstance(pattern, str) or not pattern or not pattern.isprintable() or set(pattern) & set("?[]#"):
-            raise BadHandler(f"handler {name}: types has {pattern!r}; a type, in which `*` alone stands for any text")
+        if not isinstance(pattern, str) or not pattern or not pattern.isprintable():
+            raise BadHandler(f"handler {name}: types has {pattern!r}; use printable text, such as 'order.*'")
+        if odd := set(pattern) & set("?[]#"):
+            raise BadHandler(
+                f"handler {name}: types has {pattern!r} with {' '.join(sorted(odd))}, which means nothing here; "
+                "use * for any text"
+            )
     parts = ("".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", each)) for each in types)
     match = re.compile("|".join(f"(?:{part})" for part in parts), re.DOTALL).fullmatch
 

@@ -486,7 +486,7 @@ def test_a_full_backlog_is_the_publishers_error_until_somebody_works(tmp_path: P
             sent, error = await publish_until_refused(broker, size=1_000)
             assert isinstance(error, Backlogged)
             assert "max_backlog_bytes=50,000" in str(error)
-            assert "onward groups drop billing --topic orders" in str(error), "the error names the group and the cure"
+            assert f"`onward groups drop billing --topic orders --url sqlite:///{tmp_path}/shop.db`" in str(error)
             assert 40 <= sent < 50
             assert [each.value for each in error.refused] == [event(sent, size=1_000).value]
             # Calls of the same key that were queued behind the refused one are refused with it.
@@ -497,6 +497,11 @@ def test_a_full_backlog_is_the_publishers_error_until_somebody_works(tmp_path: P
             await settle(subscription, await take(subscription, sent))
             await broker.publish([event(sent, size=1_000)])
             assert len(await take(subscription, 1)) == 1
+            await subscription.close()
+            await broker.drop_group("orders", "billing")
+            error = (await publish_until_refused(broker, size=1_000))[1]
+            assert "no group reads it" in str(error)
+            assert "no group reads topic orders" in "".join(each.what for each in await broker.diagnose())
 
     asyncio.run(scenario())
 

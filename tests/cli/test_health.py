@@ -166,7 +166,7 @@ class TestWorkers:
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready")
         shell.write("shop.py", "1 / 0")
         running.saw("waiting for a file to change")
-        assert "is being replaced" in fetch(f"{where}/health/ready")[1]
+        assert "is not running; another is started" in fetch(f"{where}/health/ready")[1]
         shell.write("shop.py", good)
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready again")
         assert stopped(running) == 0

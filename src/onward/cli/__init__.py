@@ -54,7 +54,7 @@ class CommandGroup(TyperGroup):
         return ctx.fail(f"no command {cmd_name!r}; {f'did you mean {near[0]!r}?' if near else 'see onward --help'}")
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("CommandGroup"):
+        with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: Any) -> Any:

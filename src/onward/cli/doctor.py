@@ -9,7 +9,6 @@ import typer
 
 from onward import brokers
 from onward.cli import find, policy
-from onward.errors import BrokerError
 
 if TYPE_CHECKING:
     from onward.brokers.base import Finding
@@ -25,14 +24,15 @@ def doctor(
 ) -> None:
     """Open the broker, look at how it is set up, and say what is wrong and what to do about it. It changes nothing.
 
-    It exits with 1 if something is an error, and with 3 if the broker cannot be opened or reached.
+    It exits with 1 if something is an error, with 2 if there is nothing at the URL, and with 3 if the broker cannot be
+    opened or reached.
 
     \b
     Example:
       onward doctor sqlite:///shop.db
       onward doctor --app shop:app --json
     """
-    findings = asyncio.run(_findings(find.system(app, url).settings))
+    findings = asyncio.run(_findings(find.existing(app, url).settings))
     if json:
         typer.echo(msgspec.json.encode(findings).decode())
     else:
@@ -42,8 +42,6 @@ def doctor(
 
 
 async def _findings(settings: "Settings") -> "Sequence[Finding]":
-    if why := brokers.absent(settings):
-        raise BrokerError(f"{why}: nothing was ever published there; is the URL right?")
     broker = await brokers.open_broker(settings)
     try:
         await broker.topics()  # BrokerError: its server cannot be reached, which open_broker need not notice

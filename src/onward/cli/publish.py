@@ -19,6 +19,9 @@ def publish(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to.")],
     value: Annotated[str, typer.Argument(metavar="JSON", help="The value; - reads it from stdin.")],
     key: Annotated[str | None, typer.Option(help="Events of one key are handled in order.")] = None,
+    type_: Annotated[
+        str | None, typer.Option("--type", metavar="TYPE", help="Such as order.placed, for handlers with types=.")
+    ] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Send the value as it is, without a check for JSON.")] = False,
     app: find.AppOption = None,
@@ -28,20 +31,21 @@ def publish(
 
     \b
     Example:
-      onward publish orders --key c-1 '{"id": 1, "total": 9.5}'
+      onward publish orders --key c-1 '{"id": 1, "total": 9.5}' --type order.placed
       onward publish orders --header source=shell - < order.json
       onward publish notes --text 'plain words' --url sqlite:///shop.db
     """
     headers = dict(_header(each) for each in header or ())
     system = find.system(app, url)
     data = _payload(value, text=text, max_bytes=system.settings.max_event_bytes)
-    event = asyncio.run(_publish(system, topic, data, key, headers))
+    event = system.event(topic, data, key=key, type=type_, headers=headers)
+    asyncio.run(_publish(system, event))
     typer.echo(event.id)
 
 
-async def _publish(system: "Onward", topic: str, data: bytes, key: str | None, headers: dict[str, str]) -> "Event":
+async def _publish(system: "Onward", event: "Event") -> None:
     async with system:
-        return await system.publish(topic, data, key=key, headers=headers)
+        await system.broker.publish([event])
 
 
 def _header(given: str) -> tuple[str, str]:

@@ -98,7 +98,7 @@ class Workers:
 
     def _troubles(self, worker: WorkerReport | None) -> list[str]:
         if worker is None:
-            return [" is being replaced"]
+            return [" is not running; another is started"]
         if worker.report is None:
             return [" is starting"]
         silent_s = self._silent_s(worker)

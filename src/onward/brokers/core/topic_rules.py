@@ -25,7 +25,8 @@ class TopicRules:
         check_name("topic", name)
         if not self._settings.auto_declare:
             raise BrokerError(
-                f"topic {name} does not exist and auto_declare is off; declare it first, or turn auto_declare on"
+                f"topic {name} does not exist and auto_declare is off; create it with `onward topology apply --app "
+                "MODULE:APP`, or turn auto_declare on"
             )
         return self.insisted(name) or DEFAULT_PARTITIONS
 

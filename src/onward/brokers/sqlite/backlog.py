@@ -2,6 +2,7 @@
 
 import sqlite3
 from typing import NamedTuple
+from urllib.parse import quote
 
 from onward.brokers.sqlite import log
 from onward.brokers.sqlite.topics import Topic
@@ -73,14 +74,23 @@ class Backlog:
 
     def complaint(self, db: sqlite3.Connection, topic: Topic) -> str:
         """Why an event is refused: which group is behind, and what to do about it."""
-        behind = slowest(db, topic.id)
-        group = f"; group {behind.group} is {behind.bytes:,} bytes behind" if behind else ""
-        cure = f", or drop it with `onward groups drop {behind.group} --topic {topic.name}`" if behind else ""
-        return (
+        over = (
             f"topic {topic.name}: its unfinished events, including those set aside for a retry, would exceed "
-            f"max_backlog_bytes={self._max_bytes:,}{group}; start, repair or speed up its consumers{cure}, "
-            "or raise the limit"
+            f"max_backlog_bytes={self._max_bytes:,}; "
         )
+        behind = slowest(db, topic.id)
+        if behind is None:
+            return f"{over}no group reads it, so all of its events are kept; start its consumers, or raise the limit"
+        return (
+            f"{over}group {behind.group} is {behind.bytes:,} bytes behind; start, repair or speed up its consumers, "
+            f"drop it with `{drop_command(db, behind.group, topic.name)}`, or raise the limit"
+        )
+
+
+def drop_command(db: sqlite3.Connection, group: str, topic: str) -> str:
+    """The command that drops a group, to be pasted in any folder."""
+    path = next(file for _, name, file in db.execute("PRAGMA database_list") if name == "main")
+    return f"onward groups drop {group} --topic {topic} --url sqlite:///{quote(path)}"
 
 
 class SlowestGroup(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from onward import clock
 from onward.brokers.base import PASSING, Features, Finding
 from onward.brokers.sqlite import figures, topics
-from onward.brokers.sqlite.backlog import slowest
+from onward.brokers.sqlite.backlog import drop_command, slowest
 from onward.brokers.sqlite.gate import lock_holder
 
 _LONG_S = 5.0  # a healthy writer holds the lock for milliseconds
@@ -53,6 +53,11 @@ def _groups(db: sqlite3.Connection) -> Iterator[Finding]:
     for topic in topics.listed(db):
         number = figures.topic_id(db, topic.name)
         behind = slowest(db, number) if number is not None else None
+        if behind is None:
+            what = f"no group reads topic {topic.name}, so all of its events are kept"
+            yield Finding(
+                "warning", what, "start its handlers; otherwise publishing to it is refused at max_backlog_bytes"
+            )
         for info in figures.groups(db, topic.name, clock.now(), clock.boot_id()):
             behind_end = any(each.end is not None and each.watermark < each.end for each in info.partitions.values())
             if info.members or not behind_end or info.group.startswith(PASSING):
@@ -61,5 +66,5 @@ def _groups(db: sqlite3.Connection) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 f"group {info.group} of topic {topic.name} has unfinished events and no live member{most}",
-                f"start its handlers, or drop it with `onward groups drop {info.group} --topic {topic.name}`",
+                f"start its handlers, or drop it with `{drop_command(db, info.group, topic.name)}`",
             )
