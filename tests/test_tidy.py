@@ -31,7 +31,7 @@ HOMES: dict[str, str | tuple[str, ...]] = {  # third-party clients and where the
 SCHEME = re.compile(r"\b(sqlite|kafka|redis|rediss|amqp|amqps):")
 CONCRETE = {f"onward.brokers.{path.name}" for path in (SRC / "brokers").iterdir() if path.is_dir()}
 CONCRETE -= {"onward.brokers.core", "onward.brokers.__pycache__"}
-RIM = ["__init__", "consumer"]  # of the flow
+RIM = ["__init__", "broker_tasks", "consumer", "run_outcomes"]  # of the flow
 PURE = sorted(path.stem for path in (SRC / "flow").glob("*.py") if path.stem not in RIM)
 
 
@@ -126,3 +126,34 @@ def test_import_onward_brings_no_extra_and_no_command_line() -> None:
     code = f"import sys, onward; print([name for name in {banned} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert out.stdout.strip() == "[]"
+
+
+MOST_ATTRIBUTES = 10
+LARGE = {"Onward", "SqliteBroker", "Story", "SimulatedProcess", "World", "OwnedPartition", "Session"}  # no new ones
+
+
+def classes() -> Iterator[tuple[ast.ClassDef, Path]]:
+    for path in modules():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                yield node, path
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Those that its __init__ sets."""
+    inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    stored = [each for init in inits for each in ast.walk(init) if isinstance(each, ast.Attribute)]
+    return {each.attr for each in stored if isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"}
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for node, path in classes():
+        if not node.name.startswith("_"):
+            homes.setdefault(node.name, []).append(path.relative_to(SRC).as_posix())
+    assert not {name: found for name, found in homes.items() if len(found) > 1}
+
+
+def test_classes_stay_small() -> None:
+    large = {node.name: len(attributes(node)) for node, _ in classes() if len(attributes(node)) > MOST_ATTRIBUTES}
+    assert set(large) <= LARGE, large

@@ -25,7 +25,8 @@ from onward.failure.dead import DeadLetters
 from onward.failure.monitor import Hook, Monitor
 from onward.failure.watch import Tally, Thresholds
 from onward.flow.consumer import Consumer
-from onward.flow.solitude import Solitude
+from onward.flow.lag import PartitionLag
+from onward.flow.quarantine import Quarantine
 from onward.handler import Handler
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
@@ -106,7 +107,7 @@ class Crew:
         ]
 
     async def _consume(self, started: Callable[[], None]) -> None:
-        solitude = Solitude()
+        quarantine = Quarantine()
         member = self._member.name if self._member.endpoint is None else f"{self._member.name}@{self._member.endpoint}"
         self.consumers = [
             Consumer(
@@ -115,7 +116,7 @@ class Crew:
                 each,
                 self._settings,
                 member=member,
-                solitude=solitude,
+                quarantine=quarantine,
                 took=functools.partial(self._durations.observe, (each.topic, each.group)),
             )
             for each in self._handlers
@@ -254,30 +255,26 @@ def _encodable(text: str) -> str:
 
 def partition_readings(consumer: Consumer) -> tuple[PartitionReading, ...]:
     """How each partition that the consumer holds is doing."""
-    lags, undelivered = consumer.plane.lag(clock.now()), consumer._undelivered  # noqa: SLF001
-    readings = []
-    for partition, lag in sorted(lags.items()):
-        outside = undelivered.get(partition)
-        waiting, opened = outside.undelivered if outside is not None else None, lag.queued + lag.running + lag.delayed
-        blocking = lag.blocking
-        readings.append(
-            PartitionReading(
-                partition=partition.index,
-                undelivered=waiting,
-                open=opened,
-                gap=lag.gap,
-                lag=None if waiting is None else waiting + opened + lag.gap,
-                parked=lag.parked,
-                paused_by=lag.paused_by,
-                queued=lag.queued,
-                running=lag.running,
-                blocking_position=None if blocking is None else blocking.position,
-                blocking_state=None if blocking is None else blocking.state,
-                blocking_attempt=None if blocking is None else blocking.attempt,
-                blocked_s=0.0 if blocking is None else blocking.for_s,
-            )
-        )
-    return tuple(readings)
+    return tuple(_partition_reading(partition, lag) for partition, lag in sorted(consumer.lags().items()))
+
+
+def _partition_reading(partition: Partition, lag: PartitionLag) -> PartitionReading:
+    local, blocking = lag.local, lag.local.blocking
+    return PartitionReading(
+        partition=partition.index,
+        undelivered=lag.broker.undelivered,
+        open=local.open,
+        gap=local.gap,
+        lag=lag.events,
+        parked=local.parked,
+        paused_by=local.paused_by,
+        queued=local.queued,
+        running=local.running,
+        blocking_position=None if blocking is None else blocking.position,
+        blocking_state=None if blocking is None else blocking.state,
+        blocking_attempt=None if blocking is None else blocking.attempt,
+        blocked_s=0.0 if blocking is None else blocking.for_s,
+    )
 
 
 def _patience(handler: Handler) -> Patience:

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from onward import Onward, settings
 from onward.brokers import open_broker
 from onward.brokers.base import AsideRecord, Broker, Filter
-from onward.testing.harness import LEASE_S, Member, event
+from onward.testing.scenario import LEASE_S, Member, event
 from tests.brokers.kafka import KafkaHarness
 
 

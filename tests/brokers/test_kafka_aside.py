@@ -21,7 +21,7 @@ from onward.event import Event, Partition
 from onward.failure.dead import DeadLetters
 from onward.settings import load
 from onward.testing.aside import GROUP, Owner, scanned
-from onward.testing.harness import Kit, scenario
+from onward.testing.scenario import Kit, scenario
 from tests.brokers.kafka import KafkaHarness, harness
 
 __all__ = ["harness"]

@@ -13,7 +13,7 @@ from onward.brokers import open_broker
 from onward.brokers.core.partitioner import partition_of
 from onward.errors import PublishError
 from onward.event import new_id
-from onward.testing.harness import event, first_times
+from onward.testing.scenario import event, first_times
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, staged, until
 from tests.servers.kafka import KafkaServer

@@ -14,7 +14,7 @@ from confluent_kafka import Producer, TopicPartition
 from onward import Event, Onward, Retry
 from onward.context import current
 from onward.event import new_id
-from onward.testing.harness import event
+from onward.testing.scenario import event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import Stage, play, run_until, staged, until
 

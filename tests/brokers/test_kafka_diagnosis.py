@@ -12,7 +12,7 @@ from onward.brokers.base import Finding
 from onward.brokers.kafka.aside_topics import topic_name
 from onward.brokers.kafka.cluster_facts import ClusterFacts, GroupFacts, TopicFacts
 from onward.brokers.kafka.diagnosis import diagnose
-from onward.testing.harness import event
+from onward.testing.scenario import event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, staged, until
 from tests.servers.server import free_port

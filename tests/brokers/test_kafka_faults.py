@@ -14,7 +14,7 @@ from onward.brokers.base import Fenced, Progress
 from onward.brokers.kafka.groups import Groups
 from onward.brokers.kafka.topics import Cluster, KafkaTopic, KafkaTopics
 from onward.errors import BrokerError
-from onward.testing.harness import Member, event
+from onward.testing.scenario import Member, event
 from tests.brokers.kafka_mock import OFFSET_COMMIT, OFFSET_FETCH, MockCluster, mock_cluster
 
 pytestmark = pytest.mark.slow  # real processes, seconds each

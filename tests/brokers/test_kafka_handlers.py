@@ -7,7 +7,7 @@ from confluent_kafka import Producer
 
 from onward import Event, Retry
 from onward.event import new_id
-from onward.testing.harness import event
+from onward.testing.scenario import event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, run_until, running, staged, until
 

@@ -17,7 +17,7 @@ from onward import settings
 from onward.brokers import open_broker
 from onward.brokers.kafka.group_consumer import GroupConsumer
 from onward.clock import now
-from onward.testing.harness import Process
+from onward.testing.scenario import Process
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import Stage, play, staged, until
 from tests.servers.kafka import KafkaServer

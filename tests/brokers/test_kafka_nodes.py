@@ -20,7 +20,7 @@ from onward.brokers import open_broker
 from onward.brokers.base import TopicSpec, Topology
 from onward.brokers.kafka.broker import KafkaBroker
 from onward.errors import BrokerError, PublishError
-from onward.testing.harness import Member, event, first_times
+from onward.testing.scenario import Member, event, first_times
 from tests.brokers.kafka_stage import play, running, until
 from tests.servers.kafka import KafkaCluster, KafkaServer, KafkaView
 from tests.servers.needs import Missing

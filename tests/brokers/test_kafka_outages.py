@@ -15,7 +15,7 @@ from onward.brokers.kafka.commits import Commits
 from onward.clock import now
 from onward.errors import Backlogged, BrokerError, PartitionsDiffer, PublishError
 from onward.event import Partition, new_id
-from onward.testing.harness import event
+from onward.testing.scenario import event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, running, staged, until
 from tests.servers.kafka import KafkaServer

@@ -16,7 +16,7 @@ from onward.brokers.kafka.reader import _AHEAD
 from onward.brokers.kafka.subscription import KafkaSubscription
 from onward.errors import BrokerError, PublishError
 from onward.event import Partition, new_id
-from onward.testing.harness import Member
+from onward.testing.scenario import Member
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, staged
 from tests.servers.kafka import KafkaServer

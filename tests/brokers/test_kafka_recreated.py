@@ -12,7 +12,7 @@ from onward import Event
 from onward.brokers.base import AsideRecord, State
 from onward.brokers.kafka import commit_metadata
 from onward.testing.aside import make_record
-from onward.testing.harness import Member, event
+from onward.testing.scenario import Member, event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, running, staged, until
 

@@ -15,7 +15,7 @@ import pytest
 from onward import settings
 from onward.brokers import open_broker
 from onward.errors import BrokerError
-from onward.testing.harness import Member, event
+from onward.testing.scenario import Member, event
 from tests.servers.kafka import KafkaServer
 from tests.servers.needs import JAVA
 from tests.servers.server import free_port

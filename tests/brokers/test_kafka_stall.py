@@ -14,7 +14,7 @@ from onward.brokers.kafka.stall_check import STALL_S, StallCheck
 from onward.brokers.kafka.subscription import KafkaSubscription
 from onward.errors import BrokerError
 from onward.testing.aside import GROUP, Owner, scanned
-from onward.testing.harness import Kit, event, scenario
+from onward.testing.scenario import Kit, event, scenario
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, staged
 

@@ -6,7 +6,7 @@ from onward.brokers.base import State, TopicSpec
 from onward.brokers.kafka.aside_topics import topic_name
 from onward.errors import BrokerError
 from onward.testing.aside import make_record
-from onward.testing.harness import event
+from onward.testing.scenario import event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import Stage, play, staged
 

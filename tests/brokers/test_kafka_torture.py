@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from onward.testing.failure_shop import eventually, until
-from onward.testing.harness import Kit, Process, effects, event, first_times
+from onward.testing.scenario import Kit, Process, effects, event, first_times
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.storm import STORM_S
 

@@ -47,7 +47,7 @@ from onward.brokers.core.partitioner import partition_of
 from onward.brokers.kafka.commits import Commits
 from onward.context import current
 from onward.event import Partition, new_id
-from onward.testing.harness import OVER_LEASE_S, event
+from onward.testing.scenario import OVER_LEASE_S, event
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import play, run_until, running, staged, until
 

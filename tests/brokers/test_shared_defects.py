@@ -16,9 +16,11 @@ import pytest
 from onward.brokers.base import BrokerLag, Fenced, Filter, Moved, Progress, State, Tries
 from onward.event import Event
 from onward.testing import SharedScenarios
-from onward.testing import harness as suite
+from onward.testing import scenario as suite
 from tests.brokers.shared_harness import ReferenceHarness, scheme, served, stored
 from tests.brokers.shared_reference import Channel, Item, ReferenceBroker, ReferenceSubscription, Store
+
+pytestmark = [pytest.mark.slow, pytest.mark.more]  # it changes only with the scenarios
 
 __all__ = ["scheme"]
 

@@ -31,7 +31,7 @@ def app(tmp_path: Path) -> Onward:
     return Onward(f"sqlite:///{tmp_path}/shop.db")
 
 
-def test_the_function_chooses_its_engine_unless_told(app: Onward) -> None:
+def test_the_function_chooses_its_engine_by_default(app: Onward) -> None:
     app.handler("a")(coroutine)
     app.handler("b")(plain)
     assert [handler.engine for handler in app.handlers] == ["tasks", "threads"]

@@ -203,7 +203,7 @@ def test_a_handler_of_the_main_script_is_found(tmp_path: Path, how: tuple[str, .
     assert (tmp_path / "seen").read_text().split()[:2] == ["1", "__mp_main__"]
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_guard_gets_an_error_that_says_so(tmp_path: Path) -> None:
     ran = script(tmp_path, _SCRIPT.replace("workers=1", "workers=4") + "asyncio.run(app.run())")
     assert ran.returncode == 1
     assert "if __name__ == '__main__'" in ran.stderr.splitlines()[-1]

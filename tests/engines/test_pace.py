@@ -5,7 +5,7 @@ from onward.engines.processes.pace import AHEAD, GLANCE_S, REST_S, Pace
 
 def paced(run_s: float, late_s: float = 0.0) -> Pace:
     pace = Pace()
-    pace.ran(10, 10 * run_s)
+    pace.ran(run_s)
     pace.looked(late_s)
     return pace
 
@@ -30,7 +30,7 @@ def test_more_where_the_machine_wakes_us_late_and_less_again_when_it_does_not() 
 
 def test_looks_are_frequent_while_there_is_progress_and_rare_while_there_is_none() -> None:
     pace = Pace()
-    pace.ran(1, 0.001)
+    pace.ran(0.001)
     assert pace.next_look_s(most=5) == GLANCE_S
     assert pace.next_look_s(most=1) == REST_S
     for _ in range(10):

@@ -39,7 +39,7 @@ def trial(tmp_path: Path) -> Callable[..., Trial]:
 
 
 def children() -> set[int]:
-    """Processes of ours, the ended ones that nobody has reaped included."""
+    """Our child processes, zombies included."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ def test_a_stopped_worker_costs_its_event_and_the_others_go_on(trial: Callable[.
     asyncio.run(main())
 
 
-def test_a_worker_stopped_before_it_begins_costs_nobody_an_attempt(trial: Callable[..., Trial]) -> None:
+def test_a_worker_stopped_before_it_begins_costs_no_attempt(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
         async with trial(workers=1, timeout_s=2.0) as t:
             await t.all([t.order(1)])
@@ -120,7 +120,7 @@ def test_a_worker_begins_nothing_when_ownership_is_unsure_though_its_parent_stan
             await t.all([t.order(n) for n in range(200)])  # so quick that much is given at once
             t.sure_until = now() + 3.0
             t.submit([t.order(n, seconds=3.5 if n == 200 else 0.0) for n in range(200, 220)])
-            time.sleep(5.0)  # noqa: ASYNC251  # nobody calls anything back
+            time.sleep(5.0)  # noqa: ASYNC251  # the engine cannot call work back meanwhile
             assert [note.event for note in t.notes("begin") if int(note.event) >= 200] == ["200"]
             ended = await t.all()
             assert {first(each.work).position for each in ended if each.cancelled} == set(range(201, 220))
@@ -218,18 +218,18 @@ def test_workers_that_are_killed_while_idle_are_replaced(trial: Callable[..., Tr
 
 
 def test_nothing_starts_between_a_recall_and_its_answer() -> None:
-    """What ends after it would tell that what was called back had ended too, and it would be lost."""
+    """A run that ends in between would count the returned work as ended too, and it would be lost."""
     ours, theirs = socket.socketpair()
     worker = ChildWorker(theirs, wire.StatusPage(wire.new_page()))
     worker._inbox.extend((number, cast("Delivery", None), math.inf) for number in range(3))
     reading, writing = os.pipe()  # never closed: its end would end this process
     speaks, may_speak = threading.Event(), threading.Event()
-    told: list[wire.Up] = []
+    sent: list[wire.Up] = []
 
     def say(message: wire.Up) -> None:
         speaks.set()
         assert may_speak.wait(10)
-        told.append(message)
+        sent.append(message)
 
     worker._say = say  # type: ignore[method-assign]
     threading.Thread(target=worker.watch, args=(reading,), daemon=True).start()
@@ -243,6 +243,6 @@ def test_nothing_starts_between_a_recall_and_its_answer() -> None:
     assert started == [], "it starts work before the parent can know what was called back"
     may_speak.set()
     runner.join(10)
-    assert told == [wire.Returned([0, 1, 2])]
+    assert sent == [wire.Returned([0, 1, 2])]
     assert cast("tuple[int, object, float]", started[0])[0] == 3
     ours.close()

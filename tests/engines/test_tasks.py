@@ -173,7 +173,7 @@ def test_close_does_not_wait_for_ever_for_a_handler_that_swallows_cancellation(m
     asyncio.run(main())
 
 
-def test_a_run_that_outlives_close_by_its_cancellation_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_outlives_close_by_its_cancellation_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.engines.tasks._CLOSE_S", 0.1)
 
     async def main() -> None:

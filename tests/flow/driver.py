@@ -10,12 +10,12 @@ from typing import Any
 
 from onward.brokers.base import AsideRecord, Assigned, Failure, Moved, Progress, State, Tries, record_id
 from onward.event import Delivery, Event, Partition
-from onward.flow.actions import Actions, Load, Settlement
+from onward.flow.actions import Actions, LoadPage, SettleCall
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
 from onward.flow.lag import Lag
 from onward.flow.limits import Limits
 from onward.flow.plane import ControlPlane
-from onward.flow.solitude import Solitude
+from onward.flow.quarantine import Quarantine
 
 P = Partition("orders", 0)
 Q = Partition("orders", 1)
@@ -65,9 +65,9 @@ def claims(progress: Progress | None, position: int) -> bool:
 
 
 class Driver:
-    def __init__(self, solitude: Solitude | None = None, /, **limits: Any) -> None:
+    def __init__(self, quarantine: Quarantine | None = None, /, **limits: Any) -> None:
         self.limits = Limits(group="g", **({"settle_interval_s": 0.0} | limits))
-        self.plane = ControlPlane(self.limits, solitude)
+        self.plane = ControlPlane(self.limits, quarantine)
         self.now = 100.0
         self.wall = WALL  # of the plane's zero; a clock that is set changes it
         self.sure_until = 1e9
@@ -84,15 +84,15 @@ class Driver:
         self.paused: set[Partition] = set()
         self.calls: list[set[Run]] = []
         self.runs: dict[Run, Delivery] = {}
-        self.settlement: Settlement | None = None
-        self.loads: list[Load] = []
+        self.settlement: SettleCall | None = None
+        self.loads: list[LoadPage] = []
         self.seen: dict[Partition, dict[int, bool]] = {}  # delivered in this ownership: is it done?
         self.read: dict[Partition, int] = {}
         self.inherited: dict[Partition, Progress | None] = {}
         self.fresh: dict[Partition, set[int]] = {}  # told as newly done, and answered
         # What has been, for tests to look at.
         self.starts: list[Delivery] = []
-        self.settlements: list[Settlement] = []
+        self.settlements: list[SettleCall] = []
         self.drained: list[Partition] = []
         self.undrained: list[Partition] = []
         self._next: dict[Partition, int] = {}
@@ -191,12 +191,12 @@ class Driver:
         partition: Partition = P,
         turn: bool = True,
     ) -> None:
-        """Somebody moves records in the store; the owner hears of it."""
+        """An operator moves records in the store; the owner hears of it."""
         ids = [record_id("g", LOG, partition, position) for position in positions]
         for id_ in ids:
             old = self.records.pop(id_)
             if to is None and old.position in self.seen[partition]:
-                self.seen[partition][old.position] = True  # nobody wants it any more
+                self.seen[partition][old.position] = True  # it is not wanted any more
             if to is not None:
                 self.records[id_] = old.moved(to, due)
         self.plane.moved(Moved(partition, self.owned[partition], ids, to, due), self.at)
@@ -300,7 +300,7 @@ class Driver:
         return actions
 
     def _start(self, work: Sequence[Delivery]) -> None:
-        """A call begins: nobody may be in its lanes, and it must be ours to run."""
+        """A call begins: its lanes must be free, and it must be ours to run."""
         call: set[Run] = set()
         assert len({delivery.partition for delivery in work}) == 1
         assert all(a.position < b.position for a, b in pairwise(work)), "a batch out of order"
@@ -323,7 +323,7 @@ class Driver:
         key = delivery.event.key
         return (delivery.partition, key) if self.limits.ordering == "key" and key is not None else None
 
-    def _check_settle(self, settlement: Settlement) -> None:
+    def _check_settle(self, settlement: SettleCall) -> None:
         letters = {(each.partition, each.position) for each in settlement.aside}
         for told in settlement.progress:
             partition, before = told.partition, self.progress.get(told.partition)
@@ -347,10 +347,10 @@ class Driver:
         self.drained += actions.drained
         self.undrained += actions.undrained
         for partition in (*actions.drained, *actions.undrained):
-            assert self.all_told(partition), "released before what is done was settled"
+            assert self.all_settled(partition), "released before what is done was settled"
             self._lost(partition)
 
-    def all_told(self, partition: Partition) -> bool:
+    def all_settled(self, partition: Partition) -> bool:
         """Everything that was done in this ownership was settled: in the progress, and named as fresh."""
         told, before = self.progress.get(partition), self.inherited[partition]
         done = [p for p, is_done in self.seen[partition].items() if is_done and not claims(before, p)]
@@ -367,14 +367,14 @@ class Driver:
         settlement = self.take_settlement()
         assert settlement.aside
         refused = partitions or tuple(each.partition for each in settlement.progress)
-        kept = Settlement(
+        kept = SettleCall(
             [each for each in settlement.progress if each.partition not in refused],
             [each for each in settlement.aside if each.partition not in refused],
             [id_ for id_ in settlement.gone if all(f":{each.index}:" not in id_ for each in refused)],
         )
         self.plane.aside_refused(refused, self._store(kept, lost), self.at)
 
-    def _store(self, settlement: Settlement, lost: Iterable[Partition]) -> list[Partition]:
+    def _store(self, settlement: SettleCall, lost: Iterable[Partition]) -> list[Partition]:
         """Answers what is not ours any more."""
         told = {each.partition: each for each in settlement.progress}
         late = {each.partition for each in told.values() if self.owned.get(each.partition) != each.epoch}
@@ -392,7 +392,7 @@ class Driver:
             self._lost(partition)
         return sorted(lost)
 
-    def take_settlement(self) -> Settlement:
+    def take_settlement(self) -> SettleCall:
         settlement, self.settlement = self.settlement, None
         assert settlement is not None
         return settlement
@@ -402,7 +402,7 @@ class Driver:
         for load in loads:
             self.plane.loaded(load, self.read_page(load), self.at)
 
-    def read_page(self, load: Load) -> list[AsideRecord]:
+    def read_page(self, load: LoadPage) -> list[AsideRecord]:
         after = -1 if load.after is None else load.after
         dead = self.limits.on_dead == "hold"
         found = [

@@ -67,7 +67,7 @@ class TestParkingByTime:
         d.deliver("a")
         d.again(0, in_s=FAR_S)
         d.wait(FAR_S + 1)
-        d.again(0, in_s=5)  # in its lane: its record has only its tries written anew
+        d.again(0, in_s=5)  # in its lane: only the tries in its record are written again
         d.fence(P)
         d.wall -= 10 * FAR_S
         d.assign()
@@ -264,7 +264,7 @@ class TestAsideOnAssignment:
         assert d.running() == [0, 1]
 
     @pytest.mark.parametrize("early", [True, False], ids=["before the records", "after the records"])
-    def test_a_broker_may_name_a_partition_anew_with_each_delivery(self, early: bool) -> None:
+    def test_each_delivery_may_have_a_partition_object_of_its_own(self, early: bool) -> None:
         d = Driver()
         d.assign(load=not early)
         names = [Partition(P.topic, P.index) for _ in range(3)]

@@ -62,7 +62,7 @@ class TestBlame:
         d.tick()
         assert d.running() == [0, 1]
 
-    def test_after_a_clean_end_they_are_not_and_nobody_is_charged(self) -> None:
+    def test_after_a_clean_end_they_are_not_and_no_event_is_charged(self) -> None:
         d = Driver()
         d.assign(stored=stored(0, tries={0: Tries(0, 2)}))
         d.deliver("a", "b", turn=False)

@@ -4,7 +4,7 @@ from typing import Any
 
 from onward.brokers.base import AsideRecord, Assigned, Progress, State, Tries, record_id
 from onward.event import Delivery, Event, Partition
-from onward.flow.actions import Actions, Load
+from onward.flow.actions import Actions, LoadPage
 from onward.flow.entry import DONE, Instant
 from onward.flow.limits import Limits
 from onward.flow.plane import ControlPlane
@@ -42,7 +42,7 @@ def settled(plane: ControlPlane, actions: Actions) -> Progress:
 
 def test_what_is_not_wanted_is_done_at_intake_and_the_rest_keeps_its_order() -> None:
     p = plane()
-    p.loaded(Load(P, 1, None), [], AT)
+    p.loaded(LoadPage(P, 1, None), [], AT)
     deliver(p, "order.placed", "mail.sent", "order.paid", "mail.read")
     actions = p.tick(AT, 9.0)
     assert works(actions) == [0]
@@ -59,7 +59,7 @@ def test_what_is_not_wanted_is_done_at_intake_and_the_rest_keeps_its_order() -> 
 
 def test_a_log_of_nothing_wanted_is_passed_without_a_slot() -> None:
     p = plane(concurrency=1)
-    p.loaded(Load(P, 1, None), [], AT)
+    p.loaded(LoadPage(P, 1, None), [], AT)
     deliver(p, *["mail.sent"] * 500)
     actions = p.tick(AT, 9.0)
     assert not actions.work
@@ -71,7 +71,7 @@ def test_what_came_before_the_records_were_known_is_filtered_when_they_are() -> 
     p = plane()
     deliver(p, "mail.sent", "order.placed")
     assert p.counts.filtered == 0
-    p.loaded(Load(P, 1, None), [], AT)
+    p.loaded(LoadPage(P, 1, None), [], AT)
     assert works(p.tick(AT, 9.0)) == [1]
     assert (p.counts.delivered, p.counts.filtered) == (2, 1)
 
@@ -81,9 +81,9 @@ def test_what_is_not_wanted_is_not_held_behind_a_parked_key() -> None:
     waiting = AsideRecord(
         record_id("g", "log", P, 0), "g", P, 0, State.WAITING, 1e9, event("a", "order.placed"), Tries(1), None
     )
-    p.loaded(Load(P, 1, None), [waiting], AT)
+    p.loaded(LoadPage(P, 1, None), [waiting], AT)
     p.tick(AT, 9.0)
-    p.loaded(Load(P, 1, 0), [], AT)
+    p.loaded(LoadPage(P, 1, 0), [], AT)
     deliver(p, "order.placed", "mail.sent", "order.paid")
     actions = p.tick(AT, 9.0)
     assert actions.settle is not None
@@ -95,15 +95,15 @@ def test_what_is_not_wanted_is_not_held_behind_a_parked_key() -> None:
 def test_a_record_of_a_type_that_is_not_wanted_any_more_still_runs() -> None:
     p = plane(Progress(P, 0, 5))
     held = AsideRecord(record_id("g", "log", P, 3), "g", P, 3, State.HELD, None, event("a", "mail.sent"), Tries(), None)
-    p.loaded(Load(P, 1, None), [held], AT)
+    p.loaded(LoadPage(P, 1, None), [held], AT)
     p.tick(AT, 9.0)
-    p.loaded(Load(P, 1, 3), [], AT)
+    p.loaded(LoadPage(P, 1, 3), [], AT)
     assert works(p.tick(AT, 9.0)) == [3]
 
 
 def test_what_was_done_before_is_not_counted_as_filtered_again() -> None:
     p = plane(Progress(P, 0, 1))
-    p.loaded(Load(P, 1, None), [], AT)
+    p.loaded(LoadPage(P, 1, None), [], AT)
     deliver(p, "mail.sent", "mail.sent")
     p.tick(AT, 9.0)
     assert (p.counts.filtered, p.counts.skipped) == (1, 1)

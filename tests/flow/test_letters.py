@@ -6,7 +6,7 @@ from tests.flow.driver import FAR_S, LOG, WALL, Driver, P, Q, claims, failure, r
 
 from onward.brokers.base import Moved, State, Tries, record_id
 from onward.flow.entry import DONE, Again, Dead
-from onward.flow.plane import ASIDE_RETRY_S
+from onward.flow.settling import ASIDE_RETRY_S
 
 
 class TestDeadLetters:
@@ -39,7 +39,7 @@ class TestDeadLetters:
         assert d.progress[P].watermark == 2
         assert d.lag().parked == 0
 
-    def test_on_dead_hold_holds_its_successors_and_nobody_else(self) -> None:
+    def test_on_dead_hold_holds_its_successors_and_no_other_key(self) -> None:
         d = working(on_dead="hold")
         d.deliver("a", "a", "b")
         d.dead(0)
@@ -136,7 +136,7 @@ class TestDeadLetters:
         assert story is not None
         assert story.message == said
 
-    def test_keyless_letters_hold_nobody(self) -> None:
+    def test_letters_without_a_key_hold_no_key(self) -> None:
         d = working(on_dead="hold")
         d.deliver(None, None)
         d.dead(0)
@@ -235,7 +235,7 @@ class TestAsideRefused:
         d.deliver_at({0: "a"})
         assert d.running() == [0]
 
-    def test_gone_records_are_told_again(self) -> None:
+    def test_records_to_remove_are_named_again(self) -> None:
         d = Driver()
         d.assign(stored=stored(5), records=[record(0, "a")])
         d.deliver_at({5: "b"})
@@ -517,7 +517,7 @@ def test_an_older_replay_goes_before_one_that_waits_for_a_slot() -> None:
     assert d.run_out() == [2, 0, 1, 3]
 
 
-def test_a_replay_takes_nobody_into_its_batch_who_waits_for_his_time() -> None:
+def test_a_replay_takes_no_event_into_its_batch_that_waits_for_its_time() -> None:
     d = working(ordering="partition", batch_size=4)
     d.deliver("a")
     d.dead(0)
@@ -546,7 +546,7 @@ def test_a_letter_stays_when_its_owner_ended_well() -> None:
 
 @pytest.mark.parametrize("on_dead", ["pass", "hold"])
 def test_a_write_of_ours_that_came_after_a_move_is_what_counts(on_dead: str) -> None:
-    """Somebody gave the record up while our write of it was on its way: it stands as we wrote it, and is tried."""
+    """An operator gave the record up while our write of it was on its way: it stands as we wrote it, and is tried."""
     d = working(on_dead=on_dead)
     d.deliver("a", "a")
     d.again(0, in_s=FAR_S)

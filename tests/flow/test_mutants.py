@@ -5,7 +5,7 @@ has found in the plane. A mutant that survives means that a checker, or a fault,
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,18 +15,21 @@ from onward.brokers.base import Assigned, Failure, Progress, State, Tries
 from onward.brokers.core import progress_codec as codec
 from onward.brokers.core.progress_codec import LIMIT_CHARS
 from onward.event import Delivery, Partition
+from onward.flow import intake
 from onward.flow import plane as plane_module
+from onward.flow import settling as settling_module
 from onward.flow.actions import Actions
+from onward.flow.aside_index import AsideIndex
 from onward.flow.blame import ALONE, Blame
 from onward.flow.dispatch import Dispatch
-from onward.flow.entry import Again, Entry, Instant, Outcome, Ref, Stage
+from onward.flow.entry import Again, Entry, Instant, Outcome, ParkedRecord, Stage
 from onward.flow.holding import Holding
 from onward.flow.lanes import Lanes
-from onward.flow.letters import Letters
 from onward.flow.limits import Limits
-from onward.flow.outside import Outside
 from onward.flow.parking import Parking
+from onward.flow.pending_records import PendingRecords
 from onward.flow.plane import ControlPlane
+from onward.flow.settling import SettlePart
 from onward.flow.tracker import Tracker
 from onward.testing.simulator import simulate
 from onward.testing.simulator.profile import Profile
@@ -66,8 +69,8 @@ def deadly(profile: Profile) -> Profile:
     )
 
 
-def wrap(patch: Patch, owner: type, name: str, around: Callable[..., Any]) -> None:
-    """Replace a method by `around(original, self, *args)`."""
+def wrap(patch: Patch, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method or function by `around(original, self, *args)`."""
     original = getattr(owner, name)
     patch.setattr(owner, name, lambda *args, **keywords: around(original, *args, **keywords))
 
@@ -192,7 +195,7 @@ def test_mutant_lets_a_successor_pass_a_failed_event(monkeypatch: Patch) -> None
     def around(original: Any, holding: Holding, entry: Entry, again: Again, at: Instant) -> None:
         original(holding, entry, again, at)
         if entry.stage is Stage.DELAYED:
-            holding.lanes.leave(entry)
+            holding.events.lanes.leave(entry)
 
     wrap(monkeypatch, Holding, "failed", around)
     caught_by("order")
@@ -200,18 +203,18 @@ def test_mutant_lets_a_successor_pass_a_failed_event(monkeypatch: Patch) -> None
 
 def test_mutant_lets_a_successor_pass_a_parked_event(monkeypatch: Patch) -> None:
     def around(original: Any, holding: Holding, entry: Entry) -> None:
-        if not holding.lanes.add(entry, 1 << 62):
+        if not holding.events.lanes.add(entry, 1 << 62):
             raise AssertionError
 
-    wrap(monkeypatch, Holding, "_line_up_behind", around)
+    wrap(monkeypatch, intake, "_line_up_behind", around)
     caught_by("order")
 
 
 def test_mutant_lets_a_successor_pass_a_letter_that_is_not_stored(monkeypatch: Patch) -> None:
     def around(original: Any, holding: Holding, entry: Entry, failure: Failure, at: Instant) -> None:
         original(holding, entry, failure, at)
-        if entry.ref is None:
-            holding.lanes.leave(entry)
+        if entry.parked is None:
+            holding.events.lanes.leave(entry)
 
     wrap(monkeypatch, Holding, "dead", around)
     caught_by("order", "liveness")
@@ -237,7 +240,7 @@ def test_mutant_runs_two_of_a_key(monkeypatch: Patch) -> None:
 def test_mutant_dispatches_before_the_aside_is_loaded(monkeypatch: Patch) -> None:
     def around(original: Any, holding: Holding, assigned: Assigned | None) -> None:
         original(holding, assigned)
-        holding.outside.reading.loaded = assigned is not None
+        holding.aside.loading.loaded = assigned is not None
 
     wrap(monkeypatch, Holding, "begin", around)
     caught_by("loading", "order")
@@ -263,37 +266,37 @@ def test_mutant_starts_what_was_revoked(monkeypatch: Patch) -> None:
 
 
 def test_mutant_drops_a_held_successor(monkeypatch: Patch) -> None:
-    def around(original: Any, outside: Outside, entry: Entry, state: State, *more: Any, **named: Any) -> None:
+    def around(original: Any, holding: Holding, entry: Entry, state: State, *more: Any, **named: Any) -> None:
         if state is State.HELD:
-            outside._room.tracker.done(entry.delivery.position)
-            outside._letters.dirty = True
+            holding.events.tracker.done(entry.delivery.position)
+            holding.pending.dirty = True
         else:
-            original(outside, entry, state, *more, **named)
+            original(holding, entry, state, *more, **named)
 
-    wrap(monkeypatch, Outside, "set_aside", around)
+    wrap(monkeypatch, Holding, "set_aside", around)
     caught_by("settled")
 
 
 def test_mutant_removes_a_record_when_it_starts(monkeypatch: Patch) -> None:
-    def around(original: Any, outside: Outside, ref: Ref) -> None:
-        original(outside, ref)
-        outside._letters.remove(ref.id, None)
+    def around(original: Any, holding: Holding, parked: ParkedRecord) -> None:
+        original(holding, parked)
+        holding.pending.remove(parked.id, None)
 
-    wrap(monkeypatch, Outside, "_draw", around)
+    wrap(monkeypatch, Holding, "_draw", around)
     caught_by("records")
 
 
 def test_mutant_never_removes_a_record(monkeypatch: Patch) -> None:
     wrap(
-        monkeypatch, Holding, "done", lambda done, holding, *args: (done(holding, *args), holding.letters.gone.clear())
+        monkeypatch, Holding, "done", lambda done, holding, *args: (done(holding, *args), holding.pending.gone.clear())
     )
     caught_by("liveness", "suffix", "repeats")
 
 
 def test_mutant_brings_records_back_in_the_wrong_order(monkeypatch: Patch) -> None:
-    def head(parking: Parking, key: str | None) -> Ref | None:
-        refs = parking._keys.get(key) if key is not None else None
-        return refs[-1] if refs else None
+    def head(parking: Parking, key: str | None) -> ParkedRecord | None:
+        records = parking._keys.get(key) if key is not None else None
+        return records[-1] if records else None
 
     monkeypatch.setattr(Parking, "head", head)
     caught_by("order", "repeats")
@@ -309,7 +312,7 @@ def test_mutant_forgets_what_was_done_before_this_ownership(monkeypatch: Patch) 
 
 def test_mutant_releases_before_the_last_settle(monkeypatch: Patch) -> None:
     def around(original: Any, plane: ControlPlane, now: float) -> tuple[list[Partition], list[Partition]]:
-        drained = [holding.partition for holding in list(plane._revoking) if not holding.room.running]
+        drained = [holding.partition for holding in list(plane._revoking) if not holding.events.running]
         plane.fenced(drained)
         late, undrained = original(plane, now)
         return drained + late, undrained
@@ -329,11 +332,10 @@ def test_mutant_calls_a_release_drained_that_is_not(monkeypatch: Patch) -> None:
 
 
 def test_mutant_forgets_attempts_at_a_handover(monkeypatch: Patch) -> None:
-    def around(original: Any, holding: Holding) -> Progress:
-        told: Progress = original(holding)
-        return msgspec.structs.replace(told, tries={p: Tries(0, t.started, t.crashes) for p, t in told.tries.items()})
+    def around(original: Any, *args: Any) -> dict[int, Tries]:
+        return {position: Tries(0, tries.started, tries.crashes) for position, tries in original(*args).items()}
 
-    wrap(monkeypatch, Holding, "progress", around)
+    wrap(monkeypatch, Blame, "open_tries", around)
     caught_by("records")
 
 
@@ -382,12 +384,12 @@ def test_mutant_runs_a_key_twice_after_it_came_back(monkeypatch: Patch) -> None:
 
 
 def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> None:
-    def refused(holding: Holding, letters: dict[int, Any], now: float, retry_at: float) -> None:
-        for position in letters:
-            holding.letters.leaving.pop(position, None)
-        holding.dirty = True
+    def refused(part: SettlePart, now: float) -> None:
+        for position in part.records:
+            part.holding.pending.leaving.pop(position, None)
+        part.holding.pending.dirty = True
 
-    monkeypatch.setattr(Holding, "refused", refused)
+    monkeypatch.setattr(plane_module, "part_refused", refused)
     caught_by("settled")
 
 
@@ -431,10 +433,10 @@ def test_mutant_leaves_the_letter_of_an_event_that_was_handled_after_all(monkeyp
     """A letter was stored, its progress was not: the next owner ran the event again, with success."""
 
     def around(original: Any, holding: Holding, entry: Entry, started: int) -> None:
-        gone = list(holding.letters.gone)
+        gone = list(holding.pending.gone)
         original(holding, entry, started)
-        if entry.ref is None:
-            holding.letters.gone = gone
+        if entry.parked is None:
+            holding.pending.gone = gone
 
     wrap(monkeypatch, Holding, "mark", around)
     caught_by("records", shape=flaky_letters)
@@ -459,7 +461,7 @@ def flaky_letters(profile: Profile) -> Profile:
 
 def test_mutant_lets_events_pass_records_that_are_not_removed_yet(monkeypatch: Patch) -> None:
     """The record of their predecessor was done, and would have run again, after them, if the owner had died then."""
-    wrap(monkeypatch, Letters, "remove", lambda original, letters, id_, key: original(letters, id_, None))
+    wrap(monkeypatch, PendingRecords, "remove", lambda original, pending, id_, key: original(pending, id_, None))
     caught_by("suffix", "order", shape=rarely_settled)
 
 
@@ -524,7 +526,7 @@ def little_room(profile: Profile) -> Profile:
 
 def test_mutant_forgets_to_store_a_retry_of_a_shared_partition(monkeypatch: Patch) -> None:
     def around(original: Any, holding: Holding, entry: Entry, *more: Any) -> None:
-        if holding.shared:
+        if holding.aside.shared:
             holding.done(entry, more[2].now)
         else:
             original(holding, entry, *more)
@@ -534,13 +536,11 @@ def test_mutant_forgets_to_store_a_retry_of_a_shared_partition(monkeypatch: Patc
 
 
 def test_mutant_keeps_what_a_shared_partition_delivers_again(monkeypatch: Patch) -> None:
-    def around(original: Any, outside: Outside, ref: Ref, now: float) -> None:
-        assigned = outside._assigned
-        outside._assigned = msgspec.structs.replace(assigned, shared=False)
-        original(outside, ref, now)
-        outside._assigned = assigned
+    def around(original: Any, aside: AsideIndex, parked: ParkedRecord) -> ParkedRecord | None:
+        aside.shared = False
+        return cast("ParkedRecord | None", original(aside, parked))
 
-    wrap(monkeypatch, Outside, "stored", around)
+    wrap(monkeypatch, AsideIndex, "stored", around)
     caught_by("repeats", "records", shape=sharing)
 
 
@@ -554,7 +554,7 @@ def test_mutant_ignores_the_tries_of_what_is_delivered_again(monkeypatch: Patch)
 
 def test_mutant_retries_in_place_in_a_shared_partition(monkeypatch: Patch) -> None:
     """The next member would not know of the tries."""
-    wrap(monkeypatch, Holding, "_in_place", lambda original, holding, *more: holding.shared or original(holding, *more))
+    wrap(monkeypatch, Holding, "_in_place", lambda original, *args: args[0].aside.shared or original(*args))
     caught_by("records", shape=sharing)
 
 
@@ -562,12 +562,12 @@ def test_mutant_takes_a_position_for_one_of_an_earlier_ownership(monkeypatch: Pa
     ends: dict[tuple[ControlPlane, Partition], int] = {}
 
     def forget(original: Any, plane: ControlPlane, holding: Holding) -> None:
-        ends[plane, holding.partition] = holding.tracker.end
+        ends[plane, holding.partition] = holding.events.tracker.end
         original(plane, holding)
 
     def assigned(original: Any, plane: ControlPlane, message: Assigned) -> None:
         original(plane, message)
-        plane._holdings[message.partition].tracker.reached(ends.get((plane, message.partition), 0))
+        plane._holdings[message.partition].events.tracker.reached(ends.get((plane, message.partition), 0))
 
     wrap(monkeypatch, ControlPlane, "_forget", forget)
     wrap(monkeypatch, ControlPlane, "assigned", assigned)
@@ -581,10 +581,10 @@ def test_mutant_takes_the_end_of_the_log_for_the_end_of_the_work(monkeypatch: Pa
     """The end was reached before the records were loaded: what had been delivered before was taken for done."""
 
     def reach(holding: Holding, position: int, now: float) -> None:
-        holding.tracker.reached(position)
-        holding.dirty = True
+        holding.events.tracker.reached(position)
+        holding.pending.dirty = True
 
-    monkeypatch.setattr(Holding, "reach", reach)
+    monkeypatch.setattr(intake, "reach", reach)
     caught_by("settled", "loss", "order")
 
 
@@ -603,7 +603,7 @@ def test_mutant_forgets_a_suspect(monkeypatch: Patch) -> None:
     """A suspect was found when nothing else ran: nothing called for it any more."""
 
     def around(original: Any, dispatch: Dispatch, now: float) -> Any:
-        found_just_now = dispatch._alone.entry is None and not dispatch.running and not dispatch.ready
+        found_just_now = dispatch._lone.entry is None and not dispatch.running and not dispatch.ready
         return [] if found_just_now else original(dispatch, now)
 
     wrap(monkeypatch, Dispatch, "_start_alone", around)
@@ -633,12 +633,13 @@ def test_mutant_asks_to_be_called_at_once(monkeypatch: Patch) -> None:
 def test_mutant_takes_stale_pages_for_news(monkeypatch: Patch) -> None:
     """A page was read before its records were done: they ran again, after their successors."""
 
-    def around(original: Any, outside: Outside, record: Any, at: Instant) -> None:
-        loaded, outside.reading.loaded = outside.reading.loaded, False
-        original(outside, record, at)
-        outside.reading.loaded = loaded
+    def around(original: Any, aside: AsideIndex, *args: Any, **named: Any) -> Any:
+        loaded, aside.loading.loaded = aside.loading.loaded, False
+        parked = original(aside, *args, **named)
+        aside.loading.loaded = loaded
+        return parked
 
-    wrap(monkeypatch, Outside, "_know", around)
+    wrap(monkeypatch, AsideIndex, "learn", around)
     caught_by("suffix", "repeats", "liveness", "order")
 
 
@@ -652,10 +653,10 @@ def test_mutant_does_not_count_letters_that_are_being_stored(monkeypatch: Patch)
 
     def around(original: Any, holding: Holding, now: float) -> Any:
         posted = original(holding, now)
-        holding.tracker.leaving = Uncounted(holding.tracker.leaving)
+        holding.events.tracker.leaving = Uncounted(holding.events.tracker.leaving)
         return posted
 
-    wrap(monkeypatch, Holding, "post", around)
+    wrap(monkeypatch, settling_module, "_post", around)
     caught_by("bounds", "hysteresis")
 
 
@@ -663,11 +664,11 @@ def test_mutant_runs_what_was_removed(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Entry, "removed", property(lambda _: False))
 
     def around(original: Any, holding: Holding, position: int, to: State | None, *times: float) -> None:
-        ref = holding.outside.parking.refs.get(position)
-        if to is not None or ref is None or not ref.drawn:
+        parked = holding.aside.parking.records.get(position)
+        if to is not None or parked is None or not parked.drawn:
             original(holding, position, to, *times)
 
-    wrap(monkeypatch, Holding, "move", around)
+    wrap(monkeypatch, intake, "move", around)
     caught_by("removed")
 
 
@@ -675,7 +676,7 @@ def test_mutant_starts_before_a_lone_end_is_recorded(monkeypatch: Patch) -> None
     """An innocent ended its lone run; before that was recorded a killer started, and the innocent was charged."""
 
     def around(original: Any, dispatch: Dispatch, at: Instant) -> Any:
-        dispatch._alone.ended = None
+        dispatch._lone.ended = None
         return original(dispatch, at)
 
     wrap(monkeypatch, Dispatch, "start", around)

@@ -15,22 +15,22 @@ from hypothesis.stateful import (
 from tests.flow.driver import event
 
 from onward.brokers.base import State, Tries
-from onward.flow.entry import Ref
+from onward.flow.entry import ParkedRecord
 from onward.flow.parking import Parking
 
 KEYS = st.sampled_from(["a", "b", "", None])
 CACHE_BYTES = 20
 
 
-def ref(position: int, key: str | None, *, size: int = 0, stored: bool = True) -> Ref:
-    return Ref(f"r{position}", position, key, State.HELD, 0.0, event(key, size), size, Tries(), stored)
+def ref(position: int, key: str | None, *, size: int = 0, stored: bool = True) -> ParkedRecord:
+    return ParkedRecord(f"r{position}", position, key, State.HELD, 0.0, event(key, size), size, Tries(), stored)
 
 
 class ParkingMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.parking = Parking(CACHE_BYTES)
-        self.model: dict[int, Ref] = {}
+        self.model: dict[int, ParkedRecord] = {}
         self.musts: set[int] = set()  # read again because their turn has come
 
     def kept(self) -> int:
@@ -81,7 +81,7 @@ class ParkingMachine(RuleBasedStateMachine):
 
     @invariant()
     def records_come_back_by_position(self) -> None:
-        assert self.parking.refs == self.model
+        assert self.parking.records == self.model
         assert len(self.parking) == len(self.model)
         assert {each.position for each in self.parking} == set(self.model)
         keys = {each.key for each in self.model.values()} - {None}
@@ -130,7 +130,7 @@ def test_a_key_comes_back_in_order_whatever_order_its_records_came_in() -> None:
     assert parking.keys == 0
 
 
-def test_records_without_a_key_park_nobody() -> None:
+def test_records_without_a_key_park_no_key() -> None:
     parking = Parking(1_000)
     parking.add(ref(1, None))
     assert (len(parking), parking.keys, parking.head(None)) == (1, 0, None)

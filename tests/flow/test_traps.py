@@ -99,7 +99,7 @@ def test_defect_06_each_ownership_has_an_epoch_of_its_own() -> None:
     assert d.progress[P].watermark == 1
 
 
-def test_defect_08_the_death_of_a_worker_wedges_nobody() -> None:
+def test_defect_08_the_death_of_a_worker_blocks_no_other_event() -> None:
     d = working(concurrency=4)
     d.deliver(*(f"k{number}" for number in range(40)))
     d.again(2, in_s=0.0, crashed=True)
@@ -459,7 +459,7 @@ def test_contract_19_attempts_survive_a_crash() -> None:
     assert d.starts[-1].attempt == 3
 
 
-def test_contract_19_a_killer_is_told_from_its_neighbours() -> None:
+def test_contract_19_a_killer_is_distinguished_from_its_neighbours() -> None:
     """It takes a process with it whenever it runs. Each crash must cost its neighbours nothing but a repetition."""
     keys = {number: f"k{number}" for number in range(6)}
     killer, crashes = 3, 0

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from onward import GiveUp, Onward, Retry
+from onward.brokers.sqlite.subscription import SqliteSubscription
 from onward.errors import BrokerError
 from onward.observe.health import line, report
 from tests.observe.readings import reading
@@ -180,7 +181,7 @@ def test_a_receive_that_fails_is_not_ready_and_is_logged_once(
         nonlocal failed
         async with app.running():
             await until(lambda: app.health().ready)
-            kind = type(app._crew.consumers[0]._subscription)  # type: ignore[union-attr]
+            kind = SqliteSubscription
             with monkeypatch.context() as patched:
 
                 async def refuse(*_: Any) -> None:

@@ -1,19 +1,19 @@
-"""The judge: who was promised what, and what became of it.
+"""The judge: which orders were promised, and what became of each.
 
-It reads the shop's orders, the workers' effects and the numbers of the dead letters, and imports nothing of Onward:
-the path that it judges has no say in the verdict.
+It reads the shop's orders, the workers' effects and the numbers of the dead letters. It imports nothing of Onward,
+so the path that it judges has no say in the verdict.
 """
 
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 PUBLISHED, HANDLED = 1, 2
 
-# While the path runs, an order that a later one of its customer overtook may still be on its way into the dead
-# letters, or be taken over from a killed worker. After this long it is neither.
+# While the path runs, a later order of the same customer may overtake an order. The overtaken one may still be on its
+# way into the dead letters, or another worker may take it over from a killed one. After this time it counts as lost.
 LOST_AFTER_S = 10.0
 
 
@@ -34,7 +34,7 @@ class Balance(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """A row of the effects, and whether it completed its order for the first time."""
+    """A row of the effects. `first`: it completed its order for the first time."""
 
     seq: int
     worker: int
@@ -53,25 +53,50 @@ class News(NamedTuple):
     effects: Sequence[Effect]
 
 
+class OrderMarks:
+    """Which orders are published and which are handled, by number, with the count of each."""
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.handled = 0
+        self._marks = bytearray(1)  # PUBLISHED | HANDLED
+
+    def has(self, number: int, bit: int) -> bool:
+        return number < len(self._marks) and bool(self._marks[number] & bit)
+
+    def add(self, number: int, bit: int) -> None:
+        if number >= len(self._marks):
+            self._marks.extend(bytes(number + 1024 - len(self._marks)))
+        before = self._marks[number]
+        self._marks[number] = after = before | bit
+        self.published += after & ~before & PUBLISHED
+        # A worker can handle an order a moment before its publish returns. The order counts when both have happened.
+        self.handled += before != after == PUBLISHED | HANDLED
+
+    def unhandled(self) -> Iterator[int]:
+        """Published orders that are not handled."""
+        return (number for number, mark in enumerate(self._marks) if mark & PUBLISHED and not mark & HANDLED)
+
+
 class Judge:
-    """Keeps the balance while rows are added. A new judge on the same folder comes to the same verdict."""
+    """Counts the balance as rows arrive. A new judge on the same folder comes to the same verdict."""
 
     def __init__(self, folder: Path) -> None:
         self._orders = sqlite3.connect(folder / "orders.db", timeout=10, isolation_level=None)
         self._effects = sqlite3.connect(folder / "effects.db", timeout=10, isolation_level=None)
         self._read_to = [0, 0]  # the last published number and the last effect seen
-        self._marks = bytearray(1)  # by order number: PUBLISHED | HANDLED
+        self._marks = OrderMarks()
         self._last: dict[str, int] = {}  # customer -> highest n completed
-        self._overtaken: dict[int, float] = {}  # order number -> when a later one of its customer was completed
+        self._overtaken: dict[int, float] = {}  # order number -> when a later order of its customer was completed
         self._dead: set[int] = set()
-        self._published = self._handled = self._inverted = self._duplicates = 0
+        self._inverted = self._duplicates = 0
 
     def close(self) -> None:
         self._orders.close()
         self._effects.close()
 
     def read(self) -> News:
-        """Take in what was written since the last call."""
+        """Read the rows written since the last call."""
         effects = self._effects.execute(
             "SELECT seq, worker, pid, number, customer, n, attempt, waited_s, outcome = 'done' FROM effects"
             " WHERE seq > ? ORDER BY seq",
@@ -82,14 +107,14 @@ class Judge:
             (self._read_to[0],),
         ).fetchall()
         for number, _ in published:
-            self._mark(number, PUBLISHED)
+            self._marks.add(number, PUBLISHED)
             self._read_to[0] = number
         for seq, *_ in effects[-1:]:
             self._read_to[1] = seq
         return News(published, [self._effect(row) for row in effects])
 
     def bury(self, numbers: Iterable[int]) -> Sequence[int]:
-        """These are in the dead letters. Returns those not known before."""
+        """Count these orders as dead letters. Returns those that are new."""
         fresh = [number for number in numbers if not self.is_done(number)]
         for number in fresh:
             self._dead.add(number)
@@ -97,55 +122,55 @@ class Judge:
         return fresh
 
     def is_done(self, number: int) -> bool:
-        return self._is(number, HANDLED) or number in self._dead
+        return self._marks.has(number, HANDLED) or number in self._dead
 
     @property
     def overtaken(self) -> bool:
-        """Some order was passed by a later one of its customer: it should be in the dead letters by now."""
+        """A later order of the same customer overtook some order, which should be in the dead letters by now."""
         return bool(self._overtaken)
 
     def balance(self) -> Balance:
-        """While the path runs: what is not done is in flight, unless it was overtaken for too long."""
+        """While the path runs. An unfinished order is in flight, unless it was overtaken too long ago."""
         overdue = time.time() - LOST_AFTER_S
-        lost = [number for number, since in self._overtaken.items() if since < overdue and self._is(number, PUBLISHED)]
+        lost = [
+            number
+            for number, since in self._overtaken.items()
+            if since < overdue and self._marks.has(number, PUBLISHED)
+        ]
         return self._balance(len(lost))
 
     def verdict(self) -> Balance:
-        """When the path has come to rest: whatever is not done is lost."""
+        """After the path has come to rest. An unfinished order is lost."""
         return self._balance(len(self.missing()))
 
     def missing(self) -> Sequence[int]:
         """Published orders that are neither handled nor in the dead letters."""
-        return [
-            number
-            for number, mark in enumerate(self._marks)
-            if mark & PUBLISHED and not mark & HANDLED and number not in self._dead
-        ]
+        return [number for number in self._marks.unhandled() if number not in self._dead]
 
     def wrongly_dead(self) -> Sequence[int]:
-        """Orders that were given up though nothing was wrong with them."""
+        """Dead letters that are not poison orders."""
         poison = {number for (number,) in self._orders.execute("SELECT number FROM orders WHERE poison")}
         return sorted(self._dead - poison)
 
     def _balance(self, lost: int) -> Balance:
-        done = self._handled + len(self._dead)
-        open_ = self._published - done - lost
-        return Balance(self._published, self._handled, len(self._dead), open_, lost, self._inverted, self._duplicates)
+        published, handled, dead = self._marks.published, self._marks.handled, len(self._dead)
+        in_flight = published - handled - dead - lost
+        return Balance(published, handled, dead, in_flight, lost, self._inverted, self._duplicates)
 
     def _effect(self, row: tuple[Any, ...]) -> Effect:
         *_, number, customer, n, _, _, done = row
         return Effect._make([*row, bool(done) and self._complete(number, customer, n)])
 
     def _complete(self, number: int, customer: str, n: int) -> bool:
-        if self._is(number, HANDLED):
+        if self._marks.has(number, HANDLED):
             self._duplicates += 1
             return False
-        self._mark(number, HANDLED)
+        self._marks.add(number, HANDLED)
         last = self._last.get(customer, 0)
         if n > last:
             self._last[customer] = n
             self._overtake(customer, last, n)
-        elif number not in self._dead:  # given up and later replayed is no inversion
+        elif number not in self._dead:  # a dead letter that was replayed later is no inversion
             self._inverted += 1
         self._overtaken.pop(number, None)
         self._dead.discard(number)
@@ -159,15 +184,3 @@ class Judge:
         )
         now = time.time()
         self._overtaken.update((number, now) for (number,) in skipped if number not in self._dead)
-
-    def _is(self, number: int, bit: int) -> bool:
-        return number < len(self._marks) and bool(self._marks[number] & bit)
-
-    def _mark(self, number: int, bit: int) -> None:
-        if number >= len(self._marks):
-            self._marks.extend(bytes(number + 1024 - len(self._marks)))
-        before = self._marks[number]
-        self._marks[number] = after = before | bit
-        self._published += after & ~before & PUBLISHED
-        # An order can be handled a moment before its publish returns; it counts when both have happened.
-        self._handled += before != after == PUBLISHED | HANDLED

@@ -1,4 +1,4 @@
-"""Children that a handler forks must not handle events as clones of their parent."""
+"""A child process that a handler forks must not handle events as a clone of its parent."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def end(error: BaseException | None) -> None:
-    """A handler forked, and its child came back out of the call: it ends here, or it would handle events as a clone."""
+    """The handler forked, and this is the child, returning from the call. End it: it would handle events as a clone."""
     code = error.code if isinstance(error, SystemExit) else (error is not None)
     with contextlib.suppress(Exception):
         if isinstance(code, str):

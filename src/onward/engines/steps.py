@@ -1,4 +1,4 @@
-"""Running a coroutine's steps in a context of its own, within the current task."""
+"""Runs a coroutine's steps in a context of its own, within the current task."""
 
 from collections.abc import Coroutine, Generator
 from contextvars import Context
@@ -8,14 +8,14 @@ from typing import Any
 
 @coroutine
 def in_context(steps: Coroutine[Any, Any, Any], context: Context) -> Generator[Any, Any, None]:
-    """Await it so that each of its steps runs in the given context."""
+    """Await the coroutine. Each of its steps runs in the given context."""
     run = context.run
     try:
         yielded = run(steps.send, None)
         while True:
             try:
                 answer = yield yielded
-            except GeneratorExit:  # the event loop is gone
+            except GeneratorExit:  # the event loop has ended
                 steps.close()
                 raise
             except BaseException as thrown:

@@ -1,4 +1,4 @@
-"""A handler by its import path: how another process finds it."""
+"""The import path of a handler, by which another process finds it."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,7 @@ _MAIN_AGAIN = "__mp_main__"  # the name that multiprocessing gives to it: `if __
 
 
 def target_of(function: Callable[..., Any]) -> str:
-    """The function's path, module:name; BadHandler if no other process could follow it."""
+    """The function's path, module:name. BadHandler if another process could not follow it."""
     module, name = function.__module__, function.__qualname__
     if "<lambda>" in name or "<locals>" in name:
         what = "a lambda" if "<lambda>" in name else "defined inside a function"
@@ -32,7 +32,7 @@ def target_of(function: Callable[..., Any]) -> str:
 
 
 def check(target: str, function: Callable[..., Any]) -> None:
-    """Does the path lead to this function, now that its module is imported?"""
+    """Check that the path leads to this function, now that its module is imported. BadHandler if not."""
     try:
         found = follow(target)
     except (ImportError, AttributeError) as error:
@@ -45,7 +45,7 @@ def check(target: str, function: Callable[..., Any]) -> None:
 
 
 def follow(target: str) -> Any:
-    """What the path leads to."""
+    """The object at the path."""
     module, _, names = target.partition(":")
     found: Any = importlib.import_module(module)
     for name in names.split("."):
@@ -54,7 +54,7 @@ def follow(target: str) -> Any:
 
 
 def main_file() -> tuple[str, str] | None:
-    """The file of the running program and its package; None if it has no file (-c, a prompt)."""
+    """The file of the running program and its package. None if it has no file (-c, a prompt)."""
     main = sys.modules[_MAIN]
     path = getattr(main, "__file__", None)
     if path is None or not os.path.isfile(path):
@@ -63,7 +63,7 @@ def main_file() -> tuple[str, str] | None:
 
 
 def import_main(path: str, package: str) -> None:
-    """Import the parent's main module as this process's, without running what its guard protects."""
+    """Import the parent's main module as the main module here, without running what its guard protects."""
     spec = importlib.util.spec_from_file_location(_MAIN_AGAIN, path)
     if spec is None or spec.loader is None:
         raise BadHandler(f"{path} cannot be imported by a worker process; move the handler into a module of its own")

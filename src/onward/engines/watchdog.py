@@ -1,4 +1,4 @@
-"""Names the code that keeps the event loop from running: one blocking line in an `async def` stops every handler."""
+"""Logs the code that blocks the event loop: one blocking line in an `async def` stops every handler."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger("onward")
 
 LIMIT_S = 0.1
 _BEAT_S = 0.025
-_QUIET_S = 60.0  # one place is named no more often than this
+_QUIET_S = 60.0  # the log names one function no more often than this
 
 _OURS = str(Path(__file__).parent.parent)
 _ASYNCIO = str(Path(asyncio.__file__).parent)
@@ -25,7 +25,7 @@ _LIBRARIES = (*(str(Path(path)) for path in (*site.getsitepackages(), sysconfig.
 
 
 class Watchdog:
-    """While it is entered, a thread looks whether the loop still ticks, and where it stands when it does not."""
+    """While it is entered, a thread checks that the loop still turns, and logs the code that blocks it."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -64,16 +64,16 @@ class Watchdog:
             return
         self._named[code] = at
         log.warning(
-            "%s has kept the event loop from running for %.0f ms, at %s:%d; nothing else of this process gets on. "
+            "%s has kept the event loop from running for %.0f ms, at %s:%d; nothing else in this process runs. "
             "Await what blocks there, or declare the handler with `def` (threads) or engine='processes'",
             *(code.co_qualname, blocked_s * 1000, code.co_filename, culprit.f_lineno),
         )
 
 
 def find(innermost: FrameType) -> FrameType | None:
-    """The handler in this stack, at the line where it stands; or else the outermost code that is not the loop's.
+    """The handler in this stack, at the line that it is at; without one, the outermost code above the loop.
 
-    None: the loop waits for something to do, so it was the whole process that stood still.
+    None: the loop itself was waiting for work, so the whole process had stopped.
     """
     stack: list[FrameType] = []
     frame: FrameType | None = innermost
@@ -84,12 +84,12 @@ def find(innermost: FrameType) -> FrameType | None:
     served = [at for at, each in enumerate(stack) if each.f_code.co_filename == tasks.__file__]
     loops = [at for at, each in enumerate(stack) if _is_loop(each)]
     begin = (served or loops or [len(stack)])[-1]
-    # A handler may be installed like a library; where none runs, what a library does is nobody's to mend.
+    # A handler may be installed like a library. Where no handler runs, the user cannot change what a library does.
     others = (_OURS, _ASYNCIO) if served else (_OURS, *_LIBRARIES)
     return next((each for each in stack[begin:] if not each.f_code.co_filename.startswith(others)), None)
 
 
 def _is_loop(frame: FrameType) -> bool:
-    """asyncio's own loop, or what called another one, such as uvloop, that has no frames."""
+    """Is this a frame of asyncio's loop, or of the call to another loop, such as uvloop, that has no frames?"""
     code = frame.f_code
     return code.co_filename.startswith(_ASYNCIO) and code.co_name in ("_run_once", "run")

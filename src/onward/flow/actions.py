@@ -1,4 +1,4 @@
-"""What the control plane answers: what to do now, and what it has seen."""
+"""What the control plane returns: what to do now, and what it has seen."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from onward.engines.base import Work
 from onward.event import Partition
 
 
-class Settlement(msgspec.Struct, frozen=True):
+class SettleCall(msgspec.Struct, frozen=True):
     """One settle call. Its answer goes back to the plane by `settled` or `aside_refused`."""
 
     progress: Sequence[Progress]
@@ -17,7 +17,7 @@ class Settlement(msgspec.Struct, frozen=True):
     gone: Sequence[str] = ()
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadPage(msgspec.Struct, frozen=True):
     """Read a page of records; it goes back to the plane by `loaded`. Try again until it succeeds."""
 
     partition: Partition
@@ -31,8 +31,8 @@ class Actions(msgspec.Struct, frozen=True):
     work: Sequence[Work] = ()
     pause: Sequence[Partition] = ()
     resume: Sequence[Partition] = ()
-    load: Sequence[Load] = ()
-    settle: Settlement | None = None
+    load: Sequence[LoadPage] = ()
+    settle: SettleCall | None = None
     drained: Sequence[Partition] = ()  # to release: nothing of them runs
     undrained: Sequence[Partition] = ()  # to release: the deadline came first
     wake_at: float | None = None  # tick again by then even if nothing happens

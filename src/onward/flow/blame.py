@@ -1,4 +1,4 @@
-"""Who may have killed a process: what is known of the tries of open events, and of their starts. Pure."""
+"""Which event may have killed a process: what is known of the tries of open events, and of their starts. Pure."""
 
 from collections.abc import Container, Iterable
 
@@ -54,7 +54,7 @@ class Blame:
 
     def not_running(self, entry: Entry) -> None:
         """Its start may be recorded: the next progress takes that back, even if its record cannot be stored."""
-        if entry.ref is None and entry.delivery.position in self.tries:
+        if entry.parked is None and entry.delivery.position in self.tries:
             self.tries[entry.delivery.position] = entry.tries
 
     def mark(self, entry: Entry, started: int) -> None:
@@ -79,7 +79,7 @@ class Blame:
         entry.tries = msgspec.structs.replace(entry.tries, started=suspected)
         return True
 
-    def told(self, tracker: Tracker, leaving: Container[int]) -> dict[int, Tries]:
+    def open_tries(self, tracker: Tracker, leaving: Container[int]) -> dict[int, Tries]:
         """The tries that go with the progress. `leaving`: positions that may be open again."""
         known, opened, end = self.tries, tracker.open, tracker.end
         tries = {p: tries for p, tries in known.items() if p in opened or p >= end}

@@ -1,80 +1,81 @@
-"""Which events start: a share of the free slots to each partition in turn, the oldest first within each. Pure."""
+"""Which events start: each partition in turn gets a share of the free slots, and its oldest events go first. Pure."""
 
 from heapq import heappop
 
 from onward.brokers.base import Failure
 from onward.engines.base import Work
 from onward.flow.actions import Counts
-from onward.flow.alone import Alone
 from onward.flow.batching import batch_of, waits_to_fill
 from onward.flow.blame import AMONG_OTHERS
-from onward.flow.entry import MARKING, RUNNING, Entry, Instant, Unit
+from onward.flow.entry import MARKING, RUNNING, BatchCall, Entry, Instant
 from onward.flow.holding import Holding
 from onward.flow.limits import Limits
+from onward.flow.lone_runs import LoneRuns
 from onward.flow.settling import Settling
 
 
 class Dispatch:
-    """The slots of one plane, and whose turn it is to fill them."""
+    """The slots of one plane, and which partition fills them next."""
 
-    __slots__ = ("_alone", "_counts", "_limits", "_marks", "_settling", "ready", "running")
+    __slots__ = ("_counts", "_limits", "_lone", "_marks", "_settling", "ready", "running")
 
-    def __init__(self, limits: Limits, counts: Counts, alone: Alone, settling: Settling) -> None:
+    def __init__(self, limits: Limits, counts: Counts, lone: LoneRuns, settling: Settling) -> None:
         self._limits = limits
         self._counts = counts
-        self._alone = alone
+        self._lone = lone
         self._settling = settling
         self._marks = False  # some may wait for their start to be recorded
         self.running = 0  # calls of the handler
         self.ready: dict[Holding, None] = {}  # those with something ready, in turn
 
     def free(self, entry: Entry) -> int:
-        """The run of an event has ended: free its slot, if it was the last of its call. Answers the call's size."""
-        if entry is self._alone.entry:
-            self._alone.entry = None
-        unit, entry.unit = entry.unit, None
-        if unit is None:
+        """The run of an event has ended: free its slot, if it was the last of its call. Returns the call's size."""
+        if entry is self._lone.entry:
+            self._lone.entry = None
+        call, entry.call = entry.call, None
+        if call is None:
             self.running -= 1
             return 1
-        unit.left -= 1
-        if unit.left == 0:
+        call.left -= 1
+        if call.left == 0:
             self.running -= 1
-        return unit.size
+        return call.size
 
     def start(self, at: Instant) -> list[Work]:
         """Fill the free slots."""
         work: list[Work] = []
-        alone = self._alone
-        if not alone.is_calm() and alone.barred(ready=bool(self.ready)):
+        lone = self._lone
+        if not lone.is_calm() and lone.barred(ready=bool(self.ready)):
             return work
-        if alone.entry is not None or alone.suspects:
-            lone = self._start_alone(at.now)
-            if alone.entry is not None or alone.suspects:
-                return lone
-        if alone.ended is not None:
+        if lone.entry is not None or lone.suspects:
+            started = self._start_alone(at.now)
+            if lone.entry is not None or lone.suspects:
+                return started
+        if lone.ended is not None:
             return work  # what starts before that is recorded would be taken for innocent in a crash
         self._fill(work, at)
-        if alone.suspects:
-            alone.solitude.ask(alone)
+        if lone.suspects:
+            lone.quarantine.ask(lone)
             self._start_alone(at.now)  # when nothing runs, nothing else would call for it
         return work
 
     def _fill(self, work: list[Work], at: Instant) -> None:
         free = self._limits.concurrency - self.running - (self._marking() if self._marks else 0)
-        turns = waiting = [holding for holding in self.ready if holding.lanes.ready and holding.release_at is None]
+        turns = [holding for holding in self.ready if holding.events.lanes.ready and holding.release_at is None]
+        waiting = turns
         served: set[Holding] = set()
         due = self._due(turns, at.now)
-        while free > 0 and due and not self._alone.suspects:
+        while free > 0 and due and not self._lone.suspects:
             share = free // len(due) or 1
             for holding in due:
                 taken = self._take(holding, share if share < free else free, work, at)
                 if taken:
                     free -= taken
                     served.add(holding)
-            waiting = [holding for holding in turns if holding.lanes.ready]
+            waiting = [holding for holding in turns if holding.events.lanes.ready]
             due = self._due(waiting, at.now)
         self.ready.clear()
-        if waiting:  # whoever was served comes after those who were not
+        if waiting:  # a partition that was served comes after those that were not
             self.ready = dict.fromkeys([h for h in waiting if h not in served] + [h for h in waiting if h in served])
 
     def _due(self, ready: list[Holding], now: float) -> list[Holding]:
@@ -86,15 +87,16 @@ class Dispatch:
 
     def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
         """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""
-        limits, opened, room, ready = self._limits, holding.tracker.open, holding.room, holding.lanes.ready
+        limits, events = self._limits, holding.events
+        opened, drawn, ready = events.tracker.open, events.drawn, events.lanes.ready
         batch_size, batch_wait_s = limits.batch_size, limits.batch_wait_s
         used = marks = 0
         while used < slots and ready:
             if used and batch_wait_s and waits_to_fill(holding, limits, at.now):
                 break
             position = heappop(ready)
-            entry = opened.get(position) or room.drawn[position]
-            if entry.ref is not None and entry.ref.removed:  # somebody removed the record of what was about to run
+            entry = opened.get(position) or drawn[position]
+            if entry.parked is not None and entry.parked.removed:  # an operator removed the record just before it ran
                 holding.done(entry, at.now)
                 self._settling.press(holding)
                 continue
@@ -105,7 +107,7 @@ class Dispatch:
             used += 1
             if batch_size == 1:
                 entry.stage = RUNNING
-                room.running += 1
+                events.running += 1
                 work.append(entry.delivery)
             else:
                 work.append(batch_of(holding, entry, batch_size))
@@ -113,13 +115,13 @@ class Dispatch:
         return used
 
     def _is_cleared(self, holding: Holding, entry: Entry, at: Instant) -> bool:
-        """Nothing speaks against its start now. Else it is seen to."""
+        """Nothing stands in the way of its start. Else it is put aside for what it has to wait for."""
         if entry.tries.crashes >= self._limits.crash_limit:
             self._crashed(holding, entry, at)
-        elif entry.ref is not None and holding.letters.refusing and not entry.marked:
+        elif entry.parked is not None and holding.pending.refusing and not entry.marked:
             holding.shelve(entry)
         elif entry.suspect:
-            self._alone.suspect(holding, entry)
+            self._lone.suspect(holding, entry)
         elif not entry.marked:  # it has its slot from here on: what cannot run yet would be suspected in vain
             holding.mark(entry, AMONG_OTHERS)
             self._marks = True
@@ -136,16 +138,16 @@ class Dispatch:
 
     def _start_alone(self, now: float) -> list[Work]:
         """One charged with a crash runs alone."""
-        found = self._alone.start(self.running, now)
+        found = self._lone.start(self.running, now)
         self._marks = True
         if found is None:
             return []
-        holding, lone = found
-        lone.stage = RUNNING
-        lone.unit = Unit(1, 1) if self._limits.batch_size > 1 else None
-        holding.room.running += 1
+        holding, entry = found
+        entry.stage = RUNNING
+        entry.call = BatchCall(1, 1) if self._limits.batch_size > 1 else None
+        holding.events.running += 1
         self.running += 1
-        return [lone.delivery if self._limits.batch_size == 1 else (lone.delivery,)]
+        return [entry.delivery if self._limits.batch_size == 1 else (entry.delivery,)]
 
     def _crashed(self, holding: Holding, entry: Entry, at: Instant) -> None:
         self._counts.dead += 1

@@ -19,15 +19,15 @@ class Stage(IntEnum):
     QUEUED = 0  # behind another event of its lane, or ready and waiting for a slot
     RUNNING = 1
     DELAYED = 2  # waits in place for its next attempt
-    MARKING = 3  # waits for its start to be recorded, because a crash would blame it
-    LEAVING = 4  # waits for its record to be stored
+    MARKING = 3  # waits until its start is recorded, because a crash would blame it
+    LEAVING = 4  # waits until its record is stored
 
 
 QUEUED, RUNNING, DELAYED, MARKING, LEAVING = Stage  # Python 3.11 takes as long for `Stage.QUEUED` as for four calls
 
 
-class Ref(msgspec.Struct, gc=False):
-    """A record of the aside as the plane knows it. Without its event when there was no room to keep it."""
+class ParkedRecord(msgspec.Struct, gc=False):
+    """A record of the aside as the plane knows it. Without its event when memory had no room for it."""
 
     id: str
     position: int
@@ -38,14 +38,14 @@ class Ref(msgspec.Struct, gc=False):
     size: int
     tries: Tries
     stored: bool
-    story: Failure | None = None  # as an Entry's
+    failure: Failure | None = None  # as an Entry's
     cautious: bool = False  # loaded after a crash: its start is recorded before it runs
     drawn: bool = False  # in a lane right now
-    removed: bool = False  # somebody else took the record away while it was drawn
+    removed: bool = False  # an operator removed the record while it was drawn
     wall_due: float | None = None  # `due` as it stands in the store
 
 
-class Unit(msgspec.Struct, gc=False):
+class BatchCall(msgspec.Struct, gc=False):
     """One call of a batch handler: the slot is free when all of its events have ended."""
 
     size: int
@@ -53,26 +53,26 @@ class Unit(msgspec.Struct, gc=False):
 
 
 class Entry(msgspec.Struct, gc=False):
-    """Neither it nor a Ref can be part of a cycle, so the collector need not look at the many of them."""
+    """Neither it nor a ParkedRecord can be part of a cycle, so the garbage collector need not track them."""
 
     delivery: Delivery
     size: int
     slot: int = 0  # the tracker's own
     stage: Stage = QUEUED
     tries: Tries = Tries()
-    story: Failure | None = None  # of its last failure, in brief, with the time of the first
+    failure: Failure | None = None  # the last one, in brief, with the time of the first
     due: float = 0.0  # when it is delayed: until then, on the plane's clock
     cautious: bool = False  # its start is recorded before it runs
     suspect: bool = False  # it was running in a crash: it runs alone
     marked: bool = False  # its start is recorded
     batch_limit: int = 0  # it was in a batch that failed: no larger than this; 0: no limit
-    ref: Ref | None = None  # the record it was drawn from
-    unit: Unit | None = None
+    parked: ParkedRecord | None = None  # the record it was drawn from
+    call: BatchCall | None = None
 
     @property
     def removed(self) -> bool:
-        """Somebody took its record away: it is not to run any more."""
-        return self.ref is not None and self.ref.removed
+        """An operator removed its record: it must not run any more."""
+        return self.parked is not None and self.parked.removed
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +98,7 @@ class Split(msgspec.Struct, frozen=True, gc=False):
 
 
 class Released(msgspec.Struct, frozen=True, gc=False):
-    """It did not run to its end, and nobody is to blame: no attempt charged. It may run again, not before `at`."""
+    """It did not run to its end, through no fault of its own: no attempt charged. It may run again, not before `at`."""
 
     at: float = 0.0
 

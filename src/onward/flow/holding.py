@@ -1,28 +1,22 @@
-"""One partition as this process knows it: what is open, what runs, what stands aside. Pure."""
+"""One partition as this process knows it: what is open, what runs, what stands aside. Pure.
 
-from collections.abc import Sequence
-from heapq import heappop
+`intake.py` takes deliveries and records in, `settling.py` settles what has become of them.
+"""
+
+from heapq import heappop, heappush
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, Assigned, Failure, Progress, State, Tries
-from onward.event import Delivery, Partition
+from onward.brokers.base import Assigned, Failure, State, Tries
+from onward.event import Partition
+from onward.flow.aside_index import AsideIndex, RecordTurn
 from onward.flow.blame import Blame
-from onward.flow.entry import DELAYED, LEAVING, QUEUED, RUNNING, Again, Entry, Instant
+from onward.flow.entry import DELAYED, LEAVING, QUEUED, RUNNING, Again, Entry, Instant, ParkedRecord
 from onward.flow.lanes import Lanes
-from onward.flow.letters import Leaving, Letters, told
 from onward.flow.limits import Limits
-from onward.flow.outside import Outside
-from onward.flow.room import Room
+from onward.flow.open_events import OpenEvents
+from onward.flow.pending_records import PendingRecords, with_history
 from onward.flow.tracker import Tracker
-
-
-class Early(msgspec.Struct):
-    """What came before the records of the aside were known."""
-
-    backlog: list[Delivery] = []
-    reached: int = 0  # how far the log was read
-    moved: list[tuple[int, State | None, float]] = []  # pages may have been read earlier
 
 
 class Holding:
@@ -31,195 +25,66 @@ class Holding:
     def __init__(self, partition: Partition, limits: Limits) -> None:
         self.partition = partition
         self.limits = limits
-        self._share = limits.share
-        self.lanes = Lanes(limits.ordering)
         self.stale: dict[tuple[int, int], Entry] = {}  # by epoch and position: runs that outlived their ownership
-        self._start(Assigned(partition, 0, None, "", None, False))
+        self._start(Lanes(limits.ordering), self._nothing())
         self.epoch: int | None = None
 
     def begin(self, assigned: Assigned | None) -> None:
         """Start an ownership, or (None) stand without one."""
         if self.epoch is not None:
-            for entry in self.room:
+            for entry in self.events:
                 if entry.stage is RUNNING:
                     self.stale[self.epoch, entry.delivery.position] = entry
-            self.lanes.abandon()
-        self._start(assigned or Assigned(self.partition, 0, None, "", None, False))
+            self.events.lanes.abandon()
+        self._start(self.events.lanes, assigned or self._nothing())
         self.epoch = assigned.epoch if assigned else None
 
-    def _start(self, assigned: Assigned) -> None:
+    def _nothing(self) -> Assigned:
+        return Assigned(self.partition, 0, None, "", None, False)
+
+    def _start(self, lanes: Lanes, assigned: Assigned) -> None:
         assert not assigned.shared or self.limits.ordering == "none", "only events without an order can be shared"
-        self.shared = assigned.shared
-        self.tracker = Tracker(assigned.stored)
-        self.room = Room(self.lanes, self.tracker)
+        self.events = OpenEvents(lanes, Tracker(assigned.stored))
         self.blame = Blame(assigned, self.limits.max_in_flight)
-        self.letters = Letters(assigned, self.limits.group)
-        self.outside = Outside(assigned, self.limits, self.room, self.blame, self.letters)
-        self.early = Early()
+        self.pending = PendingRecords(assigned, self.limits.group)
+        self.pending.dirty = bool(self.blame.tries)  # they may be charged with a crash now
+        self.aside = AsideIndex(assigned, self.limits)
         self.paused = False
-        self.dirty = bool(self.blame.tries)  # they may be charged with a crash now
         self.release_at: float | None = None
-        self.fill_since: float | None = None  # since when a batch waits to fill
-        self.blocked_at = -1  # the watermark when it was last looked at
-        self.blocked_since = 0.0  # since when it has not moved
 
-    @property
-    def is_dirty(self) -> bool:
-        """There is something to settle."""
-        return self.dirty or self.letters.dirty
-
-    # -- intake -------------------------------------------------------------------------------------------------
-
-    def take(self, batch: Sequence[Delivery], start: int) -> tuple[int, int, int]:
-        """Deliveries of this ownership, from `start` on until one of another comes.
-
-        Returns where that is, how many were done already, and how many are of a type that the handler does not take.
-        """
-        if not self.outside.reading.loaded:
-            return self._take_early(batch, start), 0, 0
-        partition, epoch = batch[start].partition, self.epoch
-        entries: list[Entry] = []
-        size_bytes, stop, end = 0, start, len(batch)
-        while stop < end:
-            delivery = batch[stop]
-            if delivery.partition is not partition or delivery.epoch != epoch:
-                break
-            stop += 1
-            size = delivery.event.size
-            size_bytes += size
-            entries.append(Entry(delivery, size))
-        taken, filtered = self._admit(entries)
-        if len(taken) < len(entries):
-            self.dirty = True
-            size_bytes = sum(entry.size for entry in taken)
-        self.room.bytes += size_bytes
-        if self.blame.unclean or self.blame.tries or self.shared:
-            for entry in taken:
-                self.blame.arrived(entry, self.tracker.watermark)
-        self._line_up(taken)
-        return stop, len(entries) - len(taken) - filtered, filtered
-
-    def _admit(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], int]:
-        """Those that are to run, and how many of the others are done now because the handler does not want them."""
-        tracker, wants = self.tracker, self.limits.wants
-        if wants is None and not self.outside.parking.refs:
-            return tracker.add_all(entries), 0
-        taken: list[Entry] = []
-        filtered = 0
-        for entry in entries:
-            position = entry.delivery.position
-            if self._is_parked(position):
-                continue
-            if wants is not None and not wants(entry.delivery.event.type):
-                filtered += tracker.pass_over(position)
-            elif tracker.add(position, entry):
-                taken.append(entry)
-        return taken, filtered
-
-    def _line_up(self, entries: Sequence[Entry]) -> None:
-        """Into their lanes, as long as nothing stands aside that they might overtake."""
-        count = 0
-        if not self.outside.parking.refs and not self.letters.gone:
-            count = self.lanes.add_all(entries, self._share)
-        if count < len(entries):
-            for entry in entries[count:]:
-                self._line_up_behind(entry)
-
-    def _take_early(self, batch: Sequence[Delivery], start: int) -> int:
-        """The records of the aside are not known yet."""
-        for stop in range(start, len(batch)):
-            delivery = batch[stop]
-            if delivery.partition != self.partition or delivery.epoch != self.epoch:
-                return stop
-            self.early.backlog.append(delivery)
-            self.room.bytes += delivery.event.size
-        return len(batch)
-
-    def _is_parked(self, position: int) -> bool:
-        """A record stands for it: it is done with that."""
-        if position not in self.outside.parking.refs:
-            return False
-        self.tracker.pass_over(position)
-        return True
-
-    def _line_up_behind(self, entry: Entry) -> None:
-        """Into its lane, or into the aside behind the records of its key.
-
-        A key is parked until the store has removed its last record: an event that was settled before that would be
-        overtaken by it if we died in between.
-        """
-        parking, key = self.outside.parking, self.outside.key(entry)
-        head = parking.head(key)
-        behind = (head is not None and head.position < entry.delivery.position) or (
-            key is not None and key in self.letters.going
-        )
-        share = self._share if len(parking) < self.limits.max_parked else 1 << 62
-        if behind or not self.lanes.add(entry, share):
-            self.outside.set_aside(entry, State.HELD)
-
-    def reach(self, position: int, now: float) -> None:
-        """The log was read up to here; what was not delivered below is a hole."""
-        if not self.outside.reading.loaded:
-            self.early.reached = max(self.early.reached, position)  # what was delivered below has not been taken yet
-        elif position > self.tracker.end:
-            self.tracker.reached(position)
-            self.dirty = True
-            self.outside.read_past(now)
-
-    def load(self, records: Sequence[AsideRecord], at: Instant) -> tuple[int, int]:
-        """A page of records, as asked for. Of the deliveries that waited for it: how many were done already, and how
-        many are of a type that the handler does not take."""
-        known = self.outside.reading.loaded
-        self.outside.load(records, at)
-        return (0, 0) if known or not self.outside.reading.loaded else self._open_gate(at.now)
-
-    def _open_gate(self, now: float) -> tuple[int, int]:
-        """All records are known: take what came meanwhile, and let the records have their turns."""
-        early, self.early = self.early, Early()
-        self.room.bytes = 0
-        start = done = filtered = 0
-        while start < len(early.backlog):
-            start, skipped, unwanted = self.take(early.backlog, start)
-            done += skipped
-            filtered += unwanted
-        self.reach(early.reached, now)
-        for position, to, due in early.moved:
-            self.move(position, to, due, now)
-        self.outside.turn_all(now)
-        return done, filtered
-
-    def move(self, position: int, to: State | None, due: float, now: float) -> None:
-        """An operator moved or removed a record."""
-        if self.shared:
-            return  # the store delivers its records itself
-        if not self.outside.reading.loaded:
-            self.early.moved.append((position, to, due))
-            return
-        entry = self.outside.move(position, to, due, now)
-        if entry is not None and position in self.tracker.open:  # else it goes with the settle in flight
-            self.done(entry, now)
+    def key(self, entry: Entry) -> str | None:
+        """What its records are parked by."""
+        return entry.delivery.event.key if self.limits.ordering == "key" else None
 
     # -- outcomes -----------------------------------------------------------------------------------------------
 
     def done(self, entry: Entry, now: float) -> None:
         """An event has left the flow: free its room and let the next of its lane go."""
-        self.dirty = True
-        outside = self.outside
-        if entry.ref is not None:
-            outside.done(entry, now)
+        events, pending, aside = self.events, self.pending, self.aside
+        pending.dirty = True
+        if entry.parked is not None:
+            self._done_with(entry, entry.parked, now)
             return
         position, tries = entry.delivery.position, self.blame.tries
-        self.tracker.done(position)
-        self.room.bytes -= entry.size
+        events.tracker.done(position)
+        events.bytes -= entry.size
         if tries:
             tries.pop(position, None)
-        if self.letters.doubled and position in self.letters.doubled:
-            self.letters.doubled.discard(position)
-            self.letters.remove(self.letters.id_at(position), None)
-        if self.lanes.leave(entry) and outside.parking.refs:
-            outside.advance(entry.delivery.event.key, now)
-        if outside.postponed:
-            outside.draw_postponed(now)
+        if pending.doubled and position in pending.doubled:
+            pending.doubled.discard(position)
+            pending.remove(pending.id_at(position), None)
+        if events.lanes.leave(entry) and aside.parking.records:
+            self.advance(entry.delivery.event.key, now)
+        if aside.postponed:
+            self._draw_postponed(now)
+
+    def _done_with(self, entry: Entry, parked: ParkedRecord, now: float) -> None:
+        """A drawn event has been handled: its record is of no use any more."""
+        self.pending.remove(parked.id, parked.key)
+        self.pending.leaving.pop(parked.position, None)
+        self.aside.parking.remove(parked.position)
+        self._undraw(entry, parked, now)
+        self.advance(parked.key, now)
 
     def failed(self, entry: Entry, again: Again, at: Instant) -> None:
         """To be tried again: in place when that is soon, out of the flow when it is not."""
@@ -230,36 +95,27 @@ class Holding:
         entry.tries = Tries(delivery.attempt, 0, entry.tries.crashes + again.crashed)
         entry.suspect = entry.tries.crashes > 0
         entry.marked = False
-        entry.story = told(again.failure.brief(), entry.story)
+        entry.failure = with_history(again.failure.brief(), entry.failure)
         entry.delivery = msgspec.structs.replace(delivery, attempt=delivery.attempt + 1)
         self.blame.not_running(entry)
         if self._in_place(entry, due - at.now):
-            self.room.delay(entry, due)
+            self.events.delay(entry, due)
             self._note_tries(entry)
-        elif entry.ref is not None:
-            self.outside.put_back(entry, State.WAITING, due, at)
+        elif entry.parked is not None:
+            self._put_back(entry, entry.parked, State.WAITING, due, at)
         else:
             self._park(entry, State.WAITING, due, at)
 
     def _in_place(self, entry: Entry, wait_s: float) -> bool:
         limits = self.limits
-        if self.shared:  # the broker stores no tries of open events here
+        if self.aside.shared:  # the broker stores no tries of open events here
             return False
         if limits.ordering == "partition" or wait_s <= 0:
             return True
-        full = len(self.outside.parking) >= limits.max_parked
-        if self.lanes.name(entry) is None:
+        full = len(self.aside.parking) >= limits.max_parked
+        if self.events.lanes.name(entry) is None:
             return full
-        return (wait_s <= limits.park_after_s and self.room.delayed < limits.max_delayed) or full
-
-    def _park(self, entry: Entry, state: State, due: float, at: Instant, failure: Failure | None = None) -> None:
-        """Set an event aside, and its successors behind it."""
-        successors = self.lanes.cut(entry)
-        self.outside.set_aside(entry, state, due, at if state is State.WAITING else None, failure)
-        for successor in successors:
-            self.outside.set_aside(successor, State.HELD)
-        self.lanes.leave(entry)
-        self.outside.advance(self.outside.key(entry), at.now)  # an older record may have come back meanwhile
+        return (wait_s <= limits.park_after_s and self.events.delayed < limits.max_delayed) or full
 
     def dead(self, entry: Entry, failure: Failure, at: Instant) -> None:
         """Given up. The lane stays blocked until the letter is stored: a successor that completed first would be an
@@ -267,39 +123,174 @@ class Holding:
         if entry.removed:
             self.done(entry, at.now)
             return
-        failure = told(failure, entry.story)
+        failure = with_history(failure, entry.failure)
         entry.tries = Tries(entry.delivery.attempt - 1, 0, entry.tries.crashes)
         self.blame.not_running(entry)  # the last attempt counts when the letter is stored
         entry.tries = Tries(entry.delivery.attempt, 0, entry.tries.crashes)
-        if entry.ref is not None:
-            self.outside.put_back(entry, State.DEAD, 0.0, at, failure)
-        elif self.limits.on_dead == "hold" and self.outside.key(entry) is not None:
+        if entry.parked is not None:
+            self._put_back(entry, entry.parked, State.DEAD, 0.0, at, failure)
+        elif self.limits.on_dead == "hold" and self.key(entry) is not None:
             self._park(entry, State.DEAD, 0.0, at, failure)
         else:
             entry.stage = LEAVING
-            self.letters.send(self.letters.record(entry, State.DEAD, None, failure), entry, None)
+            self.pending.send(self.pending.record(entry, State.DEAD, None, failure), entry, None)
 
     def back(self, entry: Entry, *, batch_limit: int = 0, due: float = 0.0) -> None:
-        """It did not run to its end, and nobody is to blame: it may run again, not before `due`."""
+        """It did not run to its end, through no fault of its own: it may run again, not before `due`."""
         entry.batch_limit = batch_limit
         self.unmark(entry)
         if due:
-            self.room.delay(entry, due)
+            self.events.delay(entry, due)
         else:
-            self.lanes.again(entry)
+            self.events.lanes.again(entry)
 
     def wake(self, now: float) -> None:
         """What has waited long enough: delayed events run again, records have their turn."""
-        room, refs = self.room, self.outside.parking.refs
-        while room.timers and room.timers[0][0] <= now:
-            due, position = heappop(room.timers)
-            entry = room.find(position)
+        events, records = self.events, self.aside.parking.records
+        while events.timers and events.timers[0][0] <= now:
+            due, position = heappop(events.timers)
+            entry = events.find(position)
             if entry is not None and entry.stage is DELAYED:
                 if entry.due <= due:  # else it is the timer of an earlier wait
-                    room.delayed -= 1
-                    self.lanes.again(entry)
-            elif (ref := refs.get(position)) is not None and ref.due <= due:
-                self.outside.turn(ref, now)
+                    events.delayed -= 1
+                    events.lanes.again(entry)
+            elif (parked := records.get(position)) is not None and parked.due <= due:
+                self.turn(parked, now)
+
+    # -- into the aside -----------------------------------------------------------------------------------------
+
+    def _park(self, entry: Entry, state: State, due: float, at: Instant, failure: Failure | None = None) -> None:
+        """Set an event aside, and its successors behind it."""
+        successors = self.events.lanes.cut(entry)
+        self.set_aside(entry, state, due, at if state is State.WAITING else None, failure)
+        for successor in successors:
+            self.set_aside(successor, State.HELD)
+        self.events.lanes.leave(entry)
+        self.advance(self.key(entry), at.now)  # an older record may have come back meanwhile
+
+    def set_aside(
+        self, entry: Entry, state: State, due: float = 0.0, at: Instant | None = None, failure: Failure | None = None
+    ) -> None:
+        """An event of the log becomes a record; it stays open until that is stored."""
+        entry.stage = LEAVING
+        wait_s = due - at.now if at is not None else 0.0
+        wall = at.wall + wait_s if at is not None else None
+        record = self.pending.record(entry, state, wall, failure, wait_s=wait_s)
+        parked = ParkedRecord(
+            record.id,
+            record.position,
+            self.key(entry),
+            state,
+            due,
+            record.event,
+            entry.size,
+            entry.tries,
+            stored=False,
+            failure=failure.brief() if failure else entry.failure,
+            cautious=entry.cautious,
+            wall_due=wall,
+        )
+        self.aside.parking.add(parked)
+        self.pending.send(record, entry, parked)
+
+    def _put_back(
+        self,
+        entry: Entry,
+        parked: ParkedRecord,
+        state: State,
+        due: float,
+        at: Instant,
+        failure: Failure | None = None,
+    ) -> None:
+        """A drawn event has failed: it goes back to its record, and others of its key may have their turn."""
+        self._rewrite(entry, parked, state, due, at, failure)
+        self._undraw(entry, parked, at.now)
+        self.advance(parked.key, at.now)
+
+    def _rewrite(
+        self,
+        entry: Entry,
+        parked: ParkedRecord,
+        state: State,
+        due: float,
+        at: Instant,
+        failure: Failure | None = None,
+    ) -> None:
+        """The record of a drawn event changes."""
+        parked.state, parked.due, parked.tries, parked.stored = state, due, entry.tries, False
+        parked.failure = failure.brief() if failure else entry.failure
+        wait_s = due - at.now
+        parked.wall_due = at.wall + wait_s if state is State.WAITING else None
+        entry.stage = LEAVING
+        record = self.pending.record(entry, state, parked.wall_due, failure, wait_s=wait_s)
+        self.pending.send(record, None, parked)
+
+    def withdraw(self, entry: Entry, at: Instant) -> None:
+        """Out of its lane into the aside, with the rest of its delay: an older record of its key goes before it."""
+        state, due = State.HELD, 0.0
+        if entry.stage is DELAYED:
+            state, due = State.WAITING, entry.due
+            self.events.delayed -= 1
+        if entry.parked is None:
+            self.set_aside(entry, state, due, at if due else None)
+            return
+        if due:
+            self._rewrite(entry, entry.parked, state, due, at)
+        self.pending.shelved.pop(entry.parked.position, None)
+        self._undraw(entry, entry.parked, at.now)
+
+    def remove(self, parked: ParkedRecord, now: float) -> None:
+        """An operator removed the record. A write of ours may be on its way: it must not bring the record back."""
+        leaving = self.pending.leaving.pop(parked.position, None)
+        self.pending.remove(parked.id, parked.key)
+        self.aside.forget(parked.position)
+        self.advance(parked.key, now)
+        if leaving is not None and leaving.entry is not None and parked.position in self.events.tracker.open:
+            self.done(leaving.entry, now)  # else its record goes with the settle in flight
+
+    # -- out of the aside ---------------------------------------------------------------------------------------
+
+    def advance(self, key: str | None, now: float) -> None:
+        """The lane of a key may be free: if records of it wait, the next has its turn."""
+        parked = self.aside.parking.head(key)
+        if parked is not None:
+            self.turn(parked, now)
+
+    def turn(self, parked: ParkedRecord, now: float) -> None:
+        """Draw a record into its lane if nothing stands in its way."""
+        events = self.events
+        turn = self.aside.turn(
+            parked,
+            now,
+            end=events.tracker.end,
+            is_lane_free=parked.key not in events.lanes,
+            has_room=events.has_room(self.limits),
+        )
+        if turn is RecordTurn.DRAW:
+            self._draw(parked)
+        elif turn is RecordTurn.TIMED:
+            heappush(events.timers, (parked.due, parked.position))
+
+    def _draw(self, parked: ParkedRecord) -> None:
+        assert parked.event is not None
+        tries = parked.tries
+        delivery = self.aside.delivery(parked, parked.event)
+        entry = Entry(delivery, parked.size, parked=parked, failure=parked.failure, tries=tries)
+        if parked.cautious or tries.crashes or tries.started:
+            self.blame.weigh(entry, tries, True)
+        parked.drawn = True
+        self.events.draw(entry)
+
+    def _undraw(self, entry: Entry, parked: ParkedRecord, now: float) -> None:
+        parked.drawn = False
+        self.events.undraw(entry)
+        self._draw_postponed(now)
+
+    def _draw_postponed(self, now: float) -> None:
+        while self.aside.postponed and self.events.has_room(self.limits):
+            parked = self.aside.next_postponed()
+            if parked is not None:
+                self.turn(parked, now)
 
     # -- starts that are recorded -------------------------------------------------------------------------------
 
@@ -307,9 +298,9 @@ class Holding:
         """Record its start before it runs, so that a crash can be blamed on it."""
         self.blame.mark(entry, started)
         self._note_tries(entry)
-        if entry.ref is None and self.blame.unclean:
+        if entry.parked is None and self.blame.unclean:
             # A broker that stores records before progress may have a letter of what is open again: not dead any more.
-            self.letters.remove(self.letters.id_at(entry.delivery.position), None)
+            self.pending.remove(self.pending.id_at(entry.delivery.position), None)
 
     def unmark(self, entry: Entry) -> None:
         """It does not run after all."""
@@ -318,7 +309,7 @@ class Holding:
 
     def disown(self) -> None:
         """It is given up while events run. They may end well, so the next owner must not take this for a crash."""
-        for entry in self.room:
+        for entry in self.events:
             if entry.stage is RUNNING and entry.marked:
                 self.unmark(entry)
 
@@ -327,65 +318,20 @@ class Holding:
         if self.blame.marking.pop(entry.delivery.position, None) is not None:
             self.unmark(entry)
         entry.stage = QUEUED
-        self.letters.shelved[entry.delivery.position] = entry
+        self.pending.shelved[entry.delivery.position] = entry
 
-    def _unshelve(self) -> None:
-        shelved, self.letters.shelved = self.letters.shelved, {}
+    def unshelve(self) -> None:
+        """The store takes records again."""
+        shelved, self.pending.shelved = self.pending.shelved, {}
         for entry in shelved.values():
-            self.lanes.again(entry)
+            self.events.lanes.again(entry)
 
     def _note_tries(self, entry: Entry) -> None:
         """Tries travel with the progress; those of a drawn event in its record."""
-        self.dirty = True
-        if entry.ref is None:
+        self.pending.dirty = True
+        if entry.parked is None:
             self.blame.tries[entry.delivery.position] = entry.tries
         else:
-            entry.ref.tries = entry.tries
-            self.letters.send(self.letters.record(entry, entry.ref.state, entry.ref.wall_due), None, None)
-
-    # -- settling -----------------------------------------------------------------------------------------------
-
-    def progress(self) -> Progress:
-        tracker = self.tracker
-        tries = self.blame.told(tracker, self.letters.leaving)
-        fresh = tuple(tracker.fresh)
-        return Progress(self.partition, self.epoch or 0, tracker.watermark, tracker.done_above(), fresh, tries)
-
-    def post(self, now: float) -> dict[int, Leaving]:
-        """The records that go with the next settle; their events count as done in its progress."""
-        letters = self.letters
-        if now < letters.retry_at:
-            return {}
-        for position, leaving in letters.leaving.items():
-            if leaving.entry is not None:
-                self.tracker.leave(position)
-        return dict(letters.leaving)
-
-    def stored(self, posted: dict[int, Leaving], now: float) -> None:
-        """These records are in the store."""
-        letters, outside, dirty = self.letters, self.outside, self.dirty
-        if letters.refusing and (posted or not letters.leaving):
-            letters.refusing = False
-            self._unshelve()
-        for position, leaving in posted.items():
-            if letters.leaving.get(position) is leaving:
-                del letters.leaving[position]
-            ref = leaving.ref
-            if leaving.entry is not None:
-                self.done(leaving.entry, now)
-            if ref is not None and outside.parking.refs.get(position) is ref and position not in letters.leaving:
-                outside.stored(ref, now)
-        self.dirty = dirty  # that these are done was settled with them
-
-    def refused(self, posted: dict[int, Leaving], now: float, retry_at: float) -> None:
-        """These records were not stored, and nothing else of their settle was done."""
-        letters = self.letters
-        if posted:
-            letters.retry_at, letters.refusing = retry_at, True
-            for entry in [entry for entry in self.blame.marking.values() if entry.ref is not None]:
-                self.shelve(entry)
-        self.tracker.reopen()
-        for position, leaving in posted.items():
-            if leaving.entry is not None and position not in letters.leaving:  # an operator removed its record
-                self.done(leaving.entry, now)
-        self.dirty = True
+            entry.parked.tries = entry.tries
+            record = self.pending.record(entry, entry.parked.state, entry.parked.wall_due)
+            self.pending.send(record, None, None)

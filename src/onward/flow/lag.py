@@ -1,24 +1,25 @@
-"""How far behind a partition is in this process, and what holds it up."""
+"""How far behind a partition is, here and at the broker, and what holds it up."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from onward.brokers.base import BrokerLag
+from onward.event import Delivery
 from onward.flow.holding import Holding
 from onward.flow.limits import Limits
 from onward.flow.pressure import fullest
 
 
 class Blocking(msgspec.Struct, frozen=True):
-    """What keeps a partition's watermark where it is."""
+    """The first open event of a partition: the watermark cannot pass it."""
 
     position: int
     key: str | None
-    state: str
-    for_s: float
+    state: str  # queued, running, delayed, marking, leaving; loading: the partition's records are not read yet
+    for_s: float  # since the watermark last moved, or since it is open
     published: float  # Unix time of its event; 0: unknown
-    attempt: int = 1
+    attempt: int
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -32,6 +33,23 @@ class Lag(msgspec.Struct, frozen=True):
     gap: int
     blocking: Blocking | None
     paused_by: str | None = None  # the limit that is full; None: it is not paused
+
+    @property
+    def open(self) -> int:
+        return self.queued + self.running + self.delayed
+
+
+class PartitionLag(msgspec.Struct, frozen=True):
+    """How far behind a partition is: `local` in this process, `broker` in the log."""
+
+    local: Lag
+    broker: BrokerLag
+
+    @property
+    def events(self) -> int | None:
+        """The true lag: undelivered, open, and done above the watermark. None: unknown."""
+        undelivered = self.broker.undelivered
+        return None if undelivered is None else undelivered + self.local.open + self.local.gap
 
 
 class Behind(msgspec.Struct, frozen=True):
@@ -48,51 +66,48 @@ class Behind(msgspec.Struct, frozen=True):
     parked_keys: int
 
 
-def total(lags: Sequence[Lag], outside: Sequence[BrokerLag], wall: float) -> Behind:
-    """`outside`: what the broker says of the same partitions."""
-    blocking = [lag.blocking for lag in lags if lag.blocking is not None]
-    counts = [each.undelivered for each in outside if each.undelivered is not None]
+def total(lags: Iterable[PartitionLag], wall: float) -> Behind:
+    lags = list(lags)
+    local, remote = [lag.local for lag in lags], [lag.broker for lag in lags]
+    blocking = [lag.blocking for lag in local if lag.blocking is not None]
+    counts = [lag.undelivered for lag in remote if lag.undelivered is not None]
     return Behind(
         undelivered=sum(counts) if counts else None,
-        undelivered_oldest_s=max(
-            (each.oldest_age_s for each in outside if each.oldest_age_s is not None), default=None
-        ),
-        open=sum(lag.queued + lag.running + lag.delayed for lag in lags),
+        undelivered_oldest_s=max((lag.oldest_age_s for lag in remote if lag.oldest_age_s is not None), default=None),
+        open=sum(lag.open for lag in local),
         oldest_open_s=max((max(0.0, wall - each.published) for each in blocking if each.published), default=None),
         blocked_s=max((each.for_s for each in blocking), default=0.0),
-        gap=sum(lag.gap for lag in lags),
-        delayed=sum(lag.delayed for lag in lags),
-        parked=sum(lag.parked for lag in lags),
-        parked_keys=sum(lag.parked_keys for lag in lags),
+        gap=sum(lag.gap for lag in local),
+        delayed=sum(lag.delayed for lag in local),
+        parked=sum(lag.parked for lag in local),
+        parked_keys=sum(lag.parked_keys for lag in local),
     )
 
 
 def lag_of(holding: Holding, limits: Limits, now: float) -> Lag:
-    tracker = holding.tracker
-    entry = tracker.blocking()
-    blocking = None
-    if entry is not None:
-        since = holding.blocked_since if holding.blocked_at == tracker.watermark else now
-        delivery = entry.delivery
-        blocking = Blocking(
-            position=delivery.position,
-            key=delivery.event.key,
-            state=entry.stage.name.lower(),
-            attempt=delivery.attempt,
-            for_s=now - since,
-            published=delivery.event.time,
-        )
+    events, parking = holding.events, holding.aside.parking
     return Lag(
-        queued=len(tracker)
-        + len(holding.early.backlog)
-        + len(holding.room.drawn)
-        - holding.room.running
-        - holding.room.delayed,
-        running=holding.room.running,
-        delayed=holding.room.delayed,
-        parked=len(holding.outside.parking),
-        parked_keys=holding.outside.parking.keys,
-        gap=tracker.gap,
-        blocking=blocking,
+        queued=events.count - events.running - events.delayed,
+        running=events.running,
+        delayed=events.delayed,
+        parked=len(parking),
+        parked_keys=parking.keys,
+        gap=events.tracker.gap,
+        blocking=_blocking(holding, now),
         paused_by=fullest(holding, limits) if holding.paused else None,
     )
+
+
+def _blocking(holding: Holding, now: float) -> Blocking | None:
+    events = holding.events
+    for_s = events.standstill.for_s(events.tracker.watermark, now)
+    if (entry := events.tracker.blocking()) is not None:
+        return _blocked_by(entry.delivery, entry.stage.name.lower(), for_s)
+    if events.before_load.backlog:
+        return _blocked_by(events.before_load.backlog[0], "loading", for_s)
+    return None
+
+
+def _blocked_by(delivery: Delivery, state: str, for_s: float) -> Blocking:
+    event = delivery.event
+    return Blocking(delivery.position, event.key, state, for_s, event.time, delivery.attempt)

@@ -44,7 +44,7 @@ class Lanes:
         return self.add_all((entry,), share) == 1
 
     def add_all(self, entries: Sequence[Entry], share: int) -> int:
-        """`add` for many, up to the first that is not queued. Answers how many were."""
+        """`add` for many, up to the first that is not queued. Returns how many were."""
         lanes, ready, by_key = self._lanes, self.ready, self._by_key
         for count, entry in enumerate(entries):
             name = entry.delivery.event.key if by_key else self.name(entry)
@@ -148,7 +148,7 @@ class Lanes:
         lane.insert(place, entry)
 
     def _unready(self, entry: Entry) -> None:
-        """It is the head of its lane no more. Seldom: somebody has brought back a record."""
+        """It is no longer the head of its lane. This is rare: an operator has replayed a record."""
         if entry.delivery.position in self.ready:
             self.ready.remove(entry.delivery.position)
             heapify(self.ready)
@@ -181,5 +181,5 @@ class Lanes:
 
 
 def _waits(entry: Entry) -> bool:
-    """For its turn, a slot or its time: nobody has heard of it yet."""
+    """For its turn, a slot or its time: no engine has it yet."""
     return entry.stage is QUEUED or entry.stage is DELAYED

@@ -12,7 +12,7 @@ class Outage:
         self._since = 0.0
 
     def met(self, why: str, now: float) -> float:
-        """It could not be reached: answers how many seconds to wait."""
+        """It could not be reached. Returns how many seconds to wait."""
         if not self.why:
             self._since = now
         self.why = why

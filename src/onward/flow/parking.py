@@ -1,11 +1,11 @@
-"""The records of one partition that wait outside the flow: which keys are parked, in which order they come back."""
+"""The records of one partition that stand aside: which keys are parked, and in which order they come back."""
 
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
 from onward.event import Event
-from onward.flow.entry import Ref
+from onward.flow.entry import ParkedRecord
 
 
 class Parking:
@@ -16,85 +16,85 @@ class Parking:
     next record of a key, cost the same however many there are.
     """
 
-    __slots__ = ("_cache_bytes", "_cached", "_keys", "refs")
+    __slots__ = ("_cache_bytes", "_cached", "_keys", "records")
 
     def __init__(self, cache_bytes: int) -> None:
-        self.refs: dict[int, Ref] = {}  # by position
-        self._keys: dict[str, deque[Ref]] = {}  # by key, ascending; behind the first may stand what was removed
+        self.records: dict[int, ParkedRecord] = {}  # by position
+        self._keys: dict[str, deque[ParkedRecord]] = {}  # by key, ascending; behind the first some may be removed
         self._cache_bytes = cache_bytes
         self._cached = 0
 
     def __len__(self) -> int:
-        return len(self.refs)
+        return len(self.records)
 
     def __contains__(self, position: int) -> bool:
-        return position in self.refs
+        return position in self.records
 
-    def __iter__(self) -> Iterator[Ref]:
-        return iter(self.refs.values())
+    def __iter__(self) -> Iterator[ParkedRecord]:
+        return iter(self.records.values())
 
     @property
     def keys(self) -> int:
         return len(self._keys)
 
-    def head(self, key: str | None) -> Ref | None:
+    def head(self, key: str | None) -> ParkedRecord | None:
         """The next record of a key."""
-        refs = self._keys.get(key) if key is not None else None
-        return refs[0] if refs else None
+        records = self._keys.get(key) if key is not None else None
+        return records[0] if records else None
 
-    def add(self, ref: Ref) -> None:
+    def add(self, parked: ParkedRecord) -> None:
         """A new record, or a new version of a known one."""
-        self.remove(ref.position)
-        self.refs[ref.position] = ref
-        self._fit(ref)
-        if ref.key is not None:
-            refs = self._keys.setdefault(ref.key, deque())
-            if not refs or ref.position >= refs[-1].position:
-                refs.append(ref)
-            elif ref.position < refs[0].position:
-                refs.appendleft(ref)
+        self.remove(parked.position)
+        self.records[parked.position] = parked
+        self._fit(parked)
+        if parked.key is not None:
+            records = self._keys.setdefault(parked.key, deque())
+            if not records or parked.position >= records[-1].position:
+                records.append(parked)
+            elif parked.position < records[0].position:
+                records.appendleft(parked)
             else:
-                insort(refs, ref, key=_position)
+                insort(records, parked, key=_position)
 
-    def remove(self, position: int) -> Ref | None:
-        ref = self.refs.pop(position, None)
-        if ref is None:
+    def remove(self, position: int) -> ParkedRecord | None:
+        parked = self.records.pop(position, None)
+        if parked is None:
             return None
-        self._cached -= ref.size if ref.event is not None else 0
-        if ref.key is not None:
-            refs = self._keys[ref.key]
-            while refs and self.refs.get(refs[0].position) is not refs[0]:
-                refs.popleft()
-            if not refs:
-                del self._keys[ref.key]
-        return ref
+        self._cached -= parked.size if parked.event is not None else 0
+        if parked.key is not None:
+            records = self._keys[parked.key]
+            while records and self.records.get(records[0].position) is not records[0]:
+                records.popleft()
+            if not records:
+                del self._keys[parked.key]
+        return parked
 
-    def refill(self, ref: Ref, event: Event, *, must: bool) -> None:
+    def refill(self, parked: ParkedRecord, event: Event, *, must: bool) -> None:
         """A known record was read again: keep its event if its turn has come, or if there is room."""
-        if ref.event is None and (must or self._cached + ref.size <= self._cache_bytes):
-            ref.event = event
-            self._cached += ref.size
+        if parked.event is None and (must or self._cached + parked.size <= self._cache_bytes):
+            parked.event = event
+            self._cached += parked.size
 
-    def drop(self, ref: Ref) -> None:
+    def drop(self, parked: ParkedRecord) -> None:
         """Its event is to be read again."""
-        if ref.event is not None:
-            ref.event = None
-            self._cached -= ref.size
+        if parked.event is not None:
+            parked.event = None
+            self._cached -= parked.size
 
-    def _fit(self, ref: Ref) -> None:
-        if ref.event is None:
+    def _fit(self, parked: ParkedRecord) -> None:
+        if parked.event is None:
             return
-        if self._cached + ref.size > self._cache_bytes and ref.stored:
-            ref.event = None
+        if self._cached + parked.size > self._cache_bytes and parked.stored:
+            parked.event = None
         else:
-            self._cached += ref.size
+            self._cached += parked.size
 
-    def shed(self, ref: Ref) -> None:
+    def shed(self, parked: ParkedRecord) -> None:
         """The record is stored: its event need not stay in memory when there is no room."""
-        if ref.event is not None and not ref.drawn and self._cached > self._cache_bytes:
-            ref.event = None
-            self._cached -= ref.size
+        if parked.event is not None and not parked.drawn and self._cached > self._cache_bytes:
+            parked.event = None
+            self._cached -= parked.size
 
 
-def _position(ref: Ref) -> int:
-    return ref.position
+def _position(parked: ParkedRecord) -> int:
+    return parked.position

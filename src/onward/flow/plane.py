@@ -1,7 +1,7 @@
 """The control plane: decides what runs, what is settled, what is set aside, paused or given up.
 
-Pure: no I/O, no clock, no randomness. It is told what happened (`assigned`, `delivered`, `completed`, ...) and
-answers on `tick` with what to do now. `now` and `sure_until` are on one clock, `onward.clock.now`.
+Pure: no I/O, no clock, no randomness. The loop around it reports what happened (`assigned`, `delivered`,
+`completed`, ...); `tick` returns what to do now. `now` and `sure_until` are on one clock, `onward.clock.now`.
 """
 
 import math
@@ -9,38 +9,36 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from onward.brokers.base import AsideRecord, Assigned, Moved, record_position
 from onward.event import Delivery, Partition
-from onward.flow.actions import Actions, Counts, Load, Settlement
-from onward.flow.alone import Alone
+from onward.flow import intake
+from onward.flow.actions import Actions, Counts, LoadPage, SettleCall
 from onward.flow.dispatch import Dispatch
 from onward.flow.entry import RUNNING, Again, Dead, Done, Entry, Instant, Outcome, Released, Split
 from onward.flow.holding import Holding
-from onward.flow.hot import HotKeys
 from onward.flow.lag import Lag, lag_of
 from onward.flow.limits import Limits
+from onward.flow.lone_runs import LoneRuns
 from onward.flow.pressure import RESUME_AT, is_full, weight
-from onward.flow.settling import Part, Settling
-from onward.flow.solitude import Solitude
+from onward.flow.quarantine import Quarantine
+from onward.flow.settling import Settling, part_refused, part_settled
 
-ASIDE_RETRY_S = 1.0
 UNSURE_RETRY_S = 0.1  # how soon to look again whether ownership is certain
-SOLITUDE_RETRY_S = 0.02  # how soon to look again whether the other handlers have come to rest
+QUARANTINE_RETRY_S = 0.02  # how soon to look again whether the other handlers have come to rest
 
 
 class ControlPlane:
     """See the module. One settle is in flight at a time; nothing starts at or after `sure_until`."""
 
-    def __init__(self, limits: Limits, solitude: Solitude | None = None) -> None:
+    def __init__(self, limits: Limits, quarantine: Quarantine | None = None) -> None:
         self.limits = limits
         self.counts = Counts()
-        self.hot = HotKeys()
         self._holdings: dict[Partition, Holding] = {}
         self._touched: dict[Holding, None] = {}  # those to look at on the next tick
         self._timed: dict[Holding, None] = {}
         self._revoking: dict[Holding, None] = {}
         self._refused: dict[Holding, None] = {}  # those whose records the store refused
         self._settling = Settling(limits.settle_interval_s)
-        self._alone = Alone(solitude or Solitude(), self._settling)
-        self._dispatch = Dispatch(limits, self.counts, self._alone, self._settling)
+        self._lone = LoneRuns(quarantine or Quarantine(), self._settling)
+        self._dispatch = Dispatch(limits, self.counts, self._lone, self._settling)
 
     # -- what happened ------------------------------------------------------------------------------------------
 
@@ -51,26 +49,25 @@ class ControlPlane:
         holding.begin(message)
         self._touched[holding] = None
 
-    def loaded(self, load: Load, records: Sequence[AsideRecord], at: Instant) -> None:
+    def loaded(self, load: LoadPage, records: Sequence[AsideRecord], at: Instant) -> None:
         """A page of records was read; an empty one says that there are no more."""
         holding = self._current(load.partition, load.epoch)
         if holding is not None:
-            skipped, filtered = holding.load(records, at)
+            skipped, filtered = intake.load(holding, records, at)
             self.counts.delivered -= skipped
             self.counts.skipped += skipped
             self.counts.filtered += filtered
 
     def moved(self, message: Moved, at: Instant) -> None:
-        """Somebody else moved or removed records of ours."""
+        """An operator moved or removed records of ours."""
         holding = self._current(message.partition, message.epoch)
         if holding is not None:
             due = at.now + (message.due - at.wall) if message.due is not None else at.now
             for id_ in message.ids:
-                holding.move(record_position(id_), message.to, due, at.now)
+                intake.move(holding, record_position(id_), message.to, due, at.now)
 
     def delivered(self, batch: Sequence[Delivery], at: Instant) -> None:
         """Take deliveries in; those of an ownership that is not the current one are dropped."""
-        self.hot.add([delivery.event.key for delivery in batch])
         counts, start = self.counts, 0
         while start < len(batch):
             holding = self._current(batch[start].partition, batch[start].epoch)
@@ -78,18 +75,18 @@ class ControlPlane:
                 counts.stale += 1
                 start += 1
                 continue
-            stop, skipped, filtered = holding.take(batch, start)
+            stop, skipped, filtered = intake.take(holding, batch, start)
             counts.delivered += stop - start - skipped
             counts.skipped += skipped
             counts.filtered += filtered
             start = stop
-            if holding.outside.unread:
-                holding.outside.read_past(at.now)
+            if holding.aside.unread:
+                intake.read_past(holding, at.now)
 
     def reached(self, partition: Partition, epoch: int, position: int, at: Instant) -> None:
         holding = self._current(partition, epoch)
         if holding is not None:
-            holding.reach(position, at.now)
+            intake.reach(holding, position, at.now)
 
     def revoked(self, partitions: Iterable[Partition], at: Instant, deadline_s: float) -> None:
         """Start nothing more of these; release them once drained, or at the deadline."""
@@ -100,7 +97,7 @@ class ControlPlane:
                 holding.release_at = min(deadline, holding.release_at or deadline)
                 self._revoking[holding] = None
                 self._touched[holding] = None
-                lone = self._alone.withdraw(holding)
+                lone = self._lone.withdraw(holding)
                 if lone is not None:
                     holding.unmark(lone)
 
@@ -114,7 +111,7 @@ class ControlPlane:
     def completed(self, results: Iterable[tuple[Delivery, Outcome]], at: Instant) -> None:
         """Runs have ended."""
         now, done, freed = at.now, 0, 0
-        alone = self._alone
+        lone = self._lone
         partition, epoch, holding = None, None, None
         for delivery, outcome in results:
             if delivery.partition is not partition:
@@ -122,18 +119,18 @@ class ControlPlane:
                 holding = self._holdings.get(partition)
                 if holding is not None:
                     self._touched[holding] = None
-                    epoch, room, opened = holding.epoch, holding.room, holding.tracker.open
+                    epoch, events, opened = holding.epoch, holding.events, holding.events.tracker.open
             if holding is None or epoch != delivery.epoch:
                 self._ended_stale(self._holdings.get(delivery.partition), delivery, now)
                 continue
-            entry = opened.get(delivery.position) or room.drawn.get(delivery.position)
+            entry = opened.get(delivery.position) or events.drawn.get(delivery.position)
             if entry is None or entry.stage is not RUNNING:
                 self.counts.stale += 1
                 continue
-            room.running -= 1
-            if entry is alone.entry:
-                alone.end(delivery.position)
-            if entry.unit is None:
+            events.running -= 1
+            if entry is lone.entry:
+                lone.end(delivery.position)
+            if entry.call is None:
                 size = 1
                 freed += 1
             else:
@@ -155,17 +152,22 @@ class ControlPlane:
         and the events of these are open again. `lost` are no longer ours. The others were settled."""
         refused, lost = set(partitions), set(lost)
         parts = self._settling.answered(at.now)
-        self._alone.settled(refused)
+        self._lone.settled(refused)
         for part in parts:
             holding = part.holding
             if holding.partition in lost:
                 self._forget(holding)
                 continue
-            if holding.partition in refused:
-                self._refuse(part, at.now)
-            else:
-                self._settle(part, at.now)
             self._touched[holding] = None
+            if holding.partition not in refused:
+                for entry in part_settled(part, at.now):
+                    if entry is not self._lone.entry:
+                        holding.events.lanes.again(entry)
+                continue
+            part_refused(part, at.now)
+            if part.records:
+                self._refused[holding] = None
+                self._lone.shelved(holding)
 
     # -- what to do ---------------------------------------------------------------------------------------------
 
@@ -176,14 +178,14 @@ class ControlPlane:
         pause, resume, load = self._look(now)
         sure = now < sure_until
         work = self._dispatch.start(at) if sure else []
-        self._alone.share(self._dispatch.running, sure=sure)
+        self._lone.share(self._dispatch.running, sure=sure)
         settle = self._settlement(now)
         drained, undrained = self._releases(now) if self._revoking else ((), ())
         return Actions(work, pause, resume, load, settle, drained, undrained, self._wake_at(now, sure=sure))
 
     def leave(self) -> None:
-        """Nothing of it runs, and nothing ever will: whoever waits for that in this process need not any more."""
-        self._alone.solitude.leave(self._alone)
+        """Nothing of it runs, and nothing ever will: the other handlers of this process need not wait for it."""
+        self._lone.quarantine.leave(self._lone)
 
     @property
     def running(self) -> int:
@@ -193,15 +195,15 @@ class ControlPlane:
     @property
     def open(self) -> int:
         """Events in memory: delivered and not done, and drawn from records."""
-        return sum(len(h.tracker) + len(h.room.drawn) + len(h.early.backlog) for h in self._holdings.values())
+        return sum(holding.events.count for holding in self._holdings.values())
 
     @property
     def ready(self) -> int:
         """Events that could start if there were slots."""
-        return sum(len(holding.lanes.ready) for holding in self._dispatch.ready)
+        return sum(len(holding.events.lanes.ready) for holding in self._dispatch.ready)
 
     def may_start(self, delivery: Delivery) -> bool:
-        """Is it still ours, and not being given up? To be asked once more when work has waited in an engine."""
+        """Is it still ours, and not being given up? To be asked again when work has waited in an engine."""
         holding = self._holdings.get(delivery.partition)
         return holding is not None and holding.epoch == delivery.epoch and holding.release_at is None
 
@@ -225,25 +227,6 @@ class ControlPlane:
         self._touched[holding] = None
         return holding
 
-    def _settle(self, part: Part, now: float) -> None:
-        """This part of the settle in flight took effect."""
-        holding = part.holding
-        holding.tracker.forget(part.fresh)
-        holding.letters.removed(part.gone)
-        holding.stored(part.letters, now)
-        for entry in holding.blame.marked(part.marks):
-            if entry is not self._alone.entry:
-                holding.lanes.again(entry)
-
-    def _refuse(self, part: Part, now: float) -> None:
-        """Nothing of this part of the settle in flight was done."""
-        holding, lone = part.holding, self._alone.entry
-        holding.refused(part.letters, now, now + ASIDE_RETRY_S)
-        if part.letters:
-            self._refused[holding] = None
-            if lone is not None and holding.letters.shelved.get(lone.delivery.position) is lone:
-                self._alone.entry = None
-
     def _not_done(self, holding: Holding, entry: Entry, outcome: Outcome, at: Instant, size: int) -> None:
         if type(outcome) is Again:
             self.counts.retried += 1
@@ -263,57 +246,57 @@ class ControlPlane:
         if holding is None or entry is None:
             return
         self._dispatch.free(entry)
-        free = holding.lanes.leave(entry)
+        free = holding.events.lanes.leave(entry)
         if holding.epoch is None:
             if not holding.stale:
                 del self._holdings[holding.partition]
             return
         self._touched[holding] = None
         if free:
-            holding.outside.advance(entry.delivery.event.key, now)
+            holding.advance(entry.delivery.event.key, now)
 
     def _forget(self, holding: Holding) -> None:
         kept = (self._touched, self._timed, self._revoking, self._refused)
         for group in (*kept, self._dispatch.ready, self._settling.dirty):
             group.pop(holding, None)
-        self._alone.forget(holding)
+        self._lone.forget(holding)
         holding.begin(None)
         if not holding.stale:
             del self._holdings[holding.partition]
 
     def _pass_time(self, now: float) -> None:
         """What has waited until now."""
-        for holding in [holding for holding in self._timed if holding.room.timers[0][0] <= now]:
+        for holding in [holding for holding in self._timed if holding.events.timers[0][0] <= now]:
             holding.wake(now)
             self._touched[holding] = None
-        for holding in [holding for holding in self._refused if holding.letters.retry_at <= now]:
+        for holding in [holding for holding in self._refused if holding.pending.retry_at <= now]:
             del self._refused[holding]
             self._settling.press(holding)
         for holding in self._revoking:
-            if holding.room.running and holding.release_at is not None and holding.release_at <= now:
+            if holding.events.running and holding.release_at is not None and holding.release_at <= now:
                 holding.disown()
                 self._touched[holding] = None
 
-    def _look(self, now: float) -> tuple[list[Partition], list[Partition], list[Load]]:
+    def _look(self, now: float) -> tuple[list[Partition], list[Partition], list[LoadPage]]:
         """What the touched partitions need: pressure, records to read, and which of them have work."""
         pause, resume, load = [], [], []
         limits, timed, settling = self.limits, self._timed, self._settling
         ready, dirty = self._dispatch.ready, settling.dirty
         for holding in self._touched:
-            letters = holding.letters
-            if holding.lanes.ready:
+            events, pending = holding.events, holding.pending
+            if events.lanes.ready:
                 ready[holding] = None
-            if holding.dirty or letters.dirty:
+            if pending.dirty:
                 dirty[holding] = None
-            if letters.leaving or holding.release_at is not None or holding.blame.marking:
+            if pending.leaving or holding.release_at is not None or holding.blame.marking:
                 settling.pressed = True
-            if holding.room.timers:
+            if events.timers:
                 timed[holding] = None
             elif timed:
                 timed.pop(holding, None)
-            mark = holding.tracker.watermark
-            if mark != holding.blocked_at and (holding.blocked_at < 0 or not letters.leaving):
-                holding.blocked_at, holding.blocked_since = mark, now
+            mark, still = events.stands_at, events.standstill
+            if mark != still.at and (still.at < 0 or not pending.leaving):  # the records may be refused
+                still.at, still.since = mark, now
             if holding.paused:
                 if weight(holding, limits) <= RESUME_AT:
                     holding.paused = False
@@ -321,27 +304,27 @@ class ControlPlane:
             elif is_full(holding, limits):
                 holding.paused = True
                 pause.append(holding.partition)
-            reading = holding.outside.reading
-            if (reading.wanted or not reading.loaded) and (page := self._next_page(holding)) is not None:
+            loading = holding.aside.loading
+            if (loading.wanted or not loading.loaded) and (page := self._next_page(holding)) is not None:
                 load.append(page)
         self._touched.clear()
         return pause, resume, load
 
-    def _next_page(self, holding: Holding) -> Load | None:
-        after = holding.outside.reading.next() if holding.epoch is not None else None
+    def _next_page(self, holding: Holding) -> LoadPage | None:
+        after = holding.aside.loading.next() if holding.epoch is not None else None
         if after is None:
             return None
-        holding.outside.reading.loading = True
-        return Load(holding.partition, holding.epoch or 0, after if after >= 0 else None)
+        holding.aside.loading.loading = True
+        return LoadPage(holding.partition, holding.epoch or 0, after if after >= 0 else None)
 
-    def _settlement(self, now: float) -> Settlement | None:
-        settling, alone = self._settling, self._alone
+    def _settlement(self, now: float) -> SettleCall | None:
+        settling, lone = self._settling, self._lone
         if settling.pending is not None or not settling.dirty:
             return None
-        urgent = (settling.pressed and settling.is_urgent(now)) or (alone.ended is not None and alone.is_urgent())
+        urgent = (settling.pressed and settling.is_urgent(now)) or (lone.ended is not None and lone.is_urgent())
         if now < settling.at and not urgent:
             return None
-        alone.settling()
+        lone.settling()
         return settling.settle(now)
 
     def _releases(self, now: float) -> tuple[list[Partition], list[Partition]]:
@@ -351,33 +334,35 @@ class ControlPlane:
         settling = {part.holding for part in self._settling.pending or ()}
         for holding in list(self._revoking):
             over = holding.release_at is not None and now >= holding.release_at
-            runs = holding.room.running or holding.stale
-            if (runs and not over) or holding in settling or holding in self._settling.dirty or holding.is_dirty:
+            runs = holding.events.running or holding.stale
+            unsettled = holding.pending.dirty or holding in settling or holding in self._settling.dirty
+            if unsettled or (runs and not over):
                 continue
             (undrained if runs else drained).append(holding.partition)
             self._forget(holding)
         return drained, undrained
 
     def _wake_at(self, now: float, *, sure: bool) -> float | None:
-        ready, alone, settling = self._dispatch.ready, self._alone, self._settling
+        ready, lone, settling = self._dispatch.ready, self._lone, self._settling
         wake_at = math.inf
         if settling.dirty and settling.pending is None:
             wake_at = settling.at if settling.at > now else now
         if self._timed or self._refused or self._revoking or self.limits.batch_wait_s:
             wake_at = min(wake_at, self._next_time(now))
-        if ready or alone.suspects or alone.entry is not None:
+        if ready or lone.suspects or lone.entry is not None:
             if not sure:
-                wake_at = min(wake_at, now + UNSURE_RETRY_S)  # nobody tells us when it is renewed
-            if alone.solitude.contested(alone):
-                wake_at = min(wake_at, now + SOLITUDE_RETRY_S)
+                wake_at = min(wake_at, now + UNSURE_RETRY_S)  # no message says when it is renewed
+            if lone.quarantine.contested(lone):
+                wake_at = min(wake_at, now + QUARANTINE_RETRY_S)
         return wake_at if wake_at < math.inf else None
 
     def _next_time(self, now: float) -> float:
         """When the next of those that wait for a time has waited enough."""
         times = [at for holding in self._revoking if (at := holding.release_at) is not None and at > now]
-        times += [holding.letters.retry_at for holding in self._refused]
-        times += [holding.room.timers[0][0] for holding in self._timed if holding.room.timers]
+        times += [holding.pending.retry_at for holding in self._refused]
+        times += [holding.events.timers[0][0] for holding in self._timed if holding.events.timers]
         if wait_s := self.limits.batch_wait_s:
-            fills = [h.fill_since + wait_s for h in self._dispatch.ready if h.fill_since is not None]
+            since = [holding.events.fill_since for holding in self._dispatch.ready]
+            fills = [start + wait_s for start in since if start is not None]
             times += [full for full in fills if full > now]  # else it waits for a slot, not for time
         return min(times, default=math.inf)

@@ -3,21 +3,23 @@
 import msgspec
 
 from onward.brokers.base import AsideRecord, Progress
-from onward.flow.actions import Settlement
+from onward.flow.actions import SettleCall
+from onward.flow.entry import Entry
 from onward.flow.holding import Holding
-from onward.flow.letters import Leaving
+from onward.flow.pending_records import PendingRecord
 
+ASIDE_RETRY_S = 1.0
 SPAN_PACE_S = 1e-5  # the more intervals a settle carries the rarer it is: it stays a small share of the work
 
 
-class Part(msgspec.Struct):
+class SettlePart(msgspec.Struct):
     """One partition in the settle in flight."""
 
     holding: Holding
     epoch: int
     fresh: int
     gone: int
-    letters: dict[int, Leaving]
+    records: dict[int, PendingRecord]
     marks: list[int]
 
 
@@ -29,9 +31,9 @@ class Settling:
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._spans = 0  # intervals in the last settle
-        self.at = 0.0  # no sooner than this, unless something waits for it
+        self.at = 0.0  # not before this, unless something waits for it
         self.dirty: dict[Holding, None] = {}
-        self.pending: list[Part] | None = None
+        self.pending: list[SettlePart] | None = None
         self.pressed = False  # something may wait for the next settle: only then is it worth a look
 
     def press(self, holding: Holding) -> None:
@@ -42,32 +44,32 @@ class Settling:
     def is_urgent(self, now: float) -> bool:
         """Something waits for this settle: a lane for its record, a start for its mark, the next owner."""
         for holding in self.dirty:
-            letters = holding.letters
+            pending = holding.pending
             if holding.blame.marking or holding.release_at is not None:
                 return True
-            if letters.leaving and now >= letters.retry_at:
+            if pending.leaving and now >= pending.retry_at:
                 return True
         return False
 
-    def settle(self, now: float) -> Settlement:
+    def settle(self, now: float) -> SettleCall:
         """All that is dirty, at once."""
         progress: list[Progress] = []
         aside: list[AsideRecord] = []
         gone: list[str] = []
         self.pending = []
         for holding in self.dirty:
-            letters = holding.post(now)
-            aside.extend(leaving.record for leaving in letters.values())
-            gone.extend(id_ for id_, _ in holding.letters.gone)
-            progress.append(holding.progress())
-            self.pending.append(_part(holding, letters))
-            holding.dirty = holding.letters.dirty = False
+            records = _post(holding, now)
+            aside.extend(leaving.record for leaving in records.values())
+            gone.extend(id_ for id_, _ in holding.pending.gone)
+            progress.append(_progress(holding))
+            self.pending.append(_part(holding, records))
+            holding.pending.dirty = False
         self.dirty.clear()
         self.pressed = False
         self._spans = sum(len(each.done_above) for each in progress)
-        return Settlement(progress, aside, gone)
+        return SettleCall(progress, aside, gone)
 
-    def answered(self, now: float) -> list[Part]:
+    def answered(self, now: float) -> list[SettlePart]:
         """The settle in flight was answered. Returns its parts, without those of an earlier ownership: the partition
         may be ours again, and this is not about that."""
         self.at = now + self._interval_s + self._spans * SPAN_PACE_S
@@ -81,7 +83,66 @@ class Settling:
         return sum(len(holding.blame.marking) for holding in dict.fromkeys([*settling, *self.dirty]))
 
 
-def _part(holding: Holding, letters: dict[int, Leaving]) -> Part:
-    marks = [p for p in holding.blame.marking if p in letters or p in holding.tracker.open]
-    fresh, gone = len(holding.tracker.fresh), len(holding.letters.gone)
-    return Part(holding, holding.epoch or 0, fresh, gone, letters, marks)
+def _post(holding: Holding, now: float) -> dict[int, PendingRecord]:
+    """The records that go with the next settle; their events count as done in its progress."""
+    pending, tracker = holding.pending, holding.events.tracker
+    if now < pending.retry_at:
+        return {}
+    for position, leaving in pending.leaving.items():
+        if leaving.entry is not None:
+            tracker.leave(position)
+    return dict(pending.leaving)
+
+
+def _progress(holding: Holding) -> Progress:
+    tracker = holding.events.tracker
+    tries = holding.blame.open_tries(tracker, holding.pending.leaving)
+    fresh = tuple(tracker.fresh)
+    return Progress(holding.partition, holding.epoch or 0, tracker.watermark, tracker.done_above(), fresh, tries)
+
+
+def _part(holding: Holding, records: dict[int, PendingRecord]) -> SettlePart:
+    tracker = holding.events.tracker
+    marks = [p for p in holding.blame.marking if p in records or p in tracker.open]
+    return SettlePart(holding, holding.epoch or 0, len(tracker.fresh), len(holding.pending.gone), records, marks)
+
+
+def part_settled(part: SettlePart, now: float) -> list[Entry]:
+    """This part of a settle took effect. Returns the events whose starts are recorded now."""
+    holding = part.holding
+    holding.events.tracker.forget(part.fresh)
+    holding.pending.removed(part.gone)
+    _stored(holding, part.records, now)
+    return holding.blame.marked(part.marks)
+
+
+def _stored(holding: Holding, records: dict[int, PendingRecord], now: float) -> None:
+    pending, aside, dirty = holding.pending, holding.aside, holding.pending.dirty
+    if pending.refusing and (records or not pending.leaving):
+        pending.refusing = False
+        holding.unshelve()
+    for position, stored in records.items():
+        if pending.leaving.get(position) is stored:
+            del pending.leaving[position]
+        if stored.entry is not None:
+            holding.done(stored.entry, now)
+        parked = stored.parked
+        if parked is not None and aside.parking.records.get(position) is parked and position not in pending.leaving:
+            following = aside.stored(parked)
+            if following is not None:
+                holding.turn(following, now)
+    pending.dirty = dirty  # that these are done was settled with them
+
+
+def part_refused(part: SettlePart, now: float) -> None:
+    """Nothing of this part of a settle was done."""
+    holding, pending = part.holding, part.holding.pending
+    if part.records:
+        pending.retry_at, pending.refusing = now + ASIDE_RETRY_S, True
+        for entry in [entry for entry in holding.blame.marking.values() if entry.parked is not None]:
+            holding.shelve(entry)
+    holding.events.tracker.reopen()
+    for position, leaving in part.records.items():
+        if leaving.entry is not None and position not in pending.leaving:  # an operator removed its record
+            holding.done(leaving.entry, now)
+    pending.dirty = True

@@ -53,7 +53,7 @@ class Tracker:
         return mark
 
     def blocking(self) -> Entry | None:
-        """What keeps the watermark where it is."""
+        """The first open event: the watermark cannot pass it."""
         return self.open.get(self.watermark)
 
     @property
@@ -79,7 +79,7 @@ class Tracker:
         return True
 
     def add_all(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """`add` for many. Answers those that are to run."""
+        """`add` for many. Returns those that are to run."""
         positions = [entry.delivery.position for entry in entries] if len(entries) >= _MANY and not self._ahead else []
         if not positions or positions[0] < self.end or sorted(set(positions)) != positions:
             return [entry for entry in entries if self.add(entry.delivery.position, entry)]

@@ -1,4 +1,4 @@
-"""Marks in a database: rows by event id, cursors by position. All within a transaction that the caller opened."""
+"""Marks in a database: rows by event id, cursors by position. The caller opens the transaction."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ _SQLITE_CONFLICTS = {5, 6}  # busy, locked
 
 
 class CursorPlace(NamedTuple):
-    """Whose cursor, and under which ownership."""
+    """The group and the partition log of a cursor, and the fence of the owner that uses it."""
 
     group: str
     partition: Partition
@@ -37,7 +37,7 @@ class CursorPlace(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A cursor as this process wrote it last."""
+    """A cursor as this process last wrote it."""
 
     fence: int
     log_id: str
@@ -50,11 +50,11 @@ class Left(NamedTuple):
 
 
 class Undo(Exception):
-    """Raised to have a transaction rolled back."""
+    """Raised to roll a transaction back."""
 
 
 class Statement:
-    """A statement in its driver's own words: nothing of SQLAlchemy's is between, which would cost as much again."""
+    """A statement compiled once for its driver. Executing it through SQLAlchemy would double its cost."""
 
     def __init__(self, dialect: Dialect, statement: str) -> None:
         compiled: Any = text(statement).compile(dialect=dialect)
@@ -67,6 +67,37 @@ class Statement:
         )
 
 
+class CursorMemory:
+    """What this process knows of the cursors without asking the database. Threads share it."""
+
+    def __init__(self) -> None:
+        self._settled: dict[tuple[str, Partition], int] = {}
+        self._left: dict[tuple[str, Partition], Left] = {}
+        self._guard = threading.Lock()
+
+    def settled(self, group: str, progress: Sequence[Progress]) -> None:
+        with self._guard:
+            for each in progress:
+                self._settled[group, each.partition] = each.watermark
+
+    def leave(self, place: CursorPlace, done: cursor.Done) -> None:
+        with self._guard:
+            self._left[place.group, place.partition] = Left(place.fence, place.log_id, done, cursor.encode(done))
+
+    def left(self, place: CursorPlace) -> Left | None:
+        """The cursor as we last wrote it in this ownership."""
+        with self._guard:
+            left = self._left.get((place.group, place.partition))
+        same = left is not None and (left.fence, left.log_id) == (place.fence, place.log_id)
+        return left if same else None
+
+    def extended(self, place: CursorPlace, done: cursor.Done, positions: Sequence[int]) -> cursor.Done:
+        """The cursor with these positions, without what lies below the settled watermark."""
+        with self._guard:
+            settled = self._settled.get((place.group, place.partition), 0)
+        return cursor.pruned(cursor.add(done, positions), settled)
+
+
 class InboxStore:
     """The marks of every group in one database."""
 
@@ -77,16 +108,14 @@ class InboxStore:
         self._overwrite = Statement(dialect, statements.overwrite)
         self._forget = Statement(dialect, statements.forget)
         self._drop_old = Statement(dialect, statements.drop_old)
-        self._settled: dict[tuple[str, Partition], int] = {}
-        self._left: dict[tuple[str, Partition], Left] = {}
-        self._guard = threading.Lock()
+        self._memory = CursorMemory()
 
     def create(self, connection: Connection) -> None:
         for statement in self._schema.create:
             connection.execute(text(statement))
 
     def probe(self, connection: Connection) -> None:
-        """Are the tables there, as we know them?"""
+        """Check that the tables exist with the columns we use; BadStore if not."""
         try:
             for statement in self._schema.probe:
                 connection.execute(text(statement))
@@ -94,26 +123,24 @@ class InboxStore:
             if is_conflict(error):
                 raise
             raise BadStore(
-                f"the inbox's tables are not there, or not as they should be ({error.orig}): "
-                "call inbox.create() once, or run what inbox.schema() says"
+                f"the inbox's tables are missing or have other columns ({error.orig}): "
+                "call inbox.create() once, or run the SQL that inbox.schema() returns"
             ) from error
 
     def try_rollback(self, connection: Connection, name: str) -> None:
-        """Write a row and fail: it must be gone afterwards."""
+        """Write a row, then fail: the rollback must remove it."""
         self._insert(connection, {"grp": "onward", "topic": "probe", "event_id": name, "now": int(time.time())})
         raise Undo
 
     def remains(self, connection: Connection, name: str) -> bool:
-        """Is that row still there? Not any more."""
+        """Did that row survive the rollback? Deletes it."""
         return self._forget(connection, {"grp": "onward", "topic": "probe", "event_id": name}).rowcount > 0
 
     def settled(self, group: str, progress: Sequence[Progress]) -> None:
-        with self._guard:
-            for each in progress:
-                self._settled[group, each.partition] = each.watermark
+        self._memory.settled(group, progress)
 
     def mark(self, connection: Connection, group: str, delivery: Delivery) -> bool:
-        """Mark one event as done, unless it is already. Waits for a run of it that is under way."""
+        """Mark one event as done; False if it is already. Waits while another transaction marks it."""
         values = {
             "grp": group,
             "topic": delivery.event.topic,
@@ -128,62 +155,51 @@ class InboxStore:
             return False
 
     def mark_batch(self, connection: Connection, group: str, work: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Mark a partition's events as done; answers those that were not."""
+        """Mark a partition's events as done. Returns those that were not done before."""
         place = _place(group, work[0])
         if self._mark_next(connection, place, work):
             return work
         return self._mark_any(connection, place, work)
 
     def _mark_next(self, connection: Connection, place: CursorPlace, work: Sequence[Delivery]) -> bool:
-        """In one statement, if the cursor stands as we left it, and all of this comes after.
+        """Mark all in one statement, if the cursor is as we left it and all positions lie behind it.
 
-        What we believe of the cursor may be wrong: that transaction may have been rolled back, or another wrote. The
-        statement compares, so belief costs a statement and no more.
+        Our memory of the cursor may be wrong: our transaction may have been rolled back, or another one wrote. The
+        statement compares the cursor with it, so a wrong memory costs one statement and no more.
         """
-        with self._guard:
-            left = self._left.get((place.group, place.partition))
-        if left is None or (left.fence, left.log_id) != (place.fence, place.log_id):
+        left = self._memory.left(place)
+        if left is None or any(each.drawn or each.position < left.end for each in work):
             return False
-        if any(each.drawn or each.position < left.end for each in work):
-            return False
-        done = self._with(place, left.done, [each.position for each in work])
+        done = self._memory.extended(place, left.done, [each.position for each in work])
         values = {**place.key, "fence": place.fence, "known": left.text, "done": cursor.encode(done)}
         if self._overwrite(connection, values).rowcount != 1:
             return False
-        self._leave(place, done)
+        self._memory.leave(place, done)
         return True
 
     def _mark_any(self, connection: Connection, place: CursorPlace, work: Sequence[Delivery]) -> Sequence[Delivery]:
-        """The cursor speaks for what the log brings. What comes from the aside may be far below it and is marked by a
-        row, but the cursor may know it still: from a commit whose answer was lost before the event was set aside.
+        """Mark events of the log in the cursor, and events drawn from the aside by a row: they may lie far below it.
+
+        The cursor may contain a drawn event too: if a commit's answer was lost, its event was set aside afterwards.
         """
         done = self._locked(connection, place)
         fresh = [each for each in work if not cursor.contains(done, each.position)]
         fresh = [each for each in fresh if not each.drawn or self.mark(connection, place.group, each)]
         logged = [each.position for each in fresh if not each.drawn]
         if logged:
-            done = self._with(place, done, logged)
+            done = self._memory.extended(place, done, logged)
             values = {**place.key, "fence": place.fence, "done": cursor.encode(done)}
             if self._write(connection, values).rowcount != 1:
-                raise Superseded(f"{place.partition}: its cursor was written by a newer owner than {place.fence}")
-            self._leave(place, done)
+                raise Superseded(f"{place.partition}: an owner with a newer fence than {place.fence} wrote the cursor")
+            self._memory.leave(place, done)
         return tuple(fresh)
 
-    def _with(self, place: CursorPlace, done: cursor.Done, positions: Sequence[int]) -> cursor.Done:
-        with self._guard:
-            settled = self._settled.get((place.group, place.partition), 0)
-        return cursor.pruned(cursor.add(done, positions), settled)
-
-    def _leave(self, place: CursorPlace, done: cursor.Done) -> None:
-        with self._guard:
-            self._left[place.group, place.partition] = Left(place.fence, place.log_id, done, cursor.encode(done))
-
     def drop_old(self, connection: Connection, before: float, page: int) -> int:
-        """Forget one page of rows that are older; answers how many they were."""
+        """Delete one page of rows that are older. Returns how many it deleted."""
         return self._drop_old(connection, {"before": int(before), "page": page}).rowcount
 
     def _locked(self, connection: Connection, place: CursorPlace) -> cursor.Done:
-        """The cursor, locked until the transaction ends; Superseded when a newer owner has written it."""
+        """The cursor, locked until the transaction ends. Superseded if a newer owner has written it."""
         row = self._lock(connection, place.key).one_or_none()
         if row is None:
             try:
@@ -198,12 +214,12 @@ class InboxStore:
 
 
 def is_conflict(error: DBAPIError) -> bool:
-    """Did the database give way to another transaction? All of this one is undone, and it may be tried again."""
+    """Did the database roll this transaction back in favour of another? The caller may run it again."""
     return _code(error) in _POSTGRESQL_CONFLICTS | _MARIADB_CONFLICTS or is_timeout(error)
 
 
 def is_timeout(error: DBAPIError) -> bool:
-    """Did the database wait for a lock for as long as it is set to?"""
+    """Did the database wait for a lock until its lock timeout?"""
     orig: Any = error.orig
     primary = getattr(orig, "sqlite_errorcode", 0) & 0xFF
     return primary in _SQLITE_CONFLICTS or _code(error) in _LOCK_TIMEOUTS
@@ -216,12 +232,12 @@ def _code(error: DBAPIError) -> Any:
 
 
 def _is_duplicate(error: IntegrityError) -> bool:
-    """On MariaDB, where that is an error and the transaction goes on."""
+    """MariaDB raises an error for a duplicate row, and its transaction goes on."""
     return error.orig is not None and error.orig.args[:1] == (_MARIADB_DUPLICATE,)
 
 
 def _place(group: str, delivery: Delivery) -> CursorPlace:
     partition, fence = delivery.partition, delivery.fence
     if fence is None or not delivery.log_id:
-        raise BadStore(f"{partition}: the broker names no fence or no log: a batch handler cannot have an inbox on it")
+        raise BadStore(f"{partition}: the broker gives no fence or no log id, which the inbox of a batch handler needs")
     return CursorPlace(group, partition, delivery.log_id, fence)

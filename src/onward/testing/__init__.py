@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onward.testing.broker import BrokerSuite, BrokerSuiteUnderLoad
     from onward.testing.engine import EngineSuite
     from onward.testing.failure import FailureSuite
-    from onward.testing.harness import BrokerUnderTest, Member, MemberProcess, Process
+    from onward.testing.scenario import BrokerUnderTest, Member, MemberProcess, Process
     from onward.testing.shared import SharedScenarios, SharedUnderTest
 
 __all__ = [
@@ -41,7 +41,7 @@ _HOMES = {
     "FailureSuite": "failure",
     "SharedScenarios": "shared",
     "SharedUnderTest": "shared",
-}  # the rest: in harness
+}  # the rest: in scenario
 _ASSERTING = (
     "aside",
     "delivery",
@@ -64,4 +64,4 @@ def __getattr__(name: str) -> Any:
     """The suites are imported when they are asked for: the processes that they start need none of them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'harness')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'scenario')}"), name)

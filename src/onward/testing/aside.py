@@ -15,7 +15,7 @@ import pytest
 from onward.brokers.base import AsideRecord, Broker, Count, Failure, Filter, Moved, Progress, State, Tries, record_id
 from onward.errors import AsideError, BrokerError
 from onward.event import Delivery, Event, new_id
-from onward.testing.harness import BrokerUnderTest, Kit, Member, event, scenario
+from onward.testing.scenario import BrokerUnderTest, Kit, Member, event, scenario
 
 GROUP = "group"
 MANY = 100_000

@@ -11,9 +11,9 @@ import pytest
 
 from onward.testing.delivery import DeliveryScenarios
 from onward.testing.groups import GroupScenarios
-from onward.testing.harness import BrokerUnderTest, Process
 from onward.testing.ownership import OwnershipScenarios
 from onward.testing.publishing import PublishScenarios
+from onward.testing.scenario import BrokerUnderTest, Process
 from onward.testing.shared import SharedScenarios
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from onward.brokers.base import Progress, Tries
 from onward.event import Delivery, Event, new_id
-from onward.testing.harness import OVER_LEASE_S, Kit, event, scenario
+from onward.testing.scenario import OVER_LEASE_S, Kit, event, scenario
 
 
 class DeliveryScenarios:

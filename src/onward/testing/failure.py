@@ -23,7 +23,7 @@ from onward.testing.failure_shop import (
     publish,
     until,
 )
-from onward.testing.harness import Kit, scenario
+from onward.testing.scenario import Kit, scenario
 
 MANY = 20_000
 

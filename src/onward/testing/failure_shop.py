@@ -9,7 +9,7 @@ from typing import Any
 
 from onward import Event, Onward, Retry
 from onward.brokers.base import AsideRecord, Filter, State
-from onward.testing.harness import Kit, Process
+from onward.testing.scenario import Kit, Process
 
 GROUP = "billing"
 QUICK = Retry(attempts=3, first_delay_s=0.05, jitter=0)

@@ -8,7 +8,7 @@ import pytest
 from onward.brokers.base import MemberInfo, TopicSpec, Topology
 from onward.errors import BadSetting, BrokerError, PartitionsDiffer
 from onward.event import Partition
-from onward.testing.harness import Kit, Member, event, scenario
+from onward.testing.scenario import Kit, Member, event, scenario
 
 
 class GroupScenarios:

@@ -23,7 +23,7 @@ from onward.brokers.base import Broker, Revoked, State, record_id
 from onward.clock import now
 from onward.event import Delivery
 from onward.testing.aside import make_record
-from onward.testing.harness import Member, event
+from onward.testing.scenario import Member, event
 
 
 def say(what: str, **more: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from onward.brokers.base import Fenced, Progress, Revoked
 from onward.clock import now
-from onward.testing.harness import OVER_LEASE_S, Kit, Member, effects, event, first_times, scenario
+from onward.testing.scenario import OVER_LEASE_S, Kit, Member, effects, event, first_times, scenario
 
 
 class OwnershipScenarios:

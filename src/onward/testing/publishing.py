@@ -8,7 +8,7 @@ import pytest
 
 from onward.errors import PublishError, RelayFenced
 from onward.event import Event, new_id
-from onward.testing.harness import Kit, Member, event, first_times, scenario
+from onward.testing.scenario import Kit, Member, event, first_times, scenario
 
 _WHOLE = {
     "plain": Event(new_id(), "", "k", b'{"n": 1}', {"trace": "abc", "empty": ""}, "OrderPlaced", 1_700_000_000.125),

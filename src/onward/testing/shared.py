@@ -15,7 +15,7 @@ from onward.clock import now
 from onward.errors import BrokerError, ConfigError
 from onward.event import Delivery, Event, Partition, new_id
 from onward.testing.aside import GROUP, scanned
-from onward.testing.harness import BrokerUnderTest, Kit, Member, effects, event, scenario
+from onward.testing.scenario import BrokerUnderTest, Kit, Member, effects, event, scenario
 from onward.testing.shared_members import (
     DUE_S,
     dead,

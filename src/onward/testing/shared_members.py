@@ -10,7 +10,7 @@ import pytest
 from onward.brokers.base import AsideRecord, Broker, State, Tries
 from onward.event import Delivery
 from onward.testing.aside import GROUP, make_record
-from onward.testing.harness import Kit, Member
+from onward.testing.scenario import Kit, Member
 
 DUE_S = 0.8  # how long a retry waits
 TRIES = Tries(failed=2, started=2, crashes=1)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from onward.brokers.base import AsideRecord, Filter, Moved, State, Tries
 from onward.event import Event, new_id
 from onward.testing.aside import GROUP, scanned
-from onward.testing.harness import Kit, scenario
+from onward.testing.scenario import Kit, scenario
 from onward.testing.shared_members import (
     DUE_S,
     TRIES,

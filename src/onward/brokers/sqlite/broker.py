@@ -71,16 +71,16 @@ class SqliteBroker:
         )
         self._store = store
         self._settings = settings
-        self._catalogue = Catalogue(settings)
-        self._packer = Packer(self._catalogue, settings.max_event_bytes)
+        catalogue = Catalogue(settings)
+        self._packer = Packer(catalogue, settings.max_event_bytes)
         self._bell = Doorbell(gate.path)
         self._reader = StoreReader(store, "query")
         backlog = Backlog(settings.max_backlog_bytes)
-        self._writer = Writer(store, gate, Appender(self._catalogue, self._packer, backlog), settings)
+        self._writer = Writer(store, gate, Appender(catalogue, self._packer, backlog), settings)
         self._writer.queue.add(Retention(settings, backlog, self._writer.queue.kick))
         self._epochs = itertools.count(1)
         self._subscriptions: set[SqliteSubscription] = set()
-        self._strays: set[asyncio.Future[None]] = set()  # joins whose callers were cancelled, on their way out
+        self._leaving: set[asyncio.Future[None]] = set()  # joins whose callers were cancelled
         self._closed = False
 
     async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
@@ -105,7 +105,7 @@ class SqliteBroker:
         owner = f"{member}:{uuid.uuid4().hex}"
 
         def join(tx: Transaction) -> Joined:
-            found = [self._catalogue.resolve(tx.db, topic)[0] for topic in dict.fromkeys(topics)]
+            found = [self._packer.catalogue.resolve(tx.db, topic)[0] for topic in dict.fromkeys(topics)]
             for topic in found:
                 leases.enter(tx.db, group, topic.id, start)
             enrolment = SqliteMember(group, owner, found, self._epochs)
@@ -121,7 +121,7 @@ class SqliteBroker:
                 joining.cancel()
             else:
                 # It is committed, or will be: left alone it would own partitions until its lease ends.
-                self._strays.add(asyncio.ensure_future(_left(joining)))
+                self._leaving.add(asyncio.ensure_future(_left(joining)))
             raise
 
     async def _joined(self, job: Job[Joined], holdings: Holdings[LogPlace]) -> SqliteSubscription:
@@ -140,7 +140,7 @@ class SqliteBroker:
         self._check_open()
 
         def declare(tx: Transaction) -> list[Change]:
-            changes = self._catalogue.declare(tx.db, topology, apply=apply)
+            changes = self._packer.catalogue.declare(tx.db, topology, apply=apply)
             if apply and changes:
                 group_version.bump_all(tx)
             return changes
@@ -176,7 +176,7 @@ class SqliteBroker:
             for group in figures.group_names(tx.db, number):
                 _check_unused(tx, topic, number, group)
             topics.delete(tx.db, number)
-            self._catalogue.forget()
+            self._packer.catalogue.forget()
 
         await self._writer.call(drop)
 
@@ -186,7 +186,7 @@ class SqliteBroker:
 
     async def close(self) -> None:
         self._closed = True
-        await asyncio.gather(*self._strays)
+        await asyncio.gather(*self._leaving)
         await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
         await self._writer.stop()
         await self._reader.close()

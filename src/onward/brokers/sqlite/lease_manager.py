@@ -80,7 +80,7 @@ class Requests:
         self.waiters = [waiter for waiter in self.waiters if waiter not in taken.waiters]
 
 
-class Turn:
+class LeaseTurn:
     """What one turn did to the store, to be done to memory after the commit."""
 
     def __init__(self, now: float, lease: Lease, requests: Requests) -> None:
@@ -177,7 +177,7 @@ class LeaseManager:
 
     def work(self, tx: Transaction) -> Callable[[], None]:
         with self._holdings.lock:
-            turn = Turn(tx.now, Lease.of(tx.now, self._lease_s), self._requests.taken())
+            turn = LeaseTurn(tx.now, Lease.of(tx.now, self._lease_s), self._requests.taken())
             held = dict(self._holdings.held)
         turn.dropped = self._dropped_topic(tx)
         situation = Situation(self.enrolment.owner, held, turn.requests.asked, turn.requests.retiring)
@@ -200,7 +200,7 @@ class LeaseManager:
                 return topic.name
         return ""
 
-    def _leave(self, tx: Transaction, turn: Turn, held: Mapping[Partition, Held]) -> None:
+    def _leave(self, tx: Transaction, turn: LeaseTurn, held: Mapping[Partition, Held]) -> None:
         for hold in held.values():
             # What was never announced cannot have run: it goes back as it came.
             clean = turn.requests.asked.get(hold, False) if hold.announced else not hold.assigned.unclean
@@ -213,7 +213,7 @@ class LeaseManager:
             leases.strike(tx.db, self.group, topic.id, [self.enrolment.owner])
         group_version.bump(tx, self.group)
 
-    def _keep(self, tx: Transaction, turn: Turn, situation: Situation[LogPlace]) -> None:
+    def _keep(self, tx: Transaction, turn: LeaseTurn, situation: Situation[LogPlace]) -> None:
         me, boot = self.enrolment.owner, turn.lease.boot
         views = {topic: leases.view(tx.db, self.group, topic, me, (tx.now, boot)) for topic in self.enrolment.topics}
         turn.next_expiry = min([expiry for _, expiry in views.values()], default=math.inf)
@@ -228,7 +228,7 @@ class LeaseManager:
         turn.moved = [(kept[row.part], row) for row in leases.moved(tx.db, self.group, frozenset(kept))]
         turn.version = group_version.read(tx.db, self.group)
 
-    def _give_back(self, tx: Transaction, turn: Turn) -> None:
+    def _give_back(self, tx: Transaction, turn: LeaseTurn) -> None:
         done = turn.decisions
         for hold, clean in done.released.items():
             self._free(tx, hold, clean=clean)
@@ -243,7 +243,7 @@ class LeaseManager:
         if done.released or done.overdue or done.unannounced:
             group_version.bump(tx, self.group)
 
-    def _list(self, tx: Transaction, turn: Turn, topic: Topic, members: Mapping[str, bool]) -> None:
+    def _list(self, tx: Transaction, turn: LeaseTurn, topic: Topic, members: Mapping[str, bool]) -> None:
         """Keep the list of members true: the dead are struck off, and so are we when we retire."""
         me, struck = self.enrolment.owner, turn.decisions.struck.get(topic.name, [])
         leases.strike(tx.db, self.group, topic.id, struck)
@@ -252,7 +252,7 @@ class LeaseManager:
             if struck or not members.get(me, False):
                 group_version.bump(tx, self.group)
 
-    def _claim(self, tx: Transaction, turn: Turn, seat: Seat, part: int) -> Held:
+    def _claim(self, tx: Transaction, turn: LeaseTurn, seat: Seat, part: int) -> Held:
         claim = leases.claim(tx.db, self.group, part, self.enrolment.owner, turn.lease)
         epoch = next(self.enrolment.epochs)
         stored = progress.decoded(seat.partition, epoch, claim)
@@ -263,7 +263,7 @@ class LeaseManager:
     def _free(self, tx: Transaction, hold: Held, *, clean: bool) -> None:
         leases.give_back(tx.db, self.group, self.enrolment.owner, (hold.own.part, hold.fence), clean=clean)
 
-    def _follow(self, turn: Turn) -> None:
+    def _follow(self, turn: LeaseTurn) -> None:
         """The turn is committed: memory follows."""
         now, done, holdings = clock.now(), turn.decisions, self._holdings
         with holdings.lock:
@@ -297,7 +297,7 @@ def _dropped(group: str, topic: str) -> str:
     )
 
 
-def _moved(turn: Turn) -> list[Moved]:
+def _moved(turn: LeaseTurn) -> list[Moved]:
     """One message for neighbouring notices of one partition and one kind."""
     messages = []
     for (hold, state, due), notices in itertools.groupby(

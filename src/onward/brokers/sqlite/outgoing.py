@@ -60,7 +60,7 @@ class Packer:
     """Turns events into record batches. It reads and checks what it wrote: what is stored can be read."""
 
     def __init__(self, catalogue: Catalogue, max_event_bytes: int) -> None:
-        self._catalogue = catalogue
+        self.catalogue = catalogue
         self._max_event_bytes = max_event_bytes
         self._spread = itertools.count()
 
@@ -92,7 +92,7 @@ class Packer:
             if event.topic != name:
                 name = event.topic
                 if name not in topics:
-                    topics[name] = [[] for _ in range(self._catalogue.expected(name))]
+                    topics[name] = [[] for _ in range(self.catalogue.expected(name))]
                 lists = topics[name]
                 partitions = len(lists)
             key = event.key

@@ -1,4 +1,4 @@
-"""The process engine: for handlers that keep a processor busy. Workers are spawned, never forked."""
+"""The process engine, for handlers that keep a processor busy. It spawns its workers and never forks them."""
 
 from onward.engines.processes.engine import ProcessEngine
 

@@ -1,8 +1,8 @@
-"""A worker process, from inside: it imports the handler, runs what it is sent, one at a time, and ends with its parent.
+"""A worker process, from inside: it imports the handler, runs its work, one at a time, and ends with its parent.
 
-The main thread reads the socket when it has nothing left, so that nobody has to wake up for work that arrives while
-it is busy. A second thread waits on the leash, a pipe: a byte calls back what has not been started; its end is the
-end of the parent, and ends this process at once.
+The main thread reads the socket when it has no work left, so work that arrives during a run wakes no thread. A second
+thread waits on the leash, a pipe from the parent. A byte on it calls back the work that has not begun. Its end means
+that the parent has ended, and ends this process at once.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ Task = tuple[int, Work, float]  # its number, and until when it may begin
 def main(link: int, page: int, leash: int, parent: int) -> None:
     _tie(parent)
     _deafen()
-    faulthandler.enable()  # a segmentation fault names its line on stderr
+    faulthandler.enable()  # after a segmentation fault, stderr has the line
     worker = WorkerLoop(socket.socket(fileno=link), wire.StatusPage(page))
     threading.Thread(target=worker.watch, args=(leash,), name="onward-leash", daemon=True).start()
     worker.run()
@@ -88,8 +88,8 @@ class WorkerLoop:
         while not self._retiring:
             if not self._refill():
                 self._say(wire.Idle())
-                self._link.recv(1, socket.MSG_PEEK)  # until there is something
-            at = now()  # the end of a run is the begin of the next
+                self._link.recv(1, socket.MSG_PEEK)  # wait for more
+            at = now()  # the end of a run is the beginning of the next
             while (task := self._next()) is not None:
                 number, work, until = task
                 if at >= until:
@@ -137,10 +137,10 @@ class WorkerLoop:
 
     def _next(self) -> Task | None:
         with self._taking:
-            return self._inbox.popleft() if self._inbox else None  # all done, or called back
+            return self._inbox.popleft() if self._inbox else None  # None: all done, or called back
 
     def _refill(self) -> bool:
-        """Take in what has been sent; False: there is nothing to do."""
+        """Read what the engine has sent. False: there is nothing to do."""
         with self._reading, contextlib.suppress(BlockingIOError):
             while True:
                 for body in self._splitter.feed(self._receive(socket.MSG_DONTWAIT)):
@@ -159,7 +159,8 @@ class WorkerLoop:
 
     def watch(self, leash: int) -> None:
         while os.read(leash, 1):
-            with self._taking:  # told before the main thread may go on: what ends later would say that these had ended
+            # Send the answer before the main thread may go on: a later run that ends would count these as ended too.
+            with self._taking:
                 self._refill()
                 unstarted: list[int] = []
                 while self._inbox:
@@ -172,7 +173,7 @@ class WorkerLoop:
     def _receive(self, flags: int = 0) -> bytes:
         piece = self._link.recv(_READ_BYTES, flags)
         if not piece:
-            os._exit(1)  # the parent is gone, and whatever runs here has no owner any more
+            os._exit(1)  # the parent has ended, so no engine owns the run here any more
         return piece
 
     def _say(self, message: wire.Up) -> None:
@@ -181,7 +182,7 @@ class WorkerLoop:
 
 
 async def _calm() -> None:
-    """A handler may have cancelled its own task: the next event must not feel it."""
+    """A handler may have cancelled its own task. The next run must not be cancelled by that."""
     me = asyncio.current_task()
     if me is not None and me.cancelling():
         with contextlib.suppress(asyncio.CancelledError):
@@ -214,7 +215,7 @@ def _load(setup: wire.Setup) -> Callable[..., Any]:
 def _failed(number: int, error: BaseException) -> wire.Failed:
     try:
         message = str(error)
-    except BaseException:  # it may raise anything
+    except BaseException:  # __str__ may raise anything
         message = "(its text cannot be made)"
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next  # without the frame of this file
@@ -232,17 +233,17 @@ def _failed(number: int, error: BaseException) -> wire.Failed:
 
 
 def _tie(parent: int) -> None:
-    """Die with the parent, even in the middle of code that never lets the listening thread run."""
+    """Die with the parent, even in code that never lets the thread on the leash run."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
 
 def _deafen() -> None:
-    """A Ctrl-C, or a service manager that signals the whole group, means the parent: it drains and ends us."""
+    """Ignore Ctrl-C, and the signals of a service manager to the whole group: the parent drains and ends us."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _ignore)  # not SIG_IGN: programs that a handler starts would inherit that
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})

@@ -1,4 +1,4 @@
-"""The engine's end of the socket to a worker: it never blocks, however large what goes through it."""
+"""The engine's end of the socket to a worker. It never blocks, however large the messages are."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ class Line:
         self._unsent: deque[memoryview] = deque()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._end, readable)
-        self.cut = False  # the other end is closed, or what comes from it makes no sense
+        self.cut = False  # the other end is closed, or sends what we cannot decode
 
     @property
     def clogged(self) -> bool:
@@ -33,7 +33,7 @@ class Line:
             self._write()
 
     def receive(self) -> Iterator[wire.FromWorker]:
-        """All that has arrived."""
+        """All messages that have arrived."""
         try:
             while piece := self._end.recv(_READ_BYTES):
                 for body in self._splitter.feed(piece):
@@ -41,11 +41,11 @@ class Line:
         except BlockingIOError:
             return
         except (OSError, msgspec.MsgspecError):
-            pass  # reset, or somebody else wrote into it: as good as an end
+            pass  # reset, or a handler wrote into the socket: treat it as closed
         self.cut = True
 
     def mute(self) -> None:
-        """Call nobody any more; what arrives can still be received."""
+        """Stop calling `readable`. `receive` still returns what arrives."""
         self._loop.remove_reader(self._end)
 
     def close(self) -> None:
@@ -66,5 +66,5 @@ class Line:
             self._loop.add_writer(self._end, self._write)
             return
         except OSError:
-            self._unsent.clear()  # the other end is gone, and reading will say so
+            self._unsent.clear()  # the other end is closed, and reading will show it
         self._loop.remove_writer(self._end)

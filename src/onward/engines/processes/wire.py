@@ -1,8 +1,8 @@
-"""What the engine and a worker process tell each other: frames on a socket, and a page of memory that they share.
+"""The messages between the engine and a worker process: frames on a socket, and a page of memory that they share.
 
-Work goes down once and never comes back. Success is told by a number on the page, which costs no system call; a
-failure by a frame, sent before that number covers it. So whoever reads the page first and the socket then knows
-everything about the runs that the page calls finished, even if the worker is dead by now.
+The engine sends work once, and the worker never sends it back. The worker reports success by a number on the page,
+which costs no system call. It reports a failure by a frame, before that number covers the run. So an engine that reads
+the page first and the socket then knows the result of every finished run, even if the worker is dead by now.
 """
 
 import mmap
@@ -17,7 +17,7 @@ from onward.errors import GiveUp, RetryLater, Skip, Undecodable
 from onward.event import Delivery
 
 DECIDING = (Undecodable, RetryLater, GiveUp, Skip)
-"""Errors that say what is to become of the event: the engine's process raises them anew."""
+"""Errors that decide what becomes of the event. The engine creates them again in its own process."""
 
 _LENGTH = struct.Struct(">I")
 _PAGE_BYTES = 4096
@@ -40,7 +40,7 @@ class Setup(Down, frozen=True, kw_only=True):
 
 
 class Events(Down, frozen=True):
-    """Run these in turn; they are numbered from `first` on. What is not begun at `until` must not begin."""
+    """Run these in turn, numbered from `first` on. A run that has not begun at `until` must not begin."""
 
     first: int
     until: float
@@ -54,7 +54,7 @@ class Batches(Down, frozen=True):
 
 
 class Retire(Down, frozen=True):
-    """Nothing more will come: end."""
+    """The engine will send nothing more: end."""
 
 
 class Up(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -66,17 +66,17 @@ class Ready(Up, frozen=True):
 
 
 class Unfit(Up, frozen=True):
-    """It cannot be imported."""
+    """The handler cannot be imported."""
 
     why: str
 
 
 class Idle(Up, frozen=True):
-    """All that was sent has been run: look at the page."""
+    """The worker has run all it got: look at the page."""
 
 
 class Returned(Up, frozen=True):
-    """These were not begun: called back in time, or too late to begin."""
+    """These have not begun: the engine called them back, or it was too late for them to begin."""
 
     numbers: list[int]
 
@@ -87,7 +87,7 @@ class Failed(Up, frozen=True):
     message: str
     kinds: list[str]
     trace: str
-    ours: str  # the name of an error of ours that says what is to become of the event, or nothing
+    ours: str  # the name of the error if it is in DECIDING, or empty
     after_s: float  # of RetryLater
 
 
@@ -100,7 +100,7 @@ from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 def whole(work: Delivery | tuple[Delivery, ...]) -> Delivery | tuple[Delivery, ...]:
-    """The work as an encoder takes it: a broker may leave fields of an event until somebody asks for them."""
+    """The work as an encoder takes it: a broker may decode fields of an event only when they are read."""
     if isinstance(work, tuple):
         return tuple([_whole(delivery) for delivery in work])
     return _whole(work)
@@ -117,7 +117,7 @@ def frame(message: Down | Up) -> bytes:
 
 
 class Splitter:
-    """Frames out of a stream that comes in pieces of any size."""
+    """Cuts a stream, in pieces of any size, into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -138,10 +138,13 @@ class Splitter:
 
 
 class StatusPage:
-    """One page of memory shared by the engine and one worker, who alone writes it. Runs are known by their numbers.
+    """One page of memory that the engine and one worker share. Only the worker writes it. It names runs by number.
 
-    Each field is eight aligned bytes, so it is always read whole.
+    Each field is eight aligned bytes, so a reader never sees half a value.
     """
+
+    # The page earns its lines: when a worker dies, it is the proof of which run had begun. A frame for each begin
+    # would prove it too, but costs a system call per event.
 
     def __init__(self, descriptor: int) -> None:
         self._map = mmap.mmap(descriptor, _PAGE_BYTES)
@@ -150,12 +153,12 @@ class StatusPage:
 
     @property
     def finished(self) -> int:
-        """One more than the number of the last run that has ended."""
+        """The number of the last run that has ended, plus one."""
         return self._counts[0]
 
     @property
     def started(self) -> int:
-        """One more than the number of the last run that has begun; more than `finished`: it is running."""
+        """The number of the last run that has begun, plus one. If it is more than `finished`, that run goes on."""
         return self._counts[1]
 
     @property
@@ -165,7 +168,7 @@ class StatusPage:
 
     @property
     def busy_s(self) -> float:
-        """How long all runs took together."""
+        """The sum of the times of all runs."""
         return self._times[3]
 
     def begin(self, number: int, at: float) -> None:
@@ -184,7 +187,7 @@ class StatusPage:
 
 
 def new_page() -> int:
-    """The descriptor of memory for a page."""
+    """Create the memory of a page. Returns its descriptor."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("onward-page")
     else:

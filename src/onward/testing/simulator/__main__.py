@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from onward.testing.simulator.many import simulate_many
 from onward.testing.simulator.world import Result, simulate
 
-SHOWN = 10  # failures that are told in full
+SHOWN = 10  # failures that are printed in full
 
 
 def main(argv: Sequence[str] | None = None) -> int:

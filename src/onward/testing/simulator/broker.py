@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LOG_ID = "log"
 
 
-class Claim:
+class OwnedPartition:
     """One partition: its log, and what the group has stored about it."""
 
     def __init__(self, partition: Partition, start: int) -> None:
@@ -62,13 +62,13 @@ class Claim:
         return not self.paused and not self.revoking and self.next < self.end
 
 
-class Broker(Group):
+class OwnedBroker(Group):
     """Every partition has one owner at a time."""
 
     def __init__(self, world: "World", partitions: Sequence[Partition]) -> None:
         super().__init__(world, partitions)
         first = world.profile.first_position
-        self.claims = {p: Claim(p, first + world.rng.choice((0, 0, 37))) for p in partitions}
+        self.claims = {p: OwnedPartition(p, first + world.rng.choice((0, 0, 37))) for p in partitions}
 
     # -- logs ---------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Broker(Group):
         claim.end += count
         self._ring(claim)
 
-    def _ring(self, claim: Claim) -> None:
+    def _ring(self, claim: OwnedPartition) -> None:
         if claim.owner is not None:
             claim.owner.process.ring()
 
@@ -166,7 +166,7 @@ class Broker(Group):
             limit, max_bytes = self._read(claim, limit, max_bytes, messages)
         return messages
 
-    def _read(self, claim: Claim, limit: int, max_bytes: int, messages: list[Message]) -> tuple[int, int]:
+    def _read(self, claim: OwnedPartition, limit: int, max_bytes: int, messages: list[Message]) -> tuple[int, int]:
         index = bisect_left(claim.positions, claim.next)
         whole = max_bytes
         while limit > 0 and index < len(claim.positions):
@@ -192,7 +192,7 @@ class Broker(Group):
     def faults(self) -> Sequence[Callable[[], None]]:
         return self.duplicate, self.stale_delivery, self.trim, self.compact
 
-    def _claim(self) -> Claim:
+    def _claim(self) -> OwnedPartition:
         return self.world.rng.choice(list(self.claims.values()))
 
     def duplicate(self) -> None:
@@ -239,27 +239,27 @@ class Broker(Group):
 
     def commit(self, session: Session, progress: Sequence[Progress]) -> list[Partition]:
         lost = []
-        for told in progress:
-            claim = self.claims[told.partition]
-            if session.owns(told.partition, told.epoch):
-                claim.stored = self._fitted(told)
+        for each in progress:
+            claim = self.claims[each.partition]
+            if session.owns(each.partition, each.epoch):
+                claim.stored = self._fitted(each)
                 self.world.witness.progress(claim.stored, claim.end)
             else:
                 self.world.counts["fenced settles"] += 1
-                lost.append(told.partition)
+                lost.append(each.partition)
         return lost
 
-    def _fitted(self, told: Progress) -> Progress:
+    def _fitted(self, progress: Progress) -> Progress:
         """What comes back of it, where there is little room."""
         limit = self.world.profile.metadata
-        if limit >= LIMIT_CHARS or not told.done_above:
-            return told
-        done = msgspec.structs.replace(told, tries={})
-        encoded = encode(done, fence=self.claims[told.partition].fence, clean=False, log_id=LOG_ID, limit=limit)
+        if limit >= LIMIT_CHARS or not progress.done_above:
+            return progress
+        done = msgspec.structs.replace(progress, tries={})
+        encoded = encode(done, fence=self.claims[progress.partition].fence, clean=False, log_id=LOG_ID, limit=limit)
         self.world.counts["truncated"] += encoded.done_dropped > 0
-        above = decode(encoded.text, told.watermark, log_id=LOG_ID).done_above
+        above = decode(encoded.text, progress.watermark, log_id=LOG_ID).done_above
         self.world.counts["sparse intervals stored"] += bool(above) and self.world.profile.stride > 1
-        return msgspec.structs.replace(told, done_above=above)
+        return msgspec.structs.replace(progress, done_above=above)
 
     def erase(self, session: Session, epochs: dict[Partition, int], ids: Sequence[str]) -> None:
         for id_ in ids:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NoReturn
 from onward.brokers.base import AsideRecord, Progress, State
 from onward.event import Delivery, Partition
 from onward.flow.limits import Limits
-from onward.testing.simulator.ledger import Ledger, Run, Story
+from onward.testing.simulator.ledger import HandlerRun, Ledger, Story
 from onward.testing.simulator.profile import Profile
 
 if TYPE_CHECKING:
-    from onward.flow.actions import Actions, Settlement
-    from onward.testing.simulator.process import Process
+    from onward.flow.actions import Actions, SettleCall
+    from onward.testing.simulator.process import SimulatedProcess
 
 RESUME_AT = 0.7
 CLOCKS_S = 0.6  # wall clocks differ
@@ -33,17 +33,17 @@ def broken(checker: str, what: str) -> NoReturn:
     raise Violation(checker, what)
 
 
-def covers(told: Progress | None, position: int) -> bool:
+def covers(progress: Progress | None, position: int) -> bool:
     """Does this progress say that the position is done?"""
-    if told is None:
+    if progress is None:
         return False
-    return position < told.watermark or any(start <= position < stop for start, stop in told.done_above)
+    return position < progress.watermark or any(start <= position < stop for start, stop in progress.done_above)
 
 
-class Order:
+class OrderChecker:
     """G2: of a lane no event completes, or starts, before its predecessor has completed; repeats are suffixes."""
 
-    def started(self, run: Run) -> None:
+    def started(self, run: HandlerRun) -> None:
         for story in run.stories:
             lane = story.lane
             if lane is None or (first := lane.first_open()) >= story.rank:
@@ -52,7 +52,7 @@ class Order:
                 if not earlier.completed and earlier not in run.stories:
                     broken("order", f"{story} starts in {run.process.name} before {earlier} has completed")
 
-    def effect(self, run: Run, story: Story) -> None:
+    def effect(self, run: HandlerRun, story: Story) -> None:
         lane = story.lane
         if lane is None:
             return
@@ -66,7 +66,7 @@ class Order:
         lane.last = story.rank
 
 
-class Repeats:
+class RepeatChecker:
     """At least once, but not for nothing: while every ownership ends drained, no event has its effect twice."""
 
     def effect(self, story: Story, excused: int) -> None:
@@ -74,37 +74,37 @@ class Repeats:
             broken("repeats", f"{story} has its effect again, and every ownership has ended drained")
 
 
-class Lanes:
+class LaneChecker:
     """One lane, one run: in a process always, over the fleet but for runs that have outlived their ownership."""
 
-    def started(self, run: Run) -> None:
+    def started(self, run: HandlerRun) -> None:
         for lane in run.lanes:
             for other in lane.runs:
                 if other.process is run.process or not other.stale:
                     broken("lanes", f"{run} starts while {other} runs")
             lane.runs.append(run)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: HandlerRun) -> None:
         for lane in run.lanes:
             lane.runs.remove(run)
 
 
-class Settled:
+class SettledChecker:
     """Nothing open is settled: what the stored progress covers has had its effect or stands in the aside."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._watermarks: dict[Partition, int] = {}
 
-    def progress(self, told: Progress, log_end: int) -> None:
-        partition = told.partition
-        if told.watermark < self._watermarks.get(partition, 0):
-            broken("settled", f"the watermark of {partition} falls to {told.watermark}")
-        self._watermarks[partition] = told.watermark
-        if max([told.watermark, *(stop for _, stop in told.done_above)]) > log_end:
-            broken("settled", f"{partition} is settled beyond the end of its log, {log_end}: {told}")
+    def progress(self, progress: Progress, log_end: int) -> None:
+        partition = progress.partition
+        if progress.watermark < self._watermarks.get(partition, 0):
+            broken("settled", f"the watermark of {partition} falls to {progress.watermark}")
+        self._watermarks[partition] = progress.watermark
+        if max([progress.watermark, *(stop for _, stop in progress.done_above)]) > log_end:
+            broken("settled", f"{partition} is settled beyond the end of its log, {log_end}: {progress}")
         uncovered = self._ledger.uncovered[partition]
-        still = [story for story in uncovered if not self._covers(told, story)]
+        still = [story for story in uncovered if not self._covers(progress, story)]
         if len(still) < len(uncovered):
             self._ledger.uncovered[partition] = still
 
@@ -115,9 +115,9 @@ class Settled:
             broken("settled", f"{story} is acknowledged: it has no effect and no record")
         story.covered = True
 
-    def _covers(self, told: Progress, story: Story) -> bool:
+    def _covers(self, progress: Progress, story: Story) -> bool:
         position = story.position
-        if not covers(told, position):
+        if not covers(progress, position):
             return False
         if not (story.effects or story.record or story.removed):
             broken("settled", f"{story} is settled as done: it has no effect and no record")
@@ -125,43 +125,44 @@ class Settled:
         return True
 
 
-class Epochs:
-    """G3: nothing starts, settles or loads under an ownership that the plane was told has ended, nor starts after
-    it was told to give up, nor at or after the time up to which ownership is certain."""
+class EpochChecker:
+    """G3: once the plane has heard that an ownership ended, nothing of it starts, settles or loads. Nothing starts once
+    the plane has heard that it must give up, nor at or after the time up to which ownership is certain."""
 
-    def started(self, run: Run, now: float, sure_until: float) -> None:
+    def started(self, run: HandlerRun, now: float, sure_until: float) -> None:
         if now >= sure_until:
             broken("epochs", f"{run} starts at {now:.3f}, ownership is certain until {sure_until:.3f}")
         for delivery in run.deliveries:
-            if run.process.told.get(delivery.partition) != delivery.epoch:
+            if run.process.epochs.get(delivery.partition) != delivery.epoch:
                 broken("epochs", f"{run} starts under an ownership that has ended")
             if delivery.partition in run.process.revoked:
                 broken("epochs", f"{run} starts after the partition was revoked")
             if run.process.read.get(delivery.partition) != delivery.epoch:
                 broken("loading", f"{run} starts before the records of its partition were read")
 
-    def early(self, run: Run, wall: float) -> None:
+    def early(self, run: HandlerRun, wall: float) -> None:
         """A retry is not tried before its time: not in place by the process that waits, nor from the aside by any.
         In a shared partition the event itself may run again beside a record whose settle was cut off."""
         for story in run.stories:
+            if story.unclean:
+                continue
             process, epoch, until = story.wait or ("", 0, 0.0)
             if process == run.process.name and epoch == run.epoch and run.started < until:
                 broken("early", f"{run} starts {until - run.started:.2f} s before its time")
-            record, excused = story.record, story.touched or story.unclean
-            waits = record is not None and record.state is State.WAITING and not excused
+            waits = story.record is not None and story.record.state is State.WAITING and not story.touched
             if waits and wall < story.due - CLOCKS_S:
                 broken("early", f"{run} starts {story.due - wall:.2f} s before its time")
 
-    def removed(self, run: Run) -> None:
+    def removed(self, run: HandlerRun) -> None:
         for story in run.stories:
             if story.covered and (story.partition, story.position) in run.process.removed:
                 broken("removed", f"{run} starts after its process heard that the record was removed")
 
-    def settling(self, process: "Process", settlement: "Settlement") -> None:
-        partitions = {told.partition for told in settlement.progress}
-        for told in settlement.progress:
-            if process.told.get(told.partition) != told.epoch:
-                broken("epochs", f"{process.name} settles {told.partition} under epoch {told.epoch}, which has ended")
+    def settling(self, process: "SimulatedProcess", settlement: "SettleCall") -> None:
+        partitions = {each.partition for each in settlement.progress}
+        for each in settlement.progress:
+            if process.epochs.get(each.partition) != each.epoch:
+                broken("epochs", f"{process.name} settles {each.partition} under epoch {each.epoch}, which has ended")
         for record in settlement.aside:
             if record.partition not in partitions:
                 broken("epochs", f"{process.name} writes {record.id} without the progress of its partition")
@@ -169,7 +170,7 @@ class Epochs:
             broken("epochs", f"{process.name} removes records without any progress")
 
 
-class Bounds:
+class BoundsChecker:
     """G4: what a process holds stays within its limits; a paused partition is resumed when enough is done."""
 
     def __init__(self, profile: Profile) -> None:
@@ -183,15 +184,15 @@ class Bounds:
         self._spins: Counter[str] = Counter()
         self._seen: dict[str, tuple[float, int]] = {}
 
-    def assigned(self, process: "Process", partition: Partition, records: int) -> None:
+    def assigned(self, process: "SimulatedProcess", partition: Partition, records: int) -> None:
         self._records[process.name, partition] = records
         self._open[process.name, partition] = {}
         self._seen_in[process.name, partition] = []
 
-    def ended(self, process: "Process", partition: Partition) -> None:
+    def ended(self, process: "SimulatedProcess", partition: Partition) -> None:
         self._open.pop((process.name, partition), None)
 
-    def delivered(self, process: "Process", delivery: Delivery, story: Story) -> None:
+    def delivered(self, process: "SimulatedProcess", delivery: Delivery, story: Story) -> None:
         name = process.name, delivery.partition
         held = self._open.get(name)
         seen = self._seen_in[name] if held is not None else []
@@ -209,13 +210,13 @@ class Bounds:
         if sum(held.values()) > self._bytes:
             broken("bounds", f"{process.name} holds {sum(held.values())} bytes of {delivery.partition}")
 
-    def parked(self, process: "Process", partition: Partition, records: int) -> None:
+    def parked(self, process: "SimulatedProcess", partition: Partition, records: int) -> None:
         """When more is delivered, so many records stand aside."""
         limits, before = self._limits, self._records.get((process.name, partition), 0)
         if records > max(limits.max_parked, before) + 2 * (limits.max_in_flight + self._batch):
-            broken("bounds", f"{process.name} takes more of {partition}, of which {records} records stand aside")
+            broken("bounds", f"{process.name} takes more of {partition}, which has {records} records aside")
 
-    def done(self, process: "Process", partition: Partition, position: int) -> None:
+    def done(self, process: "SimulatedProcess", partition: Partition, position: int) -> None:
         held = self._open.get((process.name, partition))
         if held is not None:
             held.pop(position, None)
@@ -225,13 +226,13 @@ class Bounds:
             if each == partition:
                 held.pop(position, None)
 
-    def resumed(self, process: "Process", partition: Partition) -> None:
+    def resumed(self, process: "SimulatedProcess", partition: Partition) -> None:
         held = self._open.get((process.name, partition), {})
         limits, size = self._limits, sum(held.values())
         if len(held) > RESUME_AT * limits.max_in_flight or size > RESUME_AT * limits.max_in_flight_bytes:
             broken("hysteresis", f"{process.name} resumes {partition} with {len(held)} events, {size} bytes")
 
-    def ticked(self, process: "Process", actions: "Actions", now: float) -> None:
+    def ticked(self, process: "SimulatedProcess", actions: "Actions", now: float) -> None:
         limits = self._limits
         most = len(process.plane.held) * (2 * limits.max_in_flight + self._batch)
         if process.plane.open > most:
@@ -244,15 +245,15 @@ class Bounds:
         if self._spins[process.name] > SPINS:
             broken("spin", f"{process.name} asks to be called again at once, again and again")
 
-    def lag(self, process: "Process", now: float) -> None:
+    def lag(self, process: "SimulatedProcess", now: float) -> None:
         """A lag counts events, whatever their positions."""
         for partition, lag in process.plane.lag(now).items():
             if lag.gap > 2 * self._events + 1:  # intervals that an earlier owner did count too, with events or without
                 broken("lag", f"{process.name} counts a gap of {lag.gap} events in {partition}, {self._events} exist")
 
 
-class Records:
-    """Nothing of the aside is lost; dead letters tell the truth; who kills is found, who does not is not blamed."""
+class RecordChecker:
+    """Nothing of the aside is lost, dead letters are true, killers are found and innocent events are not blamed."""
 
     def __init__(self, ledger: Ledger, profile: Profile) -> None:
         self._ledger = ledger
@@ -282,9 +283,9 @@ class Records:
             broken("records", f"the dead letter of {story} has no story")
         elif failure.reason == "exhausted":
             # A settle that is sent again may write over what an operator has replayed meanwhile.
-            told, seen = failure.attempts, story.failures if story.touched else story.fresh_failures
-            if told != self._attempts or seen < self._attempts:
-                broken("records", f"{story} is dead after {told} attempts, {seen} seen, {self._attempts} asked for")
+            stated, seen = failure.attempts, story.failures if story.touched else story.fresh_failures
+            if stated != self._attempts or seen < self._attempts:
+                broken("records", f"{story} is dead after {stated} attempts, {seen} seen, {self._attempts} asked for")
         elif story.lone_crashes + self._unclean[story.partition] < self._limit:
             broken("blame", f"{story} ({story.fate}) is dead as {failure.reason}, {story.lone_crashes} lone crashes")
 
@@ -294,7 +295,7 @@ class Records:
         if not self._killers and not self.refusals and story.fresh_failures > most and not story.touched:
             broken("records", f"{story} was tried {story.fresh_failures} times, {self._attempts} asked for")
 
-    def started(self, run: Run) -> None:
+    def started(self, run: HandlerRun) -> None:
         """What has killed before runs alone. Its first crash finds no trace of it, its second only a suspicion; a
         change of owner may cost one more."""
         if not self._killers or self._kills != "process":
@@ -315,8 +316,8 @@ class Records:
             broken("blame", f"{story} has killed {story.crashes} times, {most} allowed")
 
 
-class Ending:
-    """Once faults stop: everything completes, every log is settled to its end, nobody holds anything."""
+class EndChecker:
+    """Once faults stop: everything completes, every log is settled to its end, no process holds anything."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -342,7 +343,9 @@ class Ending:
             if story.record is not None and story.record.state is not State.DEAD and not self._behind_dead(story)
         ]
 
-    def open(self, watermarks: Sequence[tuple[Partition, int, int]], processes: Sequence["Process"]) -> list[str]:
+    def open(
+        self, watermarks: Sequence[tuple[Partition, int, int]], processes: Sequence["SimulatedProcess"]
+    ) -> list[str]:
         unsettled = [f"{p} is settled to {mark} of {end}" for p, mark, end in watermarks if mark != end]
         busy = [process for process in processes if process.plane.open or process.plane.running]
         return unsettled + [f"{p.name} holds {p.plane.open} open, {p.plane.running} running" for p in busy]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from onward.brokers.base import AsideRecord, State
 from onward.event import Partition
 from onward.testing.simulator.group import WALL
-from onward.testing.simulator.process import Process
+from onward.testing.simulator.process import SimulatedProcess
 
 if TYPE_CHECKING:
     from onward.testing.simulator.world import World
@@ -43,7 +43,7 @@ class Faults:
 
     # -- of a process -------------------------------------------------------------------------------------------
 
-    def _process(self) -> Process | None:
+    def _process(self) -> SimulatedProcess | None:
         alive = [process for process in self._world.processes if not process.dead]
         return self._rng.choice(alive) if alive else None
 

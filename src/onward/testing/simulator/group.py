@@ -10,7 +10,7 @@ from onward.brokers.base import AsideRecord, Fenced, Message, Progress, Revoked,
 from onward.event import Event, Partition
 
 if TYPE_CHECKING:
-    from onward.testing.simulator.process import Process
+    from onward.testing.simulator.process import SimulatedProcess
     from onward.testing.simulator.world import World
 
 
@@ -44,7 +44,7 @@ def move_all(
 class Session:
     """One member of the group: what the broker, and the subscription in the member's process, know of it."""
 
-    def __init__(self, process: "Process", group: "Group", lease_until: float) -> None:
+    def __init__(self, process: "SimulatedProcess", group: "Group", lease_until: float) -> None:
         self.process = process
         self.group = group
         self.name = process.name
@@ -85,7 +85,7 @@ class Group(ABC):
 
     # -- members ------------------------------------------------------------------------------------------------
 
-    def join(self, process: "Process") -> Session:
+    def join(self, process: "SimulatedProcess") -> Session:
         session = Session(process, self, self.world.now + self.world.profile.lease_s)
         self.sessions.append(session)
         self.rebalance()
@@ -200,7 +200,7 @@ class Group(ABC):
 
     @abstractmethod
     def commit(self, session: Session, progress: Sequence[Progress]) -> list[Partition]:
-        """Answers the partitions that are not this member's any more."""
+        """Returns the partitions that are not this member's any more."""
 
     @abstractmethod
     def erase(self, session: Session, epochs: dict[Partition, int], ids: Sequence[str]) -> None: ...

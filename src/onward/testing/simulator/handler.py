@@ -6,11 +6,11 @@ from random import Random
 from onward.brokers.base import Failure
 from onward.event import Delivery
 from onward.flow.entry import DONE, RELEASED, SPLIT, Again, Dead, Instant, Outcome
-from onward.testing.simulator.ledger import Run, Story
+from onward.testing.simulator.ledger import HandlerRun, Story
 from onward.testing.simulator.profile import FATES, Profile
 
 
-class Verdict(Enum):
+class HandlerVerdict(Enum):
     DONE = "done"
     FAILED = "failed"
     WORKER_DIED = "worker died"
@@ -18,7 +18,7 @@ class Verdict(Enum):
     RELEASED = "released"
 
 
-class Handler:
+class SimulatedHandler:
     def __init__(self, profile: Profile, rng: Random) -> None:
         self._profile = profile
         self._rng = rng
@@ -29,11 +29,11 @@ class Handler:
         story.stubborn = {"flaky": self._rng.randint(1, 3), "timeout": 1}.get(story.fate, 0)
 
     def cure(self, story: Story) -> None:
-        """Somebody found the bug before the event is replayed."""
+        """A bug may have been fixed before the event is replayed."""
         if story.fate == "killer" or self._rng.random() < 0.7:
             story.fate, story.stubborn = "ok", 0
 
-    def duration_s(self, run: Run) -> float:
+    def duration_s(self, run: HandlerRun) -> float:
         longest = 0.0
         for story in run.stories:
             if story.fate == "slow":
@@ -45,36 +45,36 @@ class Handler:
             longest = max(longest, span)
         return longest * self.slowness
 
-    def killer(self, run: Run) -> Story | None:
+    def killer(self, run: HandlerRun) -> Story | None:
         return next((story for story in run.stories if story.fate == "killer"), None)
 
-    def ends(self, run: Run) -> tuple[list[Story], Verdict]:
+    def ends(self, run: HandlerRun) -> tuple[list[Story], HandlerVerdict]:
         """How a call ends: the events that have had their effect by then, and the verdict over all of them."""
         bad = next((index for index, story in enumerate(run.stories) if self._fails(story)), None)
         if bad is None:
-            return run.stories, Verdict.DONE
+            return run.stories, HandlerVerdict.DONE
         culprit = run.stories[bad]
         if len(run.stories) > 1:
             done = run.stories[: self._rng.randint(0, bad)]
             for story in done:
                 story.halved = True
-            return done, Verdict.SPLIT
+            return done, HandlerVerdict.SPLIT
         culprit.failures += 1
         culprit.fresh_failures += 1
-        return [], Verdict.WORKER_DIED if culprit.fate == "killer" else Verdict.FAILED
+        return [], HandlerVerdict.WORKER_DIED if culprit.fate == "killer" else HandlerVerdict.FAILED
 
-    def outcome(self, delivery: Delivery, verdict: Verdict, at: Instant) -> Outcome:
+    def outcome(self, delivery: Delivery, verdict: HandlerVerdict, at: Instant) -> Outcome:
         """As the consumer's loop judges, by its retry policy."""
-        if verdict is Verdict.DONE:
+        if verdict is HandlerVerdict.DONE:
             return DONE
-        if verdict is Verdict.SPLIT:
+        if verdict is HandlerVerdict.SPLIT:
             return SPLIT
-        if verdict is Verdict.RELEASED:
+        if verdict is HandlerVerdict.RELEASED:
             return RELEASED
         if delivery.attempt >= self._profile.attempts:
             return Dead(Failure("exhausted", "Error", "it fails", "", "h", delivery.attempt, at.wall, at.wall))
         failure = Failure("failed", "Error", "it fails", "", "h", delivery.attempt, at.wall, at.wall)
-        return Again(at.now + self._rng.choice(self._profile.delays_s), failure, verdict is Verdict.WORKER_DIED)
+        return Again(at.now + self._rng.choice(self._profile.delays_s), failure, verdict is HandlerVerdict.WORKER_DIED)
 
     def _fails(self, story: Story) -> bool:
         return story.fate in ("poison", "killer") or story.failures < story.stubborn

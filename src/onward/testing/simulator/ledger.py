@@ -8,7 +8,7 @@ from onward.flow.limits import Limits
 
 if TYPE_CHECKING:
     from onward.testing.simulator.group import Session
-    from onward.testing.simulator.process import Process
+    from onward.testing.simulator.process import SimulatedProcess
 
 
 class Lane:
@@ -22,7 +22,7 @@ class Lane:
         self.stories: list[Story] = []
         self.frontier = 0  # the rank of the first event that has not completed
         self.last = -1  # the rank of the last effect
-        self.runs: list[Run] = []  # going on now, over the whole fleet
+        self.runs: list[HandlerRun] = []  # going on now, over the whole fleet
 
     def first_open(self) -> int:
         stories, rank = self.stories, self.frontier
@@ -81,7 +81,7 @@ class Story:
         self.record_effects = 0  # effects when that record was made
         self.due = 0.0  # when its waiting record may be tried again, on the wall clock
         self.ever_dead = False
-        self.handled = False  # an owner was told that it ended well, and no record was made since
+        self.handled = False  # an owner has heard that it ended well, and no record was made since
         self.orphaned = False  # its letter was stored and its progress was not, and its owner does not know of a crash
         self.halved = False  # it had its effect in a batch that failed
         self.wait: tuple[str, int, float] | None = None  # the process and epoch in which it failed, and until when
@@ -112,12 +112,14 @@ class Story:
         return f"{self.partition}@{self.position}({self.event.key})"
 
 
-class Run:
+class HandlerRun:
     """One call of the handler in one process."""
 
     __slots__ = ("deliveries", "epoch", "lanes", "over", "partition", "process", "session", "started", "stories")
 
-    def __init__(self, process: "Process", deliveries: tuple[Delivery, ...], stories: list[Story], now: float) -> None:
+    def __init__(
+        self, process: "SimulatedProcess", deliveries: tuple[Delivery, ...], stories: list[Story], now: float
+    ) -> None:
         self.process = process
         self.session: Session = process.session
         self.deliveries = deliveries

@@ -15,13 +15,13 @@ from onward.brokers.base import (
 )
 from onward.engines.base import Work
 from onward.event import Delivery, Partition
-from onward.flow.actions import Actions, Load
+from onward.flow.actions import Actions, LoadPage
 from onward.flow.entry import Again, Instant
 from onward.flow.plane import ControlPlane
 from onward.testing.simulator.group import SKEW_S, WALL
-from onward.testing.simulator.handler import Verdict
-from onward.testing.simulator.ledger import Run, Story
-from onward.testing.simulator.settling import Settling
+from onward.testing.simulator.handler import HandlerVerdict
+from onward.testing.simulator.ledger import HandlerRun, Story
+from onward.testing.simulator.settling import SettleClient
 
 if TYPE_CHECKING:
     from onward.testing.simulator.world import World
@@ -30,7 +30,7 @@ DRAIN_S = 6.0
 PATIENCE_S = 5.0
 
 
-class Process:
+class SimulatedProcess:
     def __init__(self, world: "World", name: str) -> None:
         self.world = world
         self.name = name
@@ -40,18 +40,18 @@ class Process:
         self.frozen_whole = False  # its handlers too
         self.cut_until = 0.0  # it does not reach the broker
         self.news = 0  # grows with everything that happens to the plane
-        self.told: dict[Partition, int] = {}  # the epochs that the plane believes in
+        self.epochs: dict[Partition, int] = {}  # of the partitions that the plane believes are its own
         self.revoked: dict[Partition, None] = {}
         self.read: dict[Partition, int] = {}  # under which epoch all records were read
         self.removed: dict[tuple[Partition, int], None] = {}  # records that it heard were removed
-        self.runs: dict[Run, None] = {}
+        self.runs: dict[HandlerRun, None] = {}
         self._skew_s = world.rng.uniform(-SKEW_S, SKEW_S)  # of its wall clock
         self._receiving = False
         self._ticking = False
         self._alarm = 0
         self._stop_at: float | None = None
         self.plane = ControlPlane(world.profile.limits)
-        self.settling = Settling(self)
+        self.settling = SettleClient(self)
         self.session = world.broker.join(self)
         self._renew()
 
@@ -141,7 +141,7 @@ class Process:
             case Assigned():
                 self.forget(message.partition)
                 plane.assigned(message)
-                self.told[message.partition] = message.epoch
+                self.epochs[message.partition] = message.epoch
                 if message.shared:
                     self.read[message.partition] = message.epoch  # there is nothing to read
                 self.world.witness.assigned(self, message)
@@ -151,7 +151,7 @@ class Process:
                 plane.reached(message.partition, message.epoch, message.position, self.at)
             case Revoked():
                 self._give_up(message.partitions, message.deadline_s)
-                self.world.broker.heard(self.session, message, self.told)
+                self.world.broker.heard(self.session, message, self.epochs)
             case Fenced():
                 plane.fenced(message.partitions)
                 for partition in message.partitions:
@@ -162,7 +162,7 @@ class Process:
                 self._note_moved(message)
 
     def _note_moved(self, message: Moved) -> None:
-        current = self.told.get(message.partition) == message.epoch
+        current = self.epochs.get(message.partition) == message.epoch
         for id_ in message.ids:
             name = message.partition, record_position(id_)
             story = self.world.ledger.stories[name[0]][name[1]]
@@ -174,10 +174,10 @@ class Process:
 
     def _give_up(self, partitions: Sequence[Partition], deadline_s: float) -> None:
         self.plane.revoked(partitions, self.at, deadline_s)
-        self.revoked.update((partition, None) for partition in partitions if partition in self.told)
+        self.revoked.update((partition, None) for partition in partitions if partition in self.epochs)
 
     def forget(self, partition: Partition) -> None:
-        if self.told.pop(partition, None) is not None:
+        if self.epochs.pop(partition, None) is not None:
             self.revoked.pop(partition, None)
             self.removed = {name: None for name in self.removed if name[0] != partition}
             self.world.witness.ended(self, partition)
@@ -220,17 +220,17 @@ class Process:
     def _gates(self, actions: Actions) -> None:
         broker = self.world.broker
         for partition in actions.pause:
-            broker.pause(self.session, partition, self.told[partition], paused=True)
+            broker.pause(self.session, partition, self.epochs[partition], paused=True)
             self.world.counts["pauses"] += 1
         for partition in actions.resume:
             self.world.witness.resumed(self, partition)
-            broker.pause(self.session, partition, self.told[partition], paused=False)
+            broker.pause(self.session, partition, self.epochs[partition], paused=False)
             self.ring()
 
     def _release(self, actions: Actions) -> None:
         for partitions, drained in ((actions.drained, True), (actions.undrained, False)):
             for partition in partitions:
-                epoch = self.told[partition]
+                epoch = self.epochs[partition]
                 self.forget(partition)
                 self.session.leaving = self.session.leaving or self._stop_at is not None
                 if self.world.tracing:
@@ -241,7 +241,7 @@ class Process:
 
     # -- the aside ----------------------------------------------------------------------------------------------
 
-    def _fetch(self, load: Load) -> None:
+    def _fetch(self, load: LoadPage) -> None:
         world = self.world
         if self.cut() or world.trouble("load"):
             world.counts["loads failed"] += 1
@@ -252,9 +252,9 @@ class Process:
         late_s = world.rng.uniform(0.2, 3.0) if world.trouble("load late") else 0.0
         self.later(world.latency() + late_s, self._loaded, load, page)
 
-    def _loaded(self, load: Load, page: list[AsideRecord]) -> None:
+    def _loaded(self, load: LoadPage, page: list[AsideRecord]) -> None:
         self.world.witness.loaded(self, page)
-        if not page and self.told.get(load.partition) == load.epoch:
+        if not page and self.epochs.get(load.partition) == load.epoch:
             self.read[load.partition] = load.epoch
         self.plane.loaded(load, page, self.at)
         self.wake()
@@ -265,14 +265,14 @@ class Process:
         world = self.world
         deliveries = (work,) if isinstance(work, Delivery) else work
         stories = [world.ledger.story(each.event) for each in deliveries]
-        run = Run(self, deliveries, stories, world.now)
+        run = HandlerRun(self, deliveries, stories, world.now)
         if world.tracing:
             world.say(self.name, f"starts {run} attempt {deliveries[0].attempt}")
         world.witness.started(run, sure_until)
         self.runs[run] = None
         world.after(world.handler.duration_s(run), self._end, run)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: HandlerRun) -> None:
         world = self.world
         if self.dead or run.over:
             return
@@ -291,17 +291,17 @@ class Process:
             killer.crashes += 1
             killer.lone_crashes += len(run.stories) == 1
         done, verdict = world.handler.ends(run)
-        if verdict in (Verdict.FAILED, Verdict.WORKER_DIED):
+        if verdict in (HandlerVerdict.FAILED, HandlerVerdict.WORKER_DIED):
             world.witness.failed(run.stories[0])
         self._over(run, done, verdict)
 
-    def _over(self, run: Run, done: Sequence[Story], verdict: Verdict) -> None:
+    def _over(self, run: HandlerRun, done: Sequence[Story], verdict: HandlerVerdict) -> None:
         self._drop(run, done)
         if self.world.tracing:
             self.world.say(self.name, f"ends {run}: {verdict.value}, {len(done)} effects")
         self.later(self.world.lag(), self._report, run, verdict)
 
-    def _drop(self, run: Run, done: Sequence[Story]) -> None:
+    def _drop(self, run: HandlerRun, done: Sequence[Story]) -> None:
         """The run is over, with these effects."""
         run.over = True
         for story in done:
@@ -309,11 +309,11 @@ class Process:
         self.world.witness.run_ended(run)
         del self.runs[run]
 
-    def _report(self, run: Run, verdict: Verdict) -> None:
+    def _report(self, run: HandlerRun, verdict: HandlerVerdict) -> None:
         at = self.at
         handler = self.world.handler
         self.world.counts[verdict.value] += 1
-        if verdict is Verdict.DONE:
+        if verdict is HandlerVerdict.DONE:
             self.world.witness.reported(run)
         outcomes = [(each, handler.outcome(each, verdict, at)) for each in run.deliveries]
         outcome = outcomes[0][1]
@@ -335,7 +335,7 @@ class Process:
     def _cancel(self) -> None:
         """The engine ends early what still runs."""
         for run in list(self.runs):
-            self._over(run, (), Verdict.RELEASED)
+            self._over(run, (), HandlerVerdict.RELEASED)
 
     def _finish(self, stop_at: float) -> None:
         patient = self.world.now <= stop_at + PATIENCE_S
@@ -363,5 +363,5 @@ class Process:
             innocent = self._stop_at is None and all(story.fate in ("ok", "slow") for story in run.stories)
             self._drop(run, run.stories if innocent and self.world.rng.random() < 0.3 else ())
         self.dead = True
-        for partition in list(self.told):
+        for partition in list(self.epochs):
             self.forget(partition)

@@ -9,7 +9,7 @@ from onward.brokers.base import Ordering
 from onward.brokers.core.progress_codec import LIMIT_CHARS
 from onward.flow.limits import Limits
 
-TIMES = 1_790_000_000_000 << 21  # positions that are times in milliseconds: a float cannot tell two of them apart
+TIMES = 1_790_000_000_000 << 21  # positions that are times in milliseconds: too large for a float
 FATES = ("ok", "slow", "flaky", "timeout", "poison", "killer")
 
 
@@ -42,7 +42,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     receive_batch: int
     page: int  # records read at once
     lease_s: float
-    grace_s: float  # beyond the lease, before somebody else is given the partition
+    grace_s: float  # beyond the lease, before another member is given the partition
     revoke_s: float
     latency_s: float
 

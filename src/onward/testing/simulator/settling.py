@@ -6,44 +6,44 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from onward.event import Partition
-from onward.flow.actions import Settlement
+from onward.flow.actions import SettleCall
 from onward.testing.simulator.group import partition_of
 
 if TYPE_CHECKING:
-    from onward.testing.simulator.process import Process
+    from onward.testing.simulator.process import SimulatedProcess
 
 AGAIN_S = 0.5
 
 
-class Request(msgspec.Struct, frozen=True):
+class SettleRequest(msgspec.Struct, frozen=True):
     """One call of settle, as the broker treats it."""
 
-    whole: Settlement
-    kept: Settlement  # without what is refused
+    whole: SettleCall
+    kept: SettleCall  # without what is refused
     refused: Sequence[Partition]
     mode: str
 
     @property
     def epochs(self) -> dict[Partition, int]:
-        return {told.partition: told.epoch for told in self.kept.progress}
+        return {each.partition: each.epoch for each in self.kept.progress}
 
 
-class Settling:
+class SettleClient:
     """One process's settles, one at a time."""
 
-    def __init__(self, process: "Process") -> None:
+    def __init__(self, process: "SimulatedProcess") -> None:
         self._process = process
         self._applied: set[Partition] = set()  # where the settle in flight took effect, though its answer was lost
         self.busy = False
 
-    def begin(self, settlement: Settlement) -> None:
+    def begin(self, settlement: SettleCall) -> None:
         assert not self.busy, "two settles in flight"
         self.busy = True
         self._applied = set()
         self._process.world.witness.settling(self._process, settlement)
         self._send(settlement)
 
-    def _send(self, settlement: Settlement) -> None:
+    def _send(self, settlement: SettleCall) -> None:
         process, world = self._process, self._process.world
         if world.tracing:
             world.say(process.name, f"settles {describe(settlement)}")
@@ -56,7 +56,7 @@ class Settling:
         # From here on the request is on the wire: it arrives even if its sender dies.
         world.after(delay_s, self._apply, settlement, mode)
 
-    def _apply(self, settlement: Settlement, mode: str) -> None:
+    def _apply(self, settlement: SettleCall, mode: str) -> None:
         process, world = self._process, self._process.world
         if mode == "error":
             process.later(world.latency() + AGAIN_S, self._send, settlement)
@@ -70,7 +70,7 @@ class Settling:
         else:
             self._write(request)
 
-    def _request(self, settlement: Settlement, mode: str) -> Request:
+    def _request(self, settlement: SettleCall, mode: str) -> SettleRequest:
         """In "refuse" the records of some partitions cannot be stored: nothing is done there."""
         refused: Sequence[Partition] = ()
         if mode == "refuse":
@@ -79,20 +79,20 @@ class Settling:
             able = [partition for partition in full if partition not in self._applied]
             refused = rng.sample(able, rng.randint(1, len(able))) if able else ()
             others = [
-                told.partition for told in settlement.progress if told.partition not in (*refused, *self._applied)
+                each.partition for each in settlement.progress if each.partition not in (*refused, *self._applied)
             ]
             if refused and others and rng.random() < 0.3:
                 self._process.world.broker.fence(rng.choice(others))  # the answer names both
-        kept = Settlement(
-            [told for told in settlement.progress if told.partition not in refused],
+        kept = SettleCall(
+            [each for each in settlement.progress if each.partition not in refused],
             [record for record in settlement.aside if record.partition not in refused],
             [id_ for id_ in settlement.gone if partition_of(id_) not in refused],
         )
-        return Request(settlement, kept, refused, mode)
+        return SettleRequest(settlement, kept, refused, mode)
 
     # Without transactions: the sender may die, or be fenced, between any two steps.
 
-    def _write(self, request: Request) -> None:
+    def _write(self, request: SettleRequest) -> None:
         process, world, aside = self._process, self._process.world, request.kept.aside
         first = world.rng.randint(0, len(aside))
         world.broker.write(process.session, request.epochs, aside[:first])
@@ -103,7 +103,7 @@ class Settling:
 
         process.later(world.latency(), rest)
 
-    def _commit(self, request: Request) -> None:
+    def _commit(self, request: SettleRequest) -> None:
         process, world = self._process, self._process.world
         lost = world.broker.commit(process.session, request.kept.progress)
         gone = request.kept.gone
@@ -119,7 +119,7 @@ class Settling:
 
         process.later(world.latency(), erase)
 
-    def _reply(self, request: Request, lost: Sequence[Partition]) -> None:
+    def _reply(self, request: SettleRequest, lost: Sequence[Partition]) -> None:
         process, world = self._process, self._process.world
         if request.mode == "lost answer" or (request.refused and world.rng.random() < 0.2):
             self._applied |= request.epochs.keys() - set(lost)
@@ -127,14 +127,14 @@ class Settling:
         else:
             process.later(world.latency(), self._answered, request, lost)
 
-    def _answered(self, request: Request, lost: Sequence[Partition]) -> None:
+    def _answered(self, request: SettleRequest, lost: Sequence[Partition]) -> None:
         process, world, refused = self._process, self._process.world, request.refused
         self.busy = False
         if world.tracing:
-            told = f", refused {refused}" if refused else ""
-            world.say(process.name, f"is answered{told}" + (f", lost {lost}" if lost else ""))
+            but = f", refused {refused}" if refused else ""
+            world.say(process.name, f"is answered{but}" + (f", lost {lost}" if lost else ""))
         for partition in lost:
-            if process.told.get(partition) == request.epochs[partition]:
+            if process.epochs.get(partition) == request.epochs[partition]:
                 process.forget(partition)
         world.witness.answered(process, request.kept)
         if refused:
@@ -147,10 +147,10 @@ class Settling:
         process.wake()
 
 
-def describe(settlement: Settlement) -> str:
+def describe(settlement: SettleCall) -> str:
     parts = [
-        f"{told.partition} e{told.epoch} <{told.watermark} {list(told.done_above) or ''} {dict(told.tries) or ''}"
-        for told in settlement.progress
+        f"{each.partition} e{each.epoch} <{each.watermark} {list(each.done_above) or ''} {dict(each.tries) or ''}"
+        for each in settlement.progress
     ]
     parts += [f"{record.state}@{record.partition.index}:{record.position}" for record in settlement.aside]
     parts += [f"gone {id_}" for id_ in settlement.gone]

@@ -43,7 +43,7 @@ class Share:
         return self.last
 
 
-class Queue:
+class SharedQueue:
     """One partition: what is to be delivered, who takes part, and its records."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Queue:
 class SharedBroker(Group):
     def __init__(self, world: "World", partitions: Sequence[Partition]) -> None:
         super().__init__(world, partitions)
-        self.queues = {partition: Queue() for partition in partitions}
+        self.queues = {partition: SharedQueue() for partition in partitions}
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -192,13 +192,13 @@ class SharedBroker(Group):
 
     def commit(self, session: Session, progress: Sequence[Progress]) -> list[Partition]:
         lost = []
-        for told in progress:
-            if not session.owns(told.partition, told.epoch):
+        for each in progress:
+            if not session.owns(each.partition, each.epoch):
                 self.world.counts["fenced settles"] += 1
-                lost.append(told.partition)
+                lost.append(each.partition)
                 continue
-            unsettled = self.queues[told.partition].shares[session].unsettled
-            for position in told.fresh:
+            unsettled = self.queues[each.partition].shares[session].unsettled
+            for position in each.fresh:
                 item = unsettled.pop(position, None)
                 if item is not None:
                     self.world.witness.acknowledged(item.event)

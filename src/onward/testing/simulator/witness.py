@@ -4,47 +4,55 @@ from typing import TYPE_CHECKING
 
 from onward.brokers.base import AsideRecord, Assigned, Progress, State
 from onward.event import Delivery, Event, Partition
-from onward.testing.simulator.checkers import Bounds, Epochs, Lanes, Order, Records, Repeats, Settled
-from onward.testing.simulator.ledger import Run, Story
+from onward.testing.simulator.checkers import (
+    BoundsChecker,
+    EpochChecker,
+    LaneChecker,
+    OrderChecker,
+    RecordChecker,
+    RepeatChecker,
+    SettledChecker,
+)
+from onward.testing.simulator.ledger import HandlerRun, Story
 
 if TYPE_CHECKING:
-    from onward.flow.actions import Actions, Settlement
-    from onward.testing.simulator.broker import Claim
-    from onward.testing.simulator.process import Process
+    from onward.flow.actions import Actions, SettleCall
+    from onward.testing.simulator.broker import OwnedPartition
+    from onward.testing.simulator.process import SimulatedProcess
     from onward.testing.simulator.world import World
 
 
 class Witness:
     def __init__(self, world: "World") -> None:
         self._world = world
-        self.order = Order()
-        self.repeats = Repeats()
-        self.lanes = Lanes()
-        self.settled = Settled(world.ledger)
-        self.epochs = Epochs()
-        self.bounds = Bounds(world.profile)
-        self.records = Records(world.ledger, world.profile)
+        self.order = OrderChecker()
+        self.repeats = RepeatChecker()
+        self.lanes = LaneChecker()
+        self.settled = SettledChecker(world.ledger)
+        self.epochs = EpochChecker()
+        self.bounds = BoundsChecker(world.profile)
+        self.records = RecordChecker(world.ledger, world.profile)
 
     # -- in a process -------------------------------------------------------------------------------------------
 
-    def assigned(self, process: "Process", message: Assigned) -> None:
+    def assigned(self, process: "SimulatedProcess", message: Assigned) -> None:
         self.bounds.assigned(process, message.partition, self._parked(message.partition))
 
-    def ended(self, process: "Process", partition: Partition) -> None:
+    def ended(self, process: "SimulatedProcess", partition: Partition) -> None:
         self.bounds.ended(process, partition)
 
-    def delivered(self, process: "Process", delivery: Delivery) -> None:
+    def delivered(self, process: "SimulatedProcess", delivery: Delivery) -> None:
         self._world.counts["delivered"] += 1
-        if process.told.get(delivery.partition) == delivery.epoch:
+        if process.epochs.get(delivery.partition) == delivery.epoch:
             self.bounds.delivered(process, delivery, self._world.ledger.story(delivery.event))
             self.bounds.parked(process, delivery.partition, self._parked(delivery.partition))
 
-    def loaded(self, process: "Process", page: list[AsideRecord]) -> None:
+    def loaded(self, process: "SimulatedProcess", page: list[AsideRecord]) -> None:
         self._world.counts["records loaded"] += len(page)
         for record in page:  # they stand for what was delivered
             self.bounds.done(process, record.partition, record.position)
 
-    def started(self, run: Run, sure_until: float) -> None:
+    def started(self, run: HandlerRun, sure_until: float) -> None:
         self._world.counts["started"] += 1
         self.epochs.started(run, self._world.now, sure_until)
         if not self._truncated:
@@ -54,7 +62,7 @@ class Witness:
         self.order.started(run)
         self.lanes.started(run)
 
-    def effect(self, run: Run, story: Story) -> None:
+    def effect(self, run: HandlerRun, story: Story) -> None:
         self.order.effect(run, story)
         unclean = story.unclean if self._world.profile.shared else self._world.counts["taken over unclean"]
         self.repeats.effect(story, excused=unclean + self._truncated)
@@ -71,12 +79,12 @@ class Witness:
         """What the broker had no room to store runs again, dead letters and removed records included."""
         return self._world.counts["truncated"]
 
-    def run_ended(self, run: Run) -> None:
+    def run_ended(self, run: HandlerRun) -> None:
         self.lanes.ended(run)
 
-    def reported(self, run: Run) -> None:
-        """The plane is about to be told that a call has ended well."""
-        if run.process.told.get(run.partition) == run.epoch:
+    def reported(self, run: HandlerRun) -> None:
+        """The plane is about to hear that a call has ended well."""
+        if run.process.epochs.get(run.partition) == run.epoch:
             for delivery, story in zip(run.deliveries, run.stories, strict=True):
                 self.bounds.done(run.process, delivery.partition, delivery.position)
                 story.handled = not run.stale
@@ -85,21 +93,21 @@ class Witness:
         if not self._truncated:
             self.records.crashed(story)
 
-    def ticked(self, process: "Process", actions: "Actions") -> None:
+    def ticked(self, process: "SimulatedProcess", actions: "Actions") -> None:
         self.bounds.ticked(process, actions, self._world.now)
 
-    def resumed(self, process: "Process", partition: Partition) -> None:
+    def resumed(self, process: "SimulatedProcess", partition: Partition) -> None:
         self._world.counts["resumes"] += 1
         self.bounds.resumed(process, partition)
 
-    def settling(self, process: "Process", settlement: "Settlement") -> None:
+    def settling(self, process: "SimulatedProcess", settlement: "SettleCall") -> None:
         self.epochs.settling(process, settlement)
         self.bounds.lag(process, self._world.now)
 
-    def answered(self, process: "Process", settlement: "Settlement") -> None:
-        epochs = {told.partition: told.epoch for told in settlement.progress}
+    def answered(self, process: "SimulatedProcess", settlement: "SettleCall") -> None:
+        epochs = {each.partition: each.epoch for each in settlement.progress}
         for record in settlement.aside:
-            if process.told.get(record.partition) == epochs[record.partition]:
+            if process.epochs.get(record.partition) == epochs[record.partition]:
                 self.bounds.done(process, record.partition, record.position)
 
     def refused(self) -> None:
@@ -107,16 +115,16 @@ class Witness:
 
     # -- at the broker ------------------------------------------------------------------------------------------
 
-    def owned(self, claim: "Claim") -> None:
+    def owned(self, claim: "OwnedPartition") -> None:
         self._world.counts["taken over unclean" if claim.unclean else "assigned"] += 1
         self.records.assigned(claim.partition, unclean=claim.unclean, killed=claim.killed)
         if not claim.unclean:
             for story in self._world.ledger.uncovered[claim.partition]:
                 story.orphaned = story.orphaned or story.is_dead
 
-    def progress(self, told: Progress, log_end: int) -> None:
+    def progress(self, progress: Progress, log_end: int) -> None:
         self._world.counts["settled"] += 1
-        self.settled.progress(told, log_end)
+        self.settled.progress(progress, log_end)
 
     def written(self, record: AsideRecord) -> None:
         story = self._world.ledger.story(record.event)

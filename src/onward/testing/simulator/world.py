@@ -12,13 +12,13 @@ from zlib import crc32
 import msgspec
 
 from onward.event import Event, Partition
-from onward.testing.simulator.broker import Broker
-from onward.testing.simulator.checkers import Ending, Violation, broken
+from onward.testing.simulator.broker import OwnedBroker
+from onward.testing.simulator.checkers import EndChecker, Violation, broken
 from onward.testing.simulator.faults import Faults
 from onward.testing.simulator.group import TOPIC, Group
-from onward.testing.simulator.handler import Handler
+from onward.testing.simulator.handler import SimulatedHandler
 from onward.testing.simulator.ledger import Ledger
-from onward.testing.simulator.process import Process
+from onward.testing.simulator.process import SimulatedProcess
 from onward.testing.simulator.profile import Profile, draw
 from onward.testing.simulator.shared import SharedBroker
 from onward.testing.simulator.witness import Witness
@@ -70,10 +70,10 @@ class World:
         self._closing = False
         partitions = [Partition(TOPIC, index) for index in range(self.profile.partitions)]
         self.ledger = Ledger(self.profile.limits, partitions)
-        self.handler = Handler(self.profile, self.rng)
+        self.handler = SimulatedHandler(self.profile, self.rng)
         self.witness = Witness(self)
-        self.broker: Group = (SharedBroker if self.profile.shared else Broker)(self, partitions)
-        self.processes: list[Process] = []
+        self.broker: Group = (SharedBroker if self.profile.shared else OwnedBroker)(self, partitions)
+        self.processes: list[SimulatedProcess] = []
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -141,9 +141,9 @@ class World:
     def _check_end(self) -> None:
         if left := self._left():
             broken("liveness", "; ".join(left[:6]))
-        if lost := Ending(self.ledger).lost():
+        if lost := EndChecker(self.ledger).lost():
             broken("loss", "; ".join(lost[:6]))
-        if not self.counts["truncated"] and (untrue := Ending(self.ledger).untrue()):
+        if not self.counts["truncated"] and (untrue := EndChecker(self.ledger).untrue()):
             broken("records", "; ".join(untrue[:6]))
         if self.rng.random() < 0.5:
             self._leave_all()
@@ -159,13 +159,13 @@ class World:
             broken("liveness", f"{len(self._alive())} members do not leave, or leave undrained")
 
     def _left(self) -> list[str]:
-        """What keeps the run from being complete."""
-        ending = Ending(self.ledger)
+        """What is left to do before the run is complete."""
+        ending = EndChecker(self.ledger)
         return ending.open(self.broker.standings(), self._alive()) or ending.stuck()
 
     # -- who takes part -----------------------------------------------------------------------------------------
 
-    def _alive(self) -> list[Process]:
+    def _alive(self) -> list[SimulatedProcess]:
         return [process for process in self.processes if not process.dead]
 
     def start(self) -> None:
@@ -174,10 +174,10 @@ class World:
         self._names += 1
         name = f"m{self._names}"
         self.say(name, "joins")
-        self.processes = [*self._alive(), Process(self, name)]
+        self.processes = [*self._alive(), SimulatedProcess(self, name)]
 
-    def ended(self, process: Process) -> None:
-        """A crashed process is started again by whoever watches over it."""
+    def ended(self, process: SimulatedProcess) -> None:
+        """A supervisor starts a crashed process again."""
         self.after(self.rng.uniform(0.1, 4.0), self.start)
 
     # -- publishing ---------------------------------------------------------------------------------------------

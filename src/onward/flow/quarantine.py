@@ -1,11 +1,11 @@
-"""Who of the handlers of one process may run an event with nothing beside it."""
+"""Which handler of a process may run an event with nothing beside it."""
 
 
-class Solitude:
+class Quarantine:
     """Pure. Shared by the planes of one process: what may kill the process runs with nothing else in all of it.
 
-    Whoever has asked first has it, once everybody else has come to rest; while anybody asks, nobody else starts
-    anything. It is given back after each event: those who were turned away meanwhile have their turn before the next.
+    The plane that asked first has it, once all others have come to rest. While any plane asks, no other starts
+    anything. It is given back after each event: planes that were turned away meanwhile have their turn before the next.
     """
 
     def __init__(self) -> None:
@@ -14,7 +14,7 @@ class Solitude:
         self._turned_away: dict[object, None] = {}  # they had something to start
 
     def is_quiet(self) -> bool:
-        """Nobody has it, nobody asks for it, nobody was turned away."""
+        """No plane has it, asks for it, or was turned away."""
         return not self._askers and not self._turned_away
 
     def report(self, member: object, running: int) -> None:
@@ -45,15 +45,15 @@ class Solitude:
         self._running.pop(member, None)
 
     def barred(self, member: object) -> bool:
-        """Somebody else has it, or is to have it before this one: start nothing."""
+        """Another member has it, or is to have it before this one: start nothing."""
         return bool(self._askers) and next(iter(self._askers)) is not member
 
     def granted(self, member: object) -> bool:
-        """It is this one's turn, and nobody else runs anything."""
+        """It is this one's turn, and no other runs anything."""
         if not self._askers or next(iter(self._askers)) is not member:
             return False
         return not any(running for other, running in self._running.items() if other is not member)
 
     def contested(self, member: object) -> bool:
-        """This member waits for others, who cannot tell it when they are done."""
+        """This member waits for others, which cannot report to it when they are done."""
         return bool(self._askers or self._turned_away) and not self.granted(member)

@@ -6,12 +6,12 @@ import pytest
 from tests.flow.driver import Driver, P, stored
 
 from onward.brokers.base import Tries
-from onward.flow.solitude import Solitude
+from onward.flow.quarantine import Quarantine
 
 
 def pair(**limits: object) -> tuple[Driver, Driver]:
-    solitude = Solitude()
-    one, two = Driver(solitude, **limits), Driver(solitude, **limits)
+    quarantine = Quarantine()
+    one, two = Driver(quarantine, **limits), Driver(quarantine, **limits)
     return one, two
 
 
@@ -113,17 +113,17 @@ def test_who_is_suspected_runs_alone_and_everything_ends(seed: int) -> None:
 
 
 def test_mutant_does_not_wait_for_the_other_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Solitude, "granted", lambda solitude, member: not solitude.barred(member))
+    monkeypatch.setattr(Quarantine, "granted", lambda quarantine, member: not quarantine.barred(member))
     assert notices("does not run alone")
 
 
 def test_mutant_starts_beside_a_lone_run_of_another_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Solitude, "barred", lambda *_: False)
+    monkeypatch.setattr(Quarantine, "barred", lambda *_: False)
     assert notices("does not run alone")
 
 
 def test_mutant_never_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Solitude, "give_back", lambda *_: None)
+    monkeypatch.setattr(Quarantine, "give_back", lambda *_: None)
     assert notices("left open")
 
 
@@ -137,8 +137,8 @@ def notices(what: str) -> bool:
 
 
 def play(seed: int) -> None:
-    rng, solitude = Random(seed), Solitude()
-    drivers = tuple(Driver(solitude, concurrency=rng.choice((1, 4))) for _ in range(rng.choice((2, 3))))
+    rng, quarantine = Random(seed), Quarantine()
+    drivers = tuple(Driver(quarantine, concurrency=rng.choice((1, 4))) for _ in range(rng.choice((2, 3))))
     for driver in drivers:
         own(driver, rng.choice((0, 2, 5)))
         driver.deliver(*rng.choices("abcdef", k=rng.randint(1, 12)))

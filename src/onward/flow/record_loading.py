@@ -1,7 +1,7 @@
 """Which records of a partition are to be read from the store. Pure."""
 
 
-class Reading:
+class RecordLoading:
     """Of one ownership. First all of them, page by page; later those whose events did not stay in memory."""
 
     __slots__ = ("_after", "asked", "doubted", "loaded", "loading", "wanted")
@@ -27,7 +27,7 @@ class Reading:
         return self._after
 
     def read_to(self, last: int | None) -> list[int]:
-        """A page was read that ended here; None: there were no more. Answers which of the wanted it could have had."""
+        """A page was read that ended here; None: there were no more. Returns which of the wanted it could have had."""
         self.loading = False
         after = self._after if self._after is not None else -1
         if not self.loaded:
@@ -35,3 +35,7 @@ class Reading:
             self.loaded = last is None
             return []
         return [p for p in self.wanted if p > after and (last is None or p <= last)]
+
+    def forget(self, position: int) -> None:
+        """Its record is not to be read any more."""
+        self.wanted.discard(position)

@@ -5,18 +5,18 @@ from collections import Counter
 import msgspec
 
 from onward.brokers.base import AsideRecord, Assigned, Failure, State, record_id
-from onward.flow.entry import Entry, Ref
+from onward.flow.entry import Entry, ParkedRecord
 
 
-class Leaving(msgspec.Struct, frozen=True):
-    """A record on its way to the store: of an event of the log (`entry`), of a record known here (`ref`), or both."""
+class PendingRecord(msgspec.Struct, frozen=True):
+    """On its way to the store: of an event of the log (`entry`), of a record known here (`parked`), or both."""
 
     record: AsideRecord
     entry: Entry | None
-    ref: Ref | None
+    parked: ParkedRecord | None
 
 
-class Letters:
+class PendingRecords:
     """Of one ownership. They go with the next settle; `dirty`: there is something for it to carry."""
 
     __slots__ = (
@@ -35,13 +35,13 @@ class Letters:
     def __init__(self, assigned: Assigned, group: str) -> None:
         self._assigned = assigned
         self._group = group
-        self.dirty = False
-        self.leaving: dict[int, Leaving] = {}  # by position
-        self.gone: list[tuple[str, str | None]] = []  # records to be removed, and whom they park until they are
-        self.going: Counter[str | None] = Counter()  # their keys
-        self.retry_at = 0.0  # the store refused: no sooner than this
-        self.refusing = False  # it refused, and has not stored anything since
+        self.dirty = False  # also by progress without any record
+        self.leaving: dict[int, PendingRecord] = {}  # by position
+        self.gone: list[tuple[str, str | None]] = []  # records to be removed, and the keys they park until then
+        self.going: Counter[str | None] = Counter()  # those keys
         self.doubled: set[int] = set()  # open in the log, but a record of them is in the store too
+        self.retry_at = 0.0  # the store refused: not before this
+        self.refusing = False  # it refused, and has not stored anything since
         self.shelved: dict[int, Entry] = {}  # drawn events whose starts could not be recorded, until it does
 
     def id_at(self, position: int) -> str:
@@ -50,7 +50,7 @@ class Letters:
     def record(
         self, entry: Entry, state: State, due: float | None, failure: Failure | None = None, *, wait_s: float = 0.0
     ) -> AsideRecord:
-        """`wait_s`: how long it waits from now on until it is due. Without a failure it keeps the story it has."""
+        """`wait_s`: how long it waits from now on until it is due. Without a failure it keeps the one it has."""
         position = entry.delivery.position
         return AsideRecord(
             id=self.id_at(position),
@@ -61,12 +61,12 @@ class Letters:
             due=due,
             event=entry.delivery.event,
             tries=entry.tries,
-            failure=failure or entry.story,
+            failure=failure or entry.failure,
             wait_s=wait_s if due is not None else None,
         )
 
-    def send(self, record: AsideRecord, entry: Entry | None, ref: Ref | None) -> None:
-        self.leaving[record.position] = Leaving(record, entry, ref)
+    def send(self, record: AsideRecord, entry: Entry | None, parked: ParkedRecord | None) -> None:
+        self.leaving[record.position] = PendingRecord(record, entry, parked)
         self.doubled.discard(record.position)  # this replaces the record in the store
         self.dirty = True
 
@@ -85,9 +85,9 @@ class Letters:
         del self.gone[:count]
 
 
-def told(failure: Failure, earlier: Failure | None) -> Failure:
-    """A failure as it is told behind an earlier one: the story begins with the first, and an end that the handler had
-    no part in does not hide what the handler has said."""
+def with_history(failure: Failure, earlier: Failure | None) -> Failure:
+    """A failure that follows an earlier one: it keeps the time of the first, and an end that the handler had no part
+    in does not hide what the handler has said."""
     if earlier is None:
         return failure
     message = failure.message

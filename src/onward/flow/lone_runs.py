@@ -1,4 +1,4 @@
-"""The lone runs of one plane: who waits for one, who has it, whose end is not recorded yet. Pure."""
+"""The lone runs of one plane: which events wait for one, which has it, whose end is not recorded yet. Pure."""
 
 from collections import deque
 from collections.abc import Container
@@ -7,32 +7,32 @@ from onward.event import Partition
 from onward.flow.blame import ALONE
 from onward.flow.entry import MARKING, RUNNING, Entry
 from onward.flow.holding import Holding
+from onward.flow.quarantine import Quarantine
 from onward.flow.settling import Settling
-from onward.flow.solitude import Solitude
 
 
-class Alone:
+class LoneRuns:
     """What was running in a crash runs with nothing beside it: first everything else ends, then its start is
     recorded, then it runs, then its end is recorded."""
 
-    __slots__ = ("_recording", "_settling", "ended", "entry", "holding", "solitude", "suspects")
+    __slots__ = ("_recording", "_settling", "ended", "entry", "holding", "quarantine", "suspects")
 
-    def __init__(self, solitude: Solitude, settling: Settling) -> None:
-        self.solitude = solitude
+    def __init__(self, quarantine: Quarantine, settling: Settling) -> None:
+        self.quarantine = quarantine
         self._settling = settling
         self.suspects: deque[tuple[Holding, int, Entry]] = deque()
         self.holding: Holding | None = None
         self.entry: Entry | None = None  # runs, or is about to run, with nothing beside it
         self.ended: tuple[Holding, int] | None = None  # the last of those, until its end is recorded
-        self._recording: tuple[Holding, int] | None = None  # whose end goes with the settle in flight
+        self._recording: tuple[Holding, int] | None = None  # the one whose end goes with the settle in flight
 
     @property
     def is_wanted(self) -> bool:
         return bool(self.entry is not None or self.suspects or self.ended is not None)
 
     def is_calm(self) -> bool:
-        """Nobody of this process runs anything alone, or wants to."""
-        return self.entry is None and self.ended is None and not self.suspects and self.solitude.is_quiet()
+        """No plane of this process runs anything alone, or wants to."""
+        return self.entry is None and self.ended is None and not self.suspects and self.quarantine.is_quiet()
 
     def end(self, position: int) -> None:
         """The lone run has ended, at this position."""
@@ -46,35 +46,35 @@ class Alone:
 
     def barred(self, *, ready: bool) -> bool:
         """Another handler of this process has, or waits for, its lone run. `ready`: there is something to start."""
-        solitude, wanted = self.solitude, self.is_wanted
+        quarantine, wanted = self.quarantine, self.is_wanted
         if wanted:
-            solitude.ask(self)
-        barred = solitude.barred(self)
+            quarantine.ask(self)
+        barred = quarantine.barred(self)
         if barred and ready and not wanted:
-            solitude.turn_away(self)
+            quarantine.turn_away(self)
         else:
-            solitude.serve(self)
+            quarantine.serve(self)
         return barred
 
     def share(self, running: int, *, sure: bool) -> None:
-        """Tell the other planes of this process what runs here, and give back what is of no use now."""
-        solitude = self.solitude
-        solitude.report(self, running)
-        if solitude.is_quiet():
+        """Report to the other planes of this process what runs here, and give back what is of no use now."""
+        quarantine = self.quarantine
+        quarantine.report(self, running)
+        if quarantine.is_quiet():
             return
         idle = not sure and (self.entry is None or self.entry.stage is not RUNNING)
         if idle or not self.is_wanted:
-            solitude.give_back(self)
+            quarantine.give_back(self)
         if not sure:
-            solitude.serve(self)
+            quarantine.serve(self)
 
     def choose(self, running: int, now: float) -> None:
         """Let the start of the next suspect be recorded, if nothing else runs."""
-        while self.suspects and not running and self.solitude.granted(self):
+        while self.suspects and not running and self.quarantine.granted(self):
             holding, epoch, entry = self.suspects.popleft()
             if holding.epoch != epoch or holding.release_at is not None:
                 continue
-            if entry.ref is not None and holding.letters.refusing:
+            if entry.parked is not None and holding.pending.refusing:
                 holding.shelve(entry)
                 continue
             self._settling.press(holding)
@@ -86,12 +86,12 @@ class Alone:
             return
 
     def start(self, running: int, now: float) -> tuple[Holding, Entry] | None:
-        """Who runs alone now, if it may."""
+        """The event that runs alone now, if it may."""
         lone, holding = self.entry, self.holding
         if lone is None or holding is None:
             self.choose(running, now)
             return None
-        if lone.stage is not MARKING or not lone.marked or not self.solitude.granted(self):
+        if lone.stage is not MARKING or not lone.marked or not self.quarantine.granted(self):
             return None
         if lone.removed:
             self.entry = None
@@ -102,12 +102,18 @@ class Alone:
         return holding, lone
 
     def withdraw(self, holding: Holding) -> Entry | None:
-        """Nothing more of this partition starts: whoever is about to run alone does not."""
+        """Nothing more of this partition starts. Returns the event that was about to run alone, and does not."""
         lone = self.entry
-        if lone is None or lone.stage is not MARKING or holding.room.find(lone.delivery.position) is not lone:
+        if lone is None or lone.stage is not MARKING or holding.events.find(lone.delivery.position) is not lone:
             return None
         self.entry = None
         return lone
+
+    def shelved(self, holding: Holding) -> None:
+        """Starts could not be recorded here: if that of the lone run was among them, it does not run now."""
+        lone = self.entry
+        if lone is not None and holding.pending.shelved.get(lone.delivery.position) is lone:
+            self.entry = None
 
     def forget(self, holding: Holding) -> None:
         """The partition is not ours any more."""
@@ -123,7 +129,7 @@ class Alone:
         """It was answered; in `refused` partitions nothing was done."""
         if self._recording is self.ended and self.ended is not None and self.ended[0].partition not in refused:
             self.ended = None
-            self.solitude.give_back(self)  # who has more of them asks again, behind the others
+            self.quarantine.give_back(self)  # a plane that has more of them asks again, behind the others
 
     def is_urgent(self) -> bool:
         """The end of a lone run is to be recorded: nothing starts before."""

@@ -1,0 +1,42 @@
+"""How an engine of this process runs its handler: with a deadline, in a context of its own."""
+
+from contextvars import Context, copy_context
+
+from onward.context import enter
+from onward.engines import forks
+from onward.engines.base import Call, Work
+from onward.errors import HandlerTimeout
+
+
+class Runner:
+    """Runs one handler. Each run gets a fresh copy of the context in which the engine was started."""
+
+    def __init__(self, call: Call, timeout_s: float | None) -> None:
+        self.call = call
+        self.timeout_s = timeout_s
+        self.context = Context()
+        self.forks = forks.count
+
+    def start(self) -> None:
+        """Remember the context, and the process, in which the engine starts."""
+        self.context = copy_context()
+        self.forks = forks.count
+
+    def run(self, work: Work, deadline: float | None) -> BaseException | None:
+        """Run a `def` handler in this thread. Returns its error."""
+        try:
+            self.context.copy().run(enter, self.call, work, deadline)
+        except BaseException as error:  # the name ends with the clause, so the error is in no reference cycle
+            self._check_fork(error)
+            return error
+        self._check_fork(None)
+        return None
+
+    def overrun(self, cause: BaseException | None) -> HandlerTimeout:
+        timeout = HandlerTimeout(f"the handler ran longer than timeout_s={self.timeout_s:g}")
+        timeout.__cause__ = cause
+        return timeout
+
+    def _check_fork(self, error: BaseException | None) -> None:
+        if forks.count != self.forks:
+            forks.end(error)
