@@ -21,7 +21,7 @@ from bench.workload import PARTITIONS, items, loops_for
 
 EVENTS = 100_000
 MILLION = 1_000_000
-FEW = 10_000  # for who would take minutes
+FEW = 10_000  # for contestants that would take minutes
 COMPUTED = 3_000
 WORKERS = 2
 ONWARD, BARE, CONFLUENT = "Onward", "bare consume(1000) loop", "Confluent Parallel Consumer"
@@ -109,7 +109,7 @@ class Track:
         return child(f"bench.contestants.{module}", self.bench.folder, **arguments)
 
 
-# -- who takes part ------------------------------------------------------------------------------------------------
+# -- contestants --------------------------------------------------------------------------------------------------
 
 
 def _no_op(track: Track, topic: str) -> list[Contestant]:

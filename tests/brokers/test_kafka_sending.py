@@ -26,7 +26,7 @@ HERE, THERE = ("orders", 0), ("orders", 1)
 
 
 def outgoing(key: str | None = "k", partition: int = 0) -> KafkaOutgoing:
-    return Outgoing(Event(new_id(), "orders", key, b""), partition, 100, (None, ()))
+    return Outgoing(Event(new_id(), "orders", key, b""), partition, 100, ())
 
 
 def reported(codes: Sequence[int | None]) -> dict[int, KafkaError | None]:

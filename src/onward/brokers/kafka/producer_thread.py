@@ -210,9 +210,10 @@ def _refused(
     producer: Producer, item: KafkaOutgoing, report: Callable[[KafkaError | None, object], None]
 ) -> KafkaError | None:
     """Hand it over; why the producer does not take it, or None."""
-    event, (key, headers) = item.event, item.packed
+    event = item.event
+    key = None if event.key is None else event.key.encode()
     try:
-        produce(producer, event.topic, event.value, key, item.partition, report, headers=headers)
+        produce(producer, event.topic, event.value, key, item.partition, report, headers=item.packed)
     except KafkaException as error:
         cause: KafkaError = error.args[0]
         return cause

@@ -55,6 +55,6 @@ class KafkaPublisher:
             raise TooLarge(f"event {event.id} of {size} bytes exceeds max_event_bytes")
         if event.value is not None and not isinstance(event.value, bytes):
             raise TypeError(f"value of event {event.id} is {type(event.value).__name__}")
-        key = event.key
-        index = next(self._spread) % partitions if key is None else partition_of(key, partitions)
-        return Outgoing(event, index, size, (None if key is None else key.encode(), headers_of(event)))
+        if event.key is None:
+            return Outgoing(event, next(self._spread) % partitions, size, headers_of(event))
+        return Outgoing(event, partition_of(event.key, partitions), size, headers_of(event))

@@ -39,7 +39,7 @@ _DOUBTFUL = frozenset(
 )
 
 
-Packed = tuple[bytes | None, Sequence[Header]]  # an event's key and headers, encoded
+Packed = Sequence[Header]  # an event's headers; a tuple with its key would be one more object for the collector
 KafkaOutgoing = Outgoing[Packed]
 
 
