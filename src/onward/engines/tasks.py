@@ -49,14 +49,11 @@ class StandingWorkers:
         self.coming += 1
         return task
 
-    async def wait(self) -> None:
-        """Wait to be called, in a worker."""
+    def wait(self) -> asyncio.Future[None]:
+        """For a worker to await: done when it is called."""
         waiter = asyncio.get_running_loop().create_future()
         self._idle.append(waiter)
-        try:
-            await waiter
-        finally:
-            self.coming -= not waiter.cancelled()
+        return waiter
 
 
 class Runs:
@@ -196,7 +193,11 @@ class TaskEngine:
         workers.coming -= 1
         while not self._closing:
             if not queue or self._turn_is_over(now()):
-                await workers.wait()
+                waiter = workers.wait()
+                try:
+                    await waiter
+                finally:
+                    workers.coming -= not waiter.cancelled()
                 continue
             # Each worker that finds more work than others are coming for sends two more. Handlers that suspend are
             # all running after a few turns of the loop. Handlers that never suspend are all served by the first.
@@ -219,17 +220,17 @@ class TaskEngine:
     def _serve(self, me: Task) -> Generator[Any, Any, None]:
         """Run what is queued. This is one flat generator, because a handler that suspends pays at each of its steps
         for every frame between the loop and itself."""
-        queue, runs, runner, add = self._queue, self._runs, self._runner, self._results.add
+        queue, runs, runner, results = self._queue, self._runs, self._runner, self._results
         running, timeout_s, call, clean = runs.running, runner.timeout_s, runner.call, runner.context
         ran: Work | None = None  # its handler did not suspend, so it took until the next one starts
         began = 0.0
         while queue and not self._turn_is_over(started := now()):
             if ran is not None:
-                add(Ended(ran, None, False, started - began))
+                results.add(Ended(ran, None, False, started - began))
                 ran = None
             work = queue.popleft()
             if started >= self._may_start_until(work):
-                add(Ended(work, cancelled=True))
+                results.add(Ended(work, cancelled=True))
                 continue
             error: BaseException | None = None
             begun = None
@@ -265,15 +266,15 @@ class TaskEngine:
                 return  # it outlived close, which has reported it
             cancelling = me.cancelling()
             if error is not None or runs.late:
-                add(self._verdict(me, work, error, now() - started))
+                results.add(self._verdict(me, work, error, now() - started))
             elif begun is None and not cancelling:
                 ran, began = work, started
             else:
-                add(Ended(work, None, False, now() - started))
+                results.add(Ended(work, None, False, now() - started))
             if cancelling and not self._closing:
                 yield from _calm(me)
         if ran is not None:
-            add(Ended(ran, None, False, now() - began))
+            results.add(Ended(ran, None, False, now() - began))
 
     def _verdict(self, me: Task, work: Work, error: BaseException | None, took_s: float) -> Ended:
         """What the run's error means: a cancellation by the timer is a timeout, one by shutdown is no failure."""
