@@ -17,7 +17,7 @@ from typing import IO, Any
 import pytest
 
 from onward import clock
-from onward.brokers.base import PASSING, Assigned, Broker, Progress, Reached, Subscription, TopicSpec, Topology
+from onward.brokers.base import PASSING, Assigned, Broker, Fenced, Progress, Reached, Subscription, TopicSpec, Topology
 from onward.brokers.sqlite import lock_holder, open_broker
 from onward.brokers.sqlite.backlog import Backlog
 from onward.brokers.sqlite.leases import Lease
@@ -333,6 +333,41 @@ def test_a_checkup_names_the_process_that_holds_the_lock(tmp_path: Path) -> None
                 file.flush()
                 (held,) = [finding for finding in await broker.diagnose() if finding.level == "error"]
             assert f"process {os.getpid()} (stuck)" in held.what
+
+    asyncio.run(scenario())
+
+
+def test_a_checkup_notices_a_transaction_of_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.brokers.sqlite.checkup._BUSY_S", 0.05)
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            await broker.publish([event(0)])
+            with closing(sqlite3.connect(path, isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                (found,) = [finding for finding in await broker.diagnose() if finding.level == "error"]
+            assert "another program holds a transaction" in found.what
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_slept_while_its_topic_was_dropped_learns_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path, lease_s=0.3, max_poll_gap_s=0.2) as broker, opened(path) as other:
+            await broker.publish([event(n) for n in range(5)])
+            sleeper = await join(broker)
+            await take(sleeper, 5)
+            async with asyncio.timeout(40):
+                while await other.topics():
+                    with contextlib.suppress(BrokerError):
+                        await other.drop_topic("orders")
+            assert {lag.undelivered for lag in (await sleeper.lag()).values()} <= {None}
+            (fenced,) = await sleeper.receive(10, 1 << 20, 40.0)
+            assert isinstance(fenced, Fenced)
+            with pytest.raises(GroupDropped, match="or the topic itself"):
+                await sleeper.receive(10, 1 << 20, 40.0)
 
     asyncio.run(scenario())
 

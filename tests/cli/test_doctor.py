@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -72,3 +74,15 @@ def test_what_is_not_there_is_not_created_and_what_cannot_be_opened_is_exit_code
     done = shell.run("doctor", "sqlite:///diary.db")
     assert done.returncode == 3
     assert "not a SQLite database" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("groups", "list", "--url"), ("dead", "list", "--url")])
+def test_a_file_of_another_program_is_left_as_it_is(shell: Shell, command: tuple[str, ...]) -> None:
+    path = shell.folder / "foreign.db"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE mine (x)")
+    before = path.read_bytes()
+    done = shell.run(*command, "sqlite:///foreign.db")
+    assert done.returncode == 2
+    assert "holds no tables of Onward" in done.stderr
+    assert path.read_bytes() == before

@@ -1,7 +1,9 @@
 """What a running application reports: a log line, metrics, readings by partition, readiness."""
 
 import asyncio
+import contextlib
 import logging
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -256,5 +258,23 @@ def test_trouble_that_no_encoding_has_can_be_sent(tmp_path: Path, monkeypatch: p
         async with app.running():
             monkeypatch.setattr("onward.flow.consumer.Consumer.troubles", ["half \ud83d"])
             assert msgspec.json.encode(app.health()) == rb'{"ready":false,"troubles":["half \\ud83d"]}'
+
+    asyncio.run(main())
+
+
+def test_ownership_that_is_not_renewed_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.flow.consumer._UNSURE_S", 0.1)
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=0.5)
+
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None: ...
+
+    async def main() -> None:
+        async with app.running():
+            await until(lambda: app.health().ready and bool(app.readings()[0].partitions))
+            with contextlib.closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")  # as a program would that does not know our lock file
+                await until(lambda: any("ownership has not been certain" in each for each in app.health().troubles))
+            await until(lambda: app.health().ready)
 
     asyncio.run(main())

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from onward.observe.reading import Reading
 from onward.observe.standstill import LEAST_S, Patience, Standstill
 from tests.observe.readings import partition, reading
@@ -122,3 +124,13 @@ def test_looks_at_odd_times_count_the_time_between_them() -> None:
 def test_a_short_limit_leaves_room_for_a_busy_machine() -> None:
     assert watched(reading(partition()), seconds=int(LEAST_S), timeout_s=0.1, wait_s=0.0) == []
     assert watched(reading(partition()), seconds=int(LEAST_S) + 2, timeout_s=0.1, wait_s=0.0)
+
+
+def test_a_partition_that_is_full_and_has_more_to_read_stands_still() -> None:
+    full = partition(open=0, queued=0, running=0, blocking_position=None, blocking_state=None, blocking_attempt=None)
+    full = msgspec.structs.replace(full, paused_by="max_parked", undelivered=9, parked=5)
+    assert watched(reading(full, busy=0), seconds=40) == []
+    (trouble,) = watched(reading(full, busy=0), seconds=60)
+    assert "stands still: paused by max_parked" in trouble
+    empty = msgspec.structs.replace(full, undelivered=0)
+    assert watched(reading(empty, busy=0), seconds=5_000) == [], "there is nothing to read"

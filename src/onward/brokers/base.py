@@ -394,8 +394,9 @@ class Broker(Protocol):
         event of its key is, in this call and in calls already entered; later calls are tried normally.
         PublishError: its `refused` and `unknown` were not, or perhaps not, accepted; everything else was.
 
-        `relay`, where `features.fenced_publish`: RelayFenced, and nothing is accepted, if the broker has seen a higher
-        fence for that shard.
+        `relay`, where `features.fenced_publish`: RelayFenced if the broker has seen a higher fence for that shard. From
+        then on it accepts nothing of the call; what it accepted before is not in `refused`. BadSetting: it is no shard
+        and fence.
         """
 
     async def subscribe(

@@ -40,6 +40,7 @@ _LATER_S = 86_400.0  # a wait that RetryLater asked for is believed up to this w
 _LAG_EVERY_S = 5.0
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
+_UNSURE_S = 2.0  # a renewal that is late by so much is a trouble
 _UNKNOWN = BrokerLag(None, None)
 
 
@@ -61,8 +62,14 @@ class HandlerSubscription:
         )
         return self.subscription
 
-    def troubles(self) -> Sequence[str]:
-        return self.subscription.troubles() if self.subscription is not None else ()
+    def troubles(self, *, held: bool) -> Sequence[str]:
+        """`held`: it has partitions."""
+        if self.subscription is None:
+            return ()
+        sure_until = self.subscription.sure_until()
+        unsure_s = now() - sure_until if held and sure_until else 0.0  # 0: a loss is about to be received
+        unsure = f"ownership has not been certain for {unsure_s:.0f} s: the broker does not renew it"
+        return (*self.subscription.troubles(), *((unsure,) if unsure_s > _UNSURE_S else ()))
 
     async def ask_lag(self, subscription: Subscription) -> None:
         """For metrics and readiness: now and then, never for an event."""
@@ -161,7 +168,8 @@ class Consumer:
     @property
     def troubles(self) -> list[str]:
         """Why events of this member cannot be completed; readiness shows it."""
-        tasks, broker = self._tasks.troubles(self.plane.held), self._subscribed.troubles()
+        held = self.plane.held
+        tasks, broker = self._tasks.troubles(held), self._subscribed.troubles(held=bool(held))
         return list(dict.fromkeys(filter(None, (*tasks, *broker, self._outcomes.trouble))))
 
     # -- what the plane asks for --------------------------------------------------------------------------------

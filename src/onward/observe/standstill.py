@@ -45,8 +45,8 @@ class Standstill:
         troubles: list[str] = []
         for reading in readings:
             for part in reading.partitions:
-                if part.queued + part.running == 0 or part.blocking_state == "delayed":
-                    continue  # nothing is open, or it waits for a retry to be due
+                if not _has_work(part):
+                    continue
                 place, sight = (reading.topic, reading.group, part.partition), self._sight(reading, part)
                 known, stood_s = before.get(place, (None, 0.0))
                 stood_s = stood_s + passed_s if sight == known else 0.0
@@ -61,7 +61,7 @@ class Standstill:
         any end of a run is movement."""
         full = reading.busy >= self._patience[reading.topic, reading.group].slots
         ends = reading.done + reading.retried + reading.dead if full and part.blocking_state != "running" else 0
-        return part.blocking_position, part.blocking_state, part.blocking_attempt, ends
+        return part.blocking_position, part.blocking_state, part.blocking_attempt, ends, part.paused_by, part.parked
 
     def _limit_s(self, reading: Reading, part: PartitionReading, readings: Sequence[Reading]) -> float | None:
         """A running event has the time of its handler. A queued one may wait for a run of any handler: for a slot, or
@@ -77,5 +77,13 @@ class Standstill:
     def _story(self, reading: Reading, part: PartitionReading, stood_s: float, limit_s: float) -> str:
         what = f"{self._patience[reading.topic, reading.group].handler}: {reading.topic}/{part.partition}"
         at = "" if part.blocking_position is None else f" at position {part.blocking_position}"
-        doing = part.blocking_state or "waiting for its records"
+        doing = part.blocking_state or (f"paused by {part.paused_by}" if part.paused_by else "waiting for its records")
         return f"{what} stands still{at}: {doing} for {stood_s:.0f} s, longer than {limit_s:.0f} s"
+
+
+def _has_work(part: PartitionReading) -> bool:
+    """Whether it should move: an event is open that does not wait for its retry, or the log has more and the partition
+    is paused because it is full."""
+    if part.queued + part.running > 0:
+        return part.blocking_state != "delayed"
+    return part.paused_by is not None and bool(part.undelivered)

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from onward import clock
 from onward.brokers.core import publishing
-from onward.brokers.core.publishing import Outgoing, Publisher, Refusal, Window
-from onward.errors import Backlogged, Closed, PublishError
+from onward.brokers.core.publishing import Outgoing, Publisher, Refusal, Window, check_relay
+from onward.errors import Backlogged, BadSetting, Closed, PublishError
 from onward.event import Event, new_id
 
 Done = Callable[[Window[None]], object]
@@ -185,3 +186,27 @@ def test_a_window_has_the_deadline_of_its_first_call() -> None:
         await call
 
     asyncio.run(scenario())
+
+
+def test_close_may_be_called_again_and_cancelled_while_a_window_is_under_way() -> None:
+    async def scenario() -> None:
+        courier = ByHand()
+        publish = publisher(courier)
+        call = publish.enter([outgoing("a", "1")])
+        closings = [asyncio.ensure_future(publish.close()) for _ in range(3)]
+        await asyncio.sleep(0)
+        closings[0].cancel()
+        await asyncio.wait([closings[0]])
+        await courier.answer()
+        async with asyncio.timeout(10):
+            await asyncio.gather(call, *closings[1:])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "relay", [("s", "1"), ("s", None), ("s", 1.5), ("s", True), ("s", -1), ("", 1), ("s", 1 << 63), "ab"]
+)
+def test_what_is_no_shard_and_fence_is_refused(relay: Any) -> None:
+    with pytest.raises(BadSetting, match="relay="):
+        check_relay(relay)

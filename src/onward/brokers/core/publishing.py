@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from onward import clock
-from onward.errors import Backlogged, Closed, OnwardError, PublishError
+from onward.brokers.base import Relay
+from onward.errors import Backlogged, BadSetting, Closed, OnwardError, PublishError
 from onward.event import Event
 
 T = TypeVar("T")
@@ -33,6 +34,15 @@ class Outgoing(NamedTuple, Generic[T]):
     @property
     def lane(self) -> Key:
         return self.event.topic, self.event.key
+
+
+def check_relay(relay: Relay | None) -> None:
+    """BadSetting: it is no shard and fence."""
+    if relay is None:
+        return
+    shard, fence = relay if isinstance(relay, tuple) and len(relay) == 2 else (None, None)
+    if not isinstance(shard, str) or not shard or type(fence) is not int or not 0 <= fence < 1 << 63:
+        raise BadSetting(f"relay={relay!r}: use (shard, fence), a text and a number from 0 on")
 
 
 class Refusal(NamedTuple):
@@ -111,8 +121,9 @@ class Publisher(Generic[T]):
         """Finish what was entered; what cannot be sent in its time is refused."""
         self._closed = True
         if self._busy:
-            self._idle = asyncio.get_running_loop().create_future()
-            await self._idle
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
 
     def _send_next(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._busy or not self._calls:
@@ -149,7 +160,7 @@ class Publisher(Generic[T]):
         for call in dict.fromkeys(calls):
             self._answer(call)
         self._send_next(loop)
-        if not self._busy and self._idle is not None:
+        if not self._busy and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
     def _stop_behind(self, failed: set[Key]) -> None:

@@ -19,6 +19,7 @@ from onward.brokers.base import (
 )
 from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
+from onward.brokers.core.publishing import check_relay
 from onward.brokers.kafka.aside import KafkaAside
 from onward.brokers.kafka.aside_log import AsideLog
 from onward.brokers.kafka.aside_owner import AsideOwner
@@ -71,6 +72,7 @@ class KafkaBroker:
         """`relay` is not checked: a Kafka transaction fences a producer by its own epoch, which an outbox's database
         does not know. A relay that was suspended may publish old events again, behind newer ones."""
         self._check_open()
+        check_relay(relay)
         if not events:
             return
         topics = {event.topic for event in events}

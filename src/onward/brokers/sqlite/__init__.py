@@ -3,16 +3,18 @@
 from onward.brokers.base import Holder
 from onward.brokers.sqlite.broker import open_broker
 from onward.brokers.sqlite.gate import lock_holder
-from onward.brokers.sqlite.store import locate
+from onward.brokers.sqlite.store import is_ours, locate
 from onward.settings import Settings
 
 __all__ = ["absent", "holder", "lock_holder", "open_broker"]
 
 
 def absent(settings: Settings) -> str:
-    """Why there is nothing to open, or ""; open_broker would create the file."""
+    """Why there is nothing to open, or ""; open_broker would create the file, or its tables."""
     path = locate(settings.url)
-    return "" if path.exists() else f"{path.absolute()} does not exist"
+    if not path.exists():
+        return f"{path.absolute()} does not exist"
+    return "" if is_ours(path) else f"{path.absolute()} holds no tables of Onward"
 
 
 def holder(settings: Settings) -> Holder | None:

@@ -20,6 +20,7 @@ from onward.brokers.base import (
     Topology,
 )
 from onward.brokers.core.holdings import Holdings
+from onward.brokers.core.publishing import check_relay
 from onward.brokers.sqlite import checkup, figures, group_version, leases, topics
 from onward.brokers.sqlite.aside import SqliteAside
 from onward.brokers.sqlite.backlog import Backlog
@@ -85,6 +86,7 @@ class SqliteBroker:
 
     async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
         self._check_open()
+        check_relay(relay)
         if not events:
             return
         parcels = self._packer.parcels(events, asyncio.get_running_loop())

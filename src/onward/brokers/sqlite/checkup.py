@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from onward import clock
@@ -12,6 +13,7 @@ from onward.brokers.sqlite.backlog import drop_command, slowest
 from onward.brokers.sqlite.gate import lock_holder
 
 _LONG_S = 5.0  # a healthy writer holds the lock for milliseconds
+_BUSY_S = 2.0
 _LEAST_FREE_BYTES = 256 << 20
 
 
@@ -38,6 +40,19 @@ def _lock(path: Path) -> Iterator[Finding]:
     holder = lock_holder(path)
     if holder is not None and clock.now() - holder.since > _LONG_S:
         yield Finding("error", f"the write lock is held by {holder}", "continue that process (SIGCONT) or end it")
+    elif holder is None:
+        yield from _foreign_lock(path)
+
+
+def _foreign_lock(path: Path) -> Iterator[Finding]:
+    """A program that does not use our lock file may hold a transaction."""
+    with closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as db:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("ROLLBACK")
+        except sqlite3.OperationalError as error:
+            what = f"another program holds a transaction on {path} ({error}), so nothing can be written"
+            yield Finding("error", what, "end that transaction or that program")
 
 
 def _disk(path: Path) -> Iterator[Finding]:

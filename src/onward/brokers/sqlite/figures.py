@@ -59,7 +59,10 @@ def _member(owner: str) -> MemberInfo:
 
 
 def _lag(db: sqlite3.Connection, part: int, position: int) -> BrokerLag:
-    (tail,) = db.execute("SELECT next FROM onward_partition WHERE id = ?", (part,)).fetchone()
+    found = db.execute("SELECT next FROM onward_partition WHERE id = ?", (part,)).fetchone()
+    if found is None:
+        return BrokerLag(None, None)  # the topic was dropped
+    (tail,) = found
     if tail <= position:
         return BrokerLag(0, None)
     row = db.execute(_TIME, log.span(part, position)).fetchone()

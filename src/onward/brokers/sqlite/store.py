@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import time
+from contextlib import closing
 from importlib import resources
 from pathlib import Path
 from urllib.parse import unquote
@@ -105,18 +106,31 @@ def _check_content(path: Path) -> None:
 
 
 def _look(path: Path) -> None:
-    # Immutable leaves no -wal and -shm behind; a -wal that is there counts.
-    how = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
-    try:
+    with closing(_looking(path)) as db:
         if not _version(db, path):
             return
         for table in _SMALL_TABLES:
             for (found,) in db.execute(f"PRAGMA quick_check('{table}')"):
                 if found != "ok":
                     raise sqlite3.DatabaseError(f"{table}: {found}")
-    finally:
-        db.close()
+
+
+def is_ours(path: Path) -> bool:
+    """Whether the file holds our tables, as far as a look without a change can say. What cannot be looked at counts as
+    ours: opening it says why."""
+    if path.is_file() and path.stat().st_size == 0:
+        return False
+    try:
+        with closing(_looking(path)) as db:
+            return _version(db, path) > 0
+    except (sqlite3.Error, BadStore):
+        return True
+
+
+def _looking(path: Path) -> sqlite3.Connection:
+    # Immutable leaves no -wal and -shm behind; a -wal that is there counts.
+    how = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:

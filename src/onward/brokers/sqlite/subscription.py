@@ -129,8 +129,8 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
     def _read_hold(self, db: sqlite3.Connection, hold: Held, limit: int, max_bytes: int) -> tuple[list[log.Rows], int]:
         """Record batches of a partition, and up to where its log was read."""
         found: list[log.Rows] = []
-        (tail,) = db.execute(_TAIL, (hold.own.part,)).fetchone()
-        if hold.ahead.position >= tail:
+        row = db.execute(_TAIL, (hold.own.part,)).fetchone()
+        if row is None or hold.ahead.position >= row[0]:  # None: the topic was dropped, as the next turn will find
             return found, 0
         try:
             for rows in log.read(db, hold.own.part, hold.ahead.position):
@@ -143,7 +143,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
             self._rest(hold, error)
             return found, 0
         hold.own.damage = ""
-        return found, tail
+        return found, int(row[0])
 
     def _rest(self, hold: Held, error: BadStore) -> None:
         """This partition stands still, and only this one. It is tried again: an operator may repair it."""
