@@ -110,13 +110,18 @@ class Results:
 
     def add(self, ended: Ended) -> None:
         if not self.pending:
-            self._loop.call_soon(self.flush)
+            self.schedule()
         self.pending.append(ended)
+
+    def schedule(self) -> None:
+        """The first one is about to be added."""
+        self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         if self.pending:
-            pending, self.pending = self.pending, []
-            self._ended(pending)
+            ended = self.pending[:]
+            self.pending.clear()  # the same list for ever: a worker that runs many handlers keeps hold of it
+            self._ended(ended)
 
 
 class TaskEngine:
