@@ -625,3 +625,21 @@ class TestRemovedWhileItsRecordWaitsToBeStored:
         d.move(1, to=None)
         assert (d.progress[P].watermark, d.states()) == (2, {0: State.WAITING})
         assert d.plane.open == 0
+
+
+def test_a_second_replay_that_empties_the_lane_lets_the_first_one_go() -> None:
+    """It took the last event, which waited for its next try, out of the lane of its key (simulator, seed 57903)."""
+    d = Driver()
+    d.page = 1
+    d.assign(stored=stored(6), records=[record(0, "a", State.DEAD), record(1, "a", State.DEAD), record(5, "a")])
+    assert d.running() == [5]
+    d.move(0, 1, to=State.WAITING, due=0.0, turn=False)
+    d.tick()
+    d.answer_loads()
+    d.end({5: Again(d.now + 0.1, failure())}, turn=False)
+    d.turn()
+    assert d.running() == [0]
+    d.done(0)
+    d.done(1)
+    d.wait(1)
+    assert d.running() == [5]

@@ -402,10 +402,8 @@ def test_mutant_takes_a_settle_that_was_refused_in_part_for_settled(monkeypatch:
 
 
 def test_mutant_does_not_hear_what_was_lost_when_records_were_refused(monkeypatch: Patch) -> None:
-    def around(
-        original: Any, plane: ControlPlane, refused: Iterable[Partition], lost: Iterable[Partition], at: Instant
-    ) -> None:
-        original(plane, refused, () if refused else lost, at)
+    def around(original: Any, plane: ControlPlane, refused: Iterable[Partition], _: Any, at: Instant) -> None:
+        original(plane, refused, (), at)
 
     wrap(monkeypatch, ControlPlane, "aside_refused", around)
     caught_by("epochs", "exception", shape=refusing)

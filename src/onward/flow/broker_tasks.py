@@ -107,7 +107,10 @@ class BrokerTasks:
                 self._refused[record.partition] = why
             else:
                 self._refused.pop(record.partition, None)
-        self._plane.aside_refused(refused, lost, instant())
+        if refused:
+            self._plane.aside_refused(refused, lost, instant())
+        else:
+            self._plane.settled(lost, instant())
         if handler.inbox is not None:
             settled = [each for each in call.progress if each.partition not in (*lost, *refused)]
             handler.inbox.settled(handler.group, settled)

@@ -139,10 +139,12 @@ def _learn(holding: Holding, record: AsideRecord, at: Instant) -> None:
 
 def _insert(holding: Holding, parked: ParkedRecord, at: Instant) -> None:
     """A record that came back into the flow: what is newer and waits in memory follows it into the aside."""
-    if parked.key is not None:
-        for entry in holding.events.lanes.withdraw(parked.key, parked.position):
-            holding.withdraw(entry, at)
-    holding.turn(parked, at.now)
+    if parked.key is None:
+        holding.turn(parked, at.now)
+        return
+    for entry in holding.events.lanes.withdraw(parked.key, parked.position):
+        holding.withdraw(entry, at)
+    holding.advance(parked.key, at.now)  # that may be an older one: its lane may be free by this
 
 
 def _open_gate(holding: Holding, now: float) -> tuple[int, int]:

@@ -5,7 +5,7 @@ Pure: no I/O, no clock, no randomness. The loop around it reports what happened 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from onward.brokers.base import AsideRecord, Assigned, Moved, record_position
 from onward.event import Delivery, Partition
@@ -145,29 +145,12 @@ class ControlPlane:
 
     def settled(self, lost: Iterable[Partition], at: Instant) -> None:
         """The settle in flight was answered; `lost` are no longer ours."""
-        self.aside_refused((), lost, at)
+        self._answered(frozenset(), set(lost), at.now)
 
     def aside_refused(self, partitions: Iterable[Partition], lost: Iterable[Partition], at: Instant) -> None:
         """The settle in flight was answered, but in `partitions` nothing was done: their records could not be stored,
         and the events of these are open again. `lost` are no longer ours. The others were settled."""
-        refused, lost = set(partitions), set(lost)
-        parts = self._settling.answered(at.now)
-        self._lone.settled(refused)
-        for part in parts:
-            holding = part.holding
-            if holding.partition in lost:
-                self._forget(holding)
-                continue
-            self._touched[holding] = None
-            if holding.partition not in refused:
-                for entry in part_settled(part, at.now):
-                    if entry is not self._lone.entry:
-                        holding.events.lanes.again(entry)
-                continue
-            part_refused(part, at.now)
-            if part.records:
-                self._refused[holding] = None
-                self._lone.shelved(holding)
+        self._answered(set(partitions), set(lost), at.now)
 
     # -- what to do ---------------------------------------------------------------------------------------------
 
@@ -226,6 +209,25 @@ class ControlPlane:
             return None
         self._touched[holding] = None
         return holding
+
+    def _answered(self, refused: Container[Partition], lost: Container[Partition], now: float) -> None:
+        parts = self._settling.answered(now)
+        self._lone.settled(refused)
+        for part in parts:
+            holding = part.holding
+            if holding.partition in lost:
+                self._forget(holding)
+                continue
+            self._touched[holding] = None
+            if holding.partition not in refused:
+                for entry in part_settled(part, now):
+                    if entry is not self._lone.entry:
+                        holding.events.lanes.again(entry)
+                continue
+            part_refused(part, now)
+            if part.records:
+                self._refused[holding] = None
+                self._lone.shelved(holding)
 
     def _not_done(self, holding: Holding, entry: Entry, outcome: Outcome, at: Instant, size: int) -> None:
         if type(outcome) is Again:
