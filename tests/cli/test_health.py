@@ -171,6 +171,17 @@ class TestWorkers:
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready again")
         assert stopped(running) == 0
 
+    def test_every_float_of_a_gauge_arrives(self, shell: Shell) -> None:
+        odd = "import math\n\nodd = app.registry.gauge('odd', 'Odd.', ['status'], fold='max')\n"
+        odd += "for value in (math.nan, math.inf, -math.inf):\n    odd.set((str(value),), value)\n"
+        shell.write("shop.py", (shell.folder / "shop.py").read_text() + odd)
+        running, where = self.started(shell)
+        until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready")
+        text = fetch(f"{where}/metrics")[1]
+        for status, value in (("nan", "NaN"), ("inf", "+Inf"), ("-inf", "-Inf")):
+            assert f'onward_odd{{status="{status}"}} {value}\n' in text
+        assert stopped(running) == 0
+
     def test_a_place_that_is_taken_is_said_once(self, shell: Shell) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
