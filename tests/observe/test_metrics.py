@@ -102,6 +102,22 @@ class TestFolding:
         assert age.samples[0].value == 5
         assert took.samples[0] == Sample((), 6, (2, 4))
 
+    @pytest.mark.parametrize(
+        "newer",
+        [
+            Family("took", "histogram", "", (), (Sample((), 2.0, (0, 1, 0)),), bounds=(1.0, 2.0)),
+            Family("took", "histogram", "", ("topic",), (Sample(("a",), 2.0, (0, 1)),), bounds=(1.0,)),
+            Family("took", "counter", "", (), (Sample((), 2.0),)),
+        ],
+    )
+    def test_the_newer_shape_of_a_family_replaces_the_older(self, newer: Family) -> None:
+        older = Family("took", "histogram", "", (), (Sample((), 1.0, (1, 0)),), bounds=(1.0,))
+        other = Family("done", "counter", "", (), (Sample((), 1.0),))
+        assert folded([[older, other], [newer], [newer, other]]) == [
+            *folded([[newer], [newer]]),
+            *folded([[other], [other]]),
+        ]
+
 
 class TestFigures:
     def test_of_a_handler(self) -> None:

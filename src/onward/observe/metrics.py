@@ -142,16 +142,25 @@ def _check(blank: Family) -> None:
 
 
 def folded(parts: Iterable[Sequence[Family]]) -> list[Family]:
-    """The families of several processes as one: counters and histograms add up, gauges as their family says."""
+    """The families of several processes as one: counters and histograms add up, gauges as their family says.
+
+    Where processes differ in the kind, labels or bounds of a family, the last part counts: it is of the newest code."""
     blanks: dict[str, Family] = {}
     values: dict[str, dict[tuple[str, ...], Sample]] = {}
     for family in (family for part in parts for family in part):
-        blanks.setdefault(family.name, family)
         known = values.setdefault(family.name, {})
+        if _shape(blanks.get(family.name, family)) != _shape(family):
+            known.clear()
+        blanks[family.name] = family
         for sample in family.samples:
             before = known.get(sample.labels)
             known[sample.labels] = sample if before is None else _fold(family, before, sample)
     return [msgspec.structs.replace(blanks[name], samples=tuple(known.values())) for name, known in values.items()]
+
+
+def _shape(family: Family) -> tuple[object, ...]:
+    """Samples of different shapes do not add up."""
+    return family.kind, family.labels, family.bounds
 
 
 def _fold(family: Family, one: Sample, other: Sample) -> Sample:
