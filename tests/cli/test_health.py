@@ -31,6 +31,32 @@ def bill(order: dict) -> None:
     time.sleep(30)
 """
 
+HICCUPS = """
+from onward.observe.metrics import Family, Sample
+
+scrapes = 0
+readings = app.readings
+
+
+def hiccup():
+    global scrapes
+    scrapes += 1
+    if scrapes in (2, 3):
+        raise RuntimeError("hiccup")
+    return [Family("scrapes", "gauge", "", ("status",), (Sample(("later" if scrapes > 5 else "first",), scrapes),))]
+
+
+def broken():
+    if scrapes in (4, 5):
+        hiccup()
+        raise RuntimeError("no readings")
+    return readings()
+
+
+app.readings = broken
+app.registry.collect_from(hiccup)
+"""
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -169,6 +195,28 @@ class TestWorkers:
         assert "is not running; another is started" in fetch(f"{where}/health/ready")[1]
         shell.write("shop.py", good)
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready again")
+        assert stopped(running) == 0
+
+    def test_reporting_survives_an_error_in_a_collector_and_in_a_report(self, shell: Shell) -> None:
+        shell.write("shop.py", (shell.folder / "shop.py").read_text() + HICCUPS)
+        running, where = self.started(shell)
+        running.saw("collector hiccup raised", times=2)
+        running.saw("a report to the supervisor failed", times=2)
+        scrapes = 'onward_scrapes{status="later"}'
+        until(lambda: scrapes in fetch(f"{where}/metrics")[1], "they report again")
+        assert fetch(f"{where}/health/ready")[0] == 200
+        assert running.err.count("hiccup raised") == running.err.count("supervisor failed") == 2
+        assert stopped(running) == 0
+
+    def test_every_float_of_a_gauge_arrives(self, shell: Shell) -> None:
+        odd = "import math\n\nodd = app.registry.gauge('odd', 'Odd.', ['status'], fold='max')\n"
+        odd += "for value in (math.nan, math.inf, -math.inf):\n    odd.set((str(value),), value)\n"
+        shell.write("shop.py", (shell.folder / "shop.py").read_text() + odd)
+        running, where = self.started(shell)
+        until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready")
+        text = fetch(f"{where}/metrics")[1]
+        for status, value in (("nan", "NaN"), ("inf", "+Inf"), ("-inf", "-Inf")):
+            assert f'onward_odd{{status="{status}"}} {value}\n' in text
         assert stopped(running) == 0
 
     def test_a_place_that_is_taken_is_said_once(self, shell: Shell) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from onward.cli import policy, supervisor
 from onward.cli.supervisor import Supervisor
+from onward.observe.workers import Workers
 from tests.cli.shell import Running, Shell, is_alive, until
 from tests.cli.system import publish
 from tests.cli.test_run import SLEEPER
@@ -32,6 +33,21 @@ async def bill(order: dict) -> None:
         with Gate(lock_path(Path("shop.db"))).held():
             os.kill(os.getpid(), signal.SIGSTOP)
     print("billed", order["id"], flush=True)
+"""
+
+GARBLED = """
+import os, time
+from onward.cli import leash
+from onward.observe.health import Health
+from onward.observe.workers import Report
+
+link = os.dup(0)
+os.write(link, b"not a hello\\n")
+held = leash.take()
+held.greet(leash.Hello(0.0))
+os.write(link, b"not a report\\n" + bytes([255, 254]) + b"\\n" + b"gQ==\\n" + b"kQ==" * 100_000 + b"\\n")
+held.report(lambda: Report(Health(True), (), (), "shop"))
+time.sleep(60)
 """
 
 
@@ -184,3 +200,43 @@ def test_a_program_that_cannot_be_started_is_given_up() -> None:
     fleet = Supervisor(["/no/such/program"], 1)
     tend_until_done(fleet)
     assert fleet.code == 1
+
+
+def test_a_message_that_cannot_be_read_is_dropped_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    board = Workers(1)
+    fleet = Supervisor([sys.executable, "-c", GARBLED], 1, board=board)
+
+    def ready() -> bool:
+        fleet.tend()
+        return board.health().ready
+
+    until(ready, "the report after the garbage arrives")
+    assert caplog.text.count("cannot be read") == 1
+    assert caplog.text.count("started") == 1, "the worker is not replaced"
+    fleet.stop()
+    tend_until_done(fleet)
+
+
+@pytest.mark.parametrize("what", ["b'x' * 65_536", "b'\\n' * 65_536"])
+def test_a_worker_that_floods_its_supervisor_does_not_hold_it_up(what: str) -> None:
+    fleet = Supervisor([sys.executable, "-c", f"import os\nwhile True: os.write(0, {what})"], 1)
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        fleet.tend()
+    fleet.stop()
+    tend_until_done(fleet)
+
+
+def test_a_worker_that_never_completes_a_message_is_killed_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    fleet = Supervisor([sys.executable, "-c", "import os\nwhile True: os.write(0, b'x' * 65_536)"], 1)
+
+    def replaced() -> bool:
+        fleet.tend()
+        return caplog.text.count("started") == 2
+
+    until(replaced, "another is started")
+    assert caplog.text.count("without a complete message: killed") == 1
+    fleet.stop()
+    tend_until_done(fleet)

@@ -99,6 +99,32 @@ def test_metrics_health_and_readings_are_served_and_nothing_else() -> None:
     asyncio.run(main())
 
 
+def test_a_page_that_raises_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(System):
+        def metrics(self) -> str:
+            raise RuntimeError("out of numbers")
+
+    with serving_in_thread(Broken(), Address("127.0.0.1", 0), lambda: Health(True)) as place:
+        assert fetch(f"http://{place}/metrics") == (500, "/metrics failed with RuntimeError; the log has more\n")
+        assert fetch(f"http://{place}/health/ready")[0] == 200
+    assert "RuntimeError: out of numbers" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/health/live", "/health/ready", "/secrets"])
+def test_head_is_answered_as_get_without_the_body(path: str) -> None:
+    def answer(method: str) -> tuple[bytes, bytes]:
+        with socket.create_connection(place, timeout=10) as link, link.makefile("rwb") as stream:
+            stream.write(f"{method} {path} HTTP/1.1\r\n\r\n".encode())
+            stream.flush()
+            head, _, body = stream.read().partition(b"\r\n\r\n")
+            return head, body
+
+    with serving_in_thread(System("the disk is full"), Address("127.0.0.1", 0), lambda: Health(True)) as place:
+        head, body = answer("GET")
+        assert body
+        assert answer("HEAD") == (head, b"")
+
+
 def test_an_endpoint_in_a_thread_of_its_own_says_where_it_is_or_why_not() -> None:
     with serving_in_thread(System(), Address("127.0.0.1", 0), lambda: Health(False, ("hung",))) as place:
         assert fetch(f"http://{place}/metrics") == (200, "up 1\n")

@@ -1,7 +1,12 @@
 """Families of metrics and their text, which Prometheus' own parser reads."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +24,12 @@ def parsed(text: str) -> dict[str, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+class Text(str):
+    """A string of another type, such as an enum's."""
+
+    __slots__ = ()
 
 
 def names(text: str) -> dict[str, str]:
@@ -64,6 +75,49 @@ class TestRegistry:
             {"onward_feeds[]": 2},
         ]
 
+    def test_a_collector_that_raises_is_left_out_and_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        registry, scrapes = Registry(), [0]
+
+        def collect() -> Iterator[Family]:
+            yield Family("feeds", "gauge", "Feeds.", (), (Sample((), 1),))
+            scrapes[0] += 1
+            if scrapes[0] < 4:
+                raise OSError(f"hiccup {scrapes[0]}")
+            if scrapes[0] < 5:
+                raise KeyError("feed")
+
+        registry.collect_from(collect)
+        registry.counter("published", "Published.").add(())
+        for _ in range(4):
+            assert parsed(exposition(registry.families())) == {"onward_published_total[]": 1}
+        assert parsed(exposition(registry.families())) == {"onward_published_total[]": 1, "onward_feeds[]": 1}
+        assert len(re.findall(r"ERROR .* collector \S+\.collect raised", caplog.text)) == 2
+        assert "hiccup 1" in caplog.text
+        assert "KeyError: 'feed'" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("labels", "value"), [(("a", "b"), 1.0), ((), 1.0), ((7,), 1.0), (("a",), None), (("a",), "many")]
+    )
+    def test_a_metric_with_wrong_labels_or_no_number_is_left_out_and_logged_once(
+        self, labels: Any, value: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        registry = Registry()
+        registry.counter("published", "Published.").add(())
+        registry.gauge("behind", "Rows.", ["topic"]).set(labels, value)
+        for _ in range(2):
+            assert parsed(exposition(registry.families())) == {"onward_published_total[]": 1}
+        assert caplog.text.count("metric behind raised") == 1
+
+    def test_numbers_and_texts_of_other_types_can_be_sent(self) -> None:
+        registry = Registry()
+        gauge = registry.gauge("behind", "Rows.", ["topic"])
+        values = {"a": Decimal("1.5"), "b": Fraction(1, 4), "c": True, "d": 2**70}
+        for topic, value in values.items():
+            gauge.set((Text(topic),), value)  # type: ignore[arg-type]
+        (family,) = registry.families()
+        read = msgspec.msgpack.decode(msgspec.msgpack.encode(family), type=Family)
+        assert {sample.labels[0]: sample.value for sample in read.samples} == values
+
     def test_what_would_grow_or_clash_is_refused(self) -> None:
         registry = Registry()
         registry.counter("published", "Published.")
@@ -86,6 +140,14 @@ class TestRegistry:
         assert read.samples[0].value == float("inf")
 
 
+@pytest.mark.parametrize("buckets", [(), (1,), (1, 2, 3)])
+def test_a_histogram_without_its_buckets_cannot_be_read(buckets: tuple[int, ...]) -> None:
+    sample = {"labels": (), "value": 1.0, "buckets": buckets}
+    wrong = {"name": "took", "kind": "histogram", "help": "", "labels": (), "samples": [sample], "bounds": [1.0]}
+    with pytest.raises(msgspec.ValidationError, match="took"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(wrong), type=Family)
+
+
 class TestFolding:
     def test_counters_and_histograms_add_up_and_gauges_as_they_say(self) -> None:
         def part(number: float) -> list[Family]:
@@ -101,6 +163,22 @@ class TestFolding:
         assert opened.samples[0].value == 6
         assert age.samples[0].value == 5
         assert took.samples[0] == Sample((), 6, (2, 4))
+
+    @pytest.mark.parametrize(
+        "newer",
+        [
+            Family("took", "histogram", "", (), (Sample((), 2.0, (0, 1, 0)),), bounds=(1.0, 2.0)),
+            Family("took", "histogram", "", ("topic",), (Sample(("a",), 2.0, (0, 1)),), bounds=(1.0,)),
+            Family("took", "counter", "", (), (Sample((), 2.0),)),
+        ],
+    )
+    def test_the_newer_shape_of_a_family_replaces_the_older(self, newer: Family) -> None:
+        older = Family("took", "histogram", "", (), (Sample((), 1.0, (1, 0)),), bounds=(1.0,))
+        other = Family("done", "counter", "", (), (Sample((), 1.0),))
+        assert folded([[older, other], [newer], [newer, other]]) == [
+            *folded([[newer], [newer]]),
+            *folded([[other], [other]]),
+        ]
 
 
 class TestFigures:

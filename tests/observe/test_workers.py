@@ -116,3 +116,22 @@ def test_counters_never_fall_and_gauges_are_those_of_the_present(workers: Worker
 def test_readings_say_which_worker_they_are_of(workers: Workers) -> None:
     both(workers)
     assert [(each.worker, each.topic) for each in workers.readings()] == [(1, "orders"), (2, "orders")]
+
+
+def test_a_family_has_the_shape_of_the_worker_that_started_last(workers: Workers, clock: Clock) -> None:
+    """As when a reload changes the bounds of a histogram while an old worker still drains."""
+    finer = Family("took", "histogram", "", (), (Sample((), 1.0, (0, 1, 0)),), bounds=(0.5, 1.0))
+    both(workers)
+    workers.ended(1)
+    clock.now += 1
+    workers.started(1)
+    workers.heard(1, Report(Health(True), (), (finer,), "shop"))
+    assert parsed(workers.metrics())["shop_took_bucket[('le', '0.5')]"] == 0
+    workers.ended(2)
+    workers.started(2)
+    workers.heard(2, Report(Health(True), (), (finer,), "shop"))
+    values = parsed(workers.metrics())
+    assert values["shop_took_count[]"] == 2
+    assert values[f"shop_events_done_total{LABELS}"] == 2 * 12_345, "other families still count"
+    workers.ended(1)
+    assert parsed(workers.metrics())["shop_took_count[]"] == 2

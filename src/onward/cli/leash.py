@@ -1,10 +1,11 @@
 """The tie between a child process and its supervisor. The child greets when it works, reports, and never outlives the
 supervisor.
 
-The child's stdin is one end of a socket pair. It carries lines of JSON up, a Hello and then Reports, and nothing down:
-when it closes, the supervisor is gone, for whatever reason.
+The child's stdin is one end of a socket pair. It carries lines up, a Hello and then Reports, and nothing down: when it
+closes, the supervisor is gone, for whatever reason. A line is msgpack in base64: JSON has no NaN and no infinity.
 """
 
+import base64
 import contextlib
 import os
 import signal
@@ -12,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MARKER = "ONWARD_CHILD"  # in the child's environment: its number
 _PR_SET_PDEATHSIG = 1
+
+Message = TypeVar("Message")
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -39,16 +42,28 @@ class Leash:
         self._unsent = b""
 
     def greet(self, hello: Hello) -> None:
-        self._link.sendall(msgspec.json.encode(hello) + b"\n")
+        self._link.sendall(_line(hello))
 
     def report(self, make: Callable[[], "Report"]) -> bool:
         """Send a report without ever waiting for a supervisor that does not read. False: a part of it is still unsent;
         the next call goes on with that."""
-        self._unsent = self._unsent or msgspec.json.encode(make()) + b"\n"
+        self._unsent = self._unsent or _line(make())
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._unsent:
                 self._unsent = self._unsent[self._link.send(self._unsent, socket.MSG_DONTWAIT) :]
         return not self._unsent
+
+
+def _line(message: msgspec.Struct) -> bytes:
+    return base64.b64encode(msgspec.msgpack.encode(message)) + b"\n"
+
+
+def read(line: bytes | bytearray, kind: type[Message]) -> Message | None:
+    """The message of a line, without its end; None: it cannot be read."""
+    try:
+        return msgspec.msgpack.decode(base64.b64decode(line, validate=True), type=kind)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return None
 
 
 def take() -> Leash | None:

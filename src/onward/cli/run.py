@@ -121,8 +121,15 @@ async def _report(app: "Onward", held: leash.Leash) -> None:
         prefix = app.settings.metrics_prefix
         return Report(app.health(), tuple(app.readings()), tuple(app.registry.families()), prefix)
 
+    failed: set[type[Exception]] = set()  # what was logged
     while True:
-        sent = held.report(make)
+        sent = True
+        try:
+            sent = held.report(make)
+        except Exception as error:  # the handlers go on, and so do the reports
+            if type(error) not in failed:
+                failed.add(type(error))
+                log.exception("a report to the supervisor failed")
         await asyncio.sleep(REPORT_S if sent else REPORT_S / 20)
 
 

@@ -11,11 +11,9 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
-import msgspec
-
 from onward import brokers, clock
-from onward.cli import policy
-from onward.cli.leash import MARKER, Hello
+from onward.cli import leash, policy
+from onward.cli.leash import MARKER, Hello, Message
 from onward.cli.watch import Watch
 from onward.observe.workers import Report, Workers
 from onward.settings import Settings, redacted
@@ -28,6 +26,9 @@ START_LIMIT = 3
 _TICK_S = 0.25
 _LOOK_S = 0.5  # between two looks at the files and at the lock
 _ECHO_S = 0.3  # `timeout` and other wrappers send a signal twice; a person's second one comes later
+_CHUNK_BYTES = 65_536
+_CHUNKS = 4  # read from one child before the next one's turn
+_MESSAGE_LIMIT_BYTES = 16 << 20  # a report on 1,000 partitions has less than 1 MiB
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -37,8 +38,9 @@ class ChildProcess:
     def __init__(self, number: int, command: Sequence[str]) -> None:
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
-        self._heard = b""
+        self._heard = bytearray()  # the start of a message
         self.talks = True  # its end of the link is open
+        self.unreadable = 0  # messages of it that could not be read
         self.started = clock.now()
         self.hello: Hello | None = None
         self.greeted_at = math.inf
@@ -62,17 +64,43 @@ class ChildProcess:
     def link(self) -> socket.socket:
         return self._link
 
-    def listen(self) -> list[bytes]:
-        """Take the hello, if it has come; returns the reports that followed."""
+    @property
+    def floods(self) -> bool:
+        """Has it sent too much that is no complete message?"""
+        return len(self._heard) > _MESSAGE_LIMIT_BYTES
+
+    def listen(self) -> list[Report]:
+        """Take the hello, if it has come; returns the reports that followed. Drops what cannot be read."""
+        reports = []
+        for line in self._lines():
+            if self.hello is None:
+                self.hello = self._read(line, Hello)
+                self.greeted_at = math.inf if self.hello is None else clock.now()
+            elif (report := self._read(line, Report)) is not None:
+                reports.append(report)
+        return reports
+
+    def hang_up(self) -> None:
+        """Close the link, which ends the child unless it hangs."""
+        self._link.close()
+        self._heard.clear()
+        self.talks = False
+
+    def _lines(self) -> list[bytearray]:
+        if not self.talks:
+            return []
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
-            while got := self._link.recv(65_536):
+            for _ in range(_CHUNKS):
+                got = self._link.recv(_CHUNK_BYTES)
                 self._heard += got
-            self.talks = False
+                self.talks = bool(got)
         *lines, self._heard = self._heard.split(b"\n")
-        if self.hello is None and lines:
-            self.hello = msgspec.json.decode(lines.pop(0), type=Hello)
-            self.greeted_at = clock.now()
         return lines
+
+    def _read(self, line: bytearray, kind: type[Message]) -> Message | None:
+        message = leash.read(line, kind)
+        self.unreadable += message is None
+        return message
 
     def ask_to_end(self, now: float) -> None:
         if self.kill_at is None:
@@ -245,8 +273,7 @@ class Supervisor:
         child = slot.child
         if child is None:
             return
-        for line in child.listen():
-            self._board.heard(slot.number, msgspec.json.decode(line, type=Report))  # of our own version
+        self._listen(slot, child)
         if child.hello is not None and child.kill_at is None:
             self._proved = max(self._proved, Proved.WORKS if slot.works(now) else Proved.STARTS)
         end = child.ended(now)
@@ -258,6 +285,17 @@ class Supervisor:
         else:
             log.log(logging.INFO if end.code in (0, -signal.SIGTERM) else logging.WARNING, "%s %s", slot, end)
         slot.child = None
+
+    def _listen(self, slot: Slot, child: ChildProcess) -> None:
+        unreadable = child.unreadable
+        for report in child.listen():
+            self._board.heard(slot.number, report)
+        if child.unreadable and not unreadable:
+            log.error("%s sent a message that cannot be read; such messages are dropped", slot)
+        if child.floods:
+            log.error("%s sent %d MiB without a complete message: killed", slot, _MESSAGE_LIMIT_BYTES >> 20)
+            child.process.kill()
+            child.hang_up()
 
     def _replace(self, slot: Slot, end: policy.End, now: float) -> None:
         """Decide what follows when a child ends that was not asked to."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -15,11 +16,19 @@ from onward.errors import BadSetting
 from onward.observe.health import Health
 from onward.observe.reading import Reading
 
+log = logging.getLogger("onward")
+
 _PATIENCE_S = 5.0  # for the request, and for the client to read the answer
 _MAX_REQUEST_BYTES = 8_192
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _JSON = "application/json"
-_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 
 
 class System(Protocol):
@@ -80,7 +89,7 @@ async def serving(system: System, place: Address, live: Callable[[], Health] = a
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_PATIENCE_S):
                 request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(_encoded(_answer(request, pages)))
+                writer.write(_response(request, pages))
                 await writer.drain()
         writer.close()
 
@@ -134,15 +143,25 @@ def _health(name: str, health: Health) -> Answer:
     return Answer(200 if health.ready else 503, _JSON, msgspec.json.encode(body))
 
 
-def _answer(request: bytes, pages: Mapping[str, Callable[[], Answer]]) -> Answer:
+def _response(request: bytes, pages: Mapping[str, Callable[[], Answer]]) -> bytes:
+    """HEAD is answered as GET, without the body."""
     method, _, rest = request.partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+    answer = _page(path, pages) if method in (b"GET", b"HEAD") else Answer(405, "text/plain", b"use GET or HEAD\n")
+    return _head(answer) + (b"" if method == b"HEAD" else answer.body)
+
+
+def _page(path: str, pages: Mapping[str, Callable[[], Answer]]) -> Answer:
     if path not in pages:
         return Answer(404, "text/plain", f"there are {', '.join(pages)}\n".encode())
-    return pages[path]() if method == b"GET" else Answer(405, "text/plain", b"use GET\n")
+    try:
+        return pages[path]()
+    except Exception as error:
+        log.exception("%s cannot be served", path)
+        return Answer(500, "text/plain", f"{path} failed with {type(error).__name__}; the log has more\n".encode())
 
 
-def _encoded(answer: Answer) -> bytes:
+def _head(answer: Answer) -> bytes:
     head = [
         f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
         f"Content-Type: {answer.content_type}",
@@ -150,4 +169,4 @@ def _encoded(answer: Answer) -> bytes:
         "Cache-Control: no-store",
         "Connection: close",
     ]
-    return "\r\n".join([*head, "", ""]).encode() + answer.body
+    return "\r\n".join([*head, "", ""]).encode()

@@ -6,6 +6,7 @@ would block the event loop for 100 ms at the first scrape. Labels are those of L
 metric must not grow with the traffic.
 """
 
+import logging
 import math
 import re
 from bisect import bisect_left
@@ -14,6 +15,8 @@ from itertools import accumulate
 from typing import Literal, TypeVar
 
 import msgspec
+
+log = logging.getLogger("onward")
 
 LABELS = frozenset({"topic", "group", "partition", "status"})
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -28,6 +31,13 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     value: float
     buckets: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Only plain numbers and strings can be sent to a supervisor; others are replaced, or TypeError."""
+        if type(self.value) is not float and (type(self.value) is not int or abs(self.value) >= 2**63):
+            msgspec.structs.force_setattr(self, "value", float(self.value))
+        if any(type(label) is not str for label in self.labels):
+            msgspec.structs.force_setattr(self, "labels", tuple(map(str.__str__, self.labels)))
+
 
 class Family(msgspec.Struct, frozen=True):
     """All values of one metric at one moment. `fold`: what several processes' gauges make together."""
@@ -40,6 +50,13 @@ class Family(msgspec.Struct, frozen=True):
     bounds: tuple[float, ...] = ()
     fold: Literal["sum", "max"] = "sum"
 
+    def __post_init__(self) -> None:
+        """ValueError: a sample does not fit."""
+        labels, buckets = len(self.labels), len(self.bounds) + 1 if self.kind == "histogram" else 0
+        for sample in self.samples:
+            if len(sample.labels) != labels or len(sample.buckets) != buckets:
+                raise ValueError(f"metric {self.name!r} has {labels} labels and {buckets} buckets, but {sample}")
+
 
 class Metric:
     """What the three kinds share: a family, and its values by labels, which stand in the order of their names."""
@@ -51,6 +68,9 @@ class Metric:
     def family(self) -> Family:
         samples = tuple(Sample(labels, value) for labels, value in self._values.items())
         return msgspec.structs.replace(self.blank, samples=samples)
+
+    def collect(self) -> list[Family]:
+        return [self.family()]
 
 
 class Counter(Metric):
@@ -90,6 +110,7 @@ class Histogram(Metric):
 
 
 Kind = TypeVar("Kind", bound=Metric)
+Collector = Callable[[], Iterable[Family]]
 
 
 class Registry:
@@ -97,7 +118,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
-        self._collectors: list[Callable[[], Iterable[Family]]] = []
+        self._collectors: list[Collector] = []
+        self._failed: set[tuple[str, type[Exception]]] = set()  # what was logged
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         """Only grows. Its name in Prometheus ends in `_total`."""
@@ -113,13 +135,26 @@ class Registry:
         """Observations counted by size; `bounds` are the upper ends of its buckets, ascending."""
         return self._one(Histogram, Family(name, "histogram", text, tuple(labels), bounds=tuple(bounds)))
 
-    def collect_from(self, collector: Callable[[], Iterable[Family]]) -> None:
-        """Ask this at every scrape; it must answer at once."""
+    def collect_from(self, collector: Collector) -> None:
+        """Ask this at every scrape; it must answer at once. When it raises, that scrape goes without it."""
         self._collectors.append(collector)
 
     def families(self) -> list[Family]:
-        collected = [family for collector in self._collectors for family in collector()]
-        return [*(metric.family() for metric in self._metrics.values()), *collected]
+        """All but those of a metric or collector that raises, which is logged once for each type of error."""
+        sources: list[tuple[str, Collector]] = [
+            (f"metric {name}", each.collect) for name, each in self._metrics.items()
+        ]
+        sources += [(f"collector {getattr(each, '__qualname__', each)}", each) for each in self._collectors]
+        return [family for name, collector in sources for family in self._collected(name, collector)]
+
+    def _collected(self, name: str, collector: Collector) -> list[Family]:
+        try:
+            return list(collector())
+        except Exception as error:  # the application's code
+            if (name, type(error)) not in self._failed:
+                self._failed.add((name, type(error)))
+                log.exception("%s raised; it is left out of the metrics while it does", name)
+            return []
 
     def _one(self, kind: type[Kind], blank: Family) -> Kind:
         """The metric of this name: a stage that is made twice gets it twice."""
@@ -142,16 +177,25 @@ def _check(blank: Family) -> None:
 
 
 def folded(parts: Iterable[Sequence[Family]]) -> list[Family]:
-    """The families of several processes as one: counters and histograms add up, gauges as their family says."""
+    """The families of several processes as one: counters and histograms add up, gauges as their family says.
+
+    Where processes differ in the kind, labels or bounds of a family, the last part counts: it is of the newest code."""
     blanks: dict[str, Family] = {}
     values: dict[str, dict[tuple[str, ...], Sample]] = {}
     for family in (family for part in parts for family in part):
-        blanks.setdefault(family.name, family)
         known = values.setdefault(family.name, {})
+        if _shape(blanks.get(family.name, family)) != _shape(family):
+            known.clear()
+        blanks[family.name] = family
         for sample in family.samples:
             before = known.get(sample.labels)
             known[sample.labels] = sample if before is None else _fold(family, before, sample)
     return [msgspec.structs.replace(blanks[name], samples=tuple(known.values())) for name, known in values.items()]
+
+
+def _shape(family: Family) -> tuple[object, ...]:
+    """Samples of different shapes do not add up."""
+    return family.kind, family.labels, family.bounds
 
 
 def _fold(family: Family, one: Sample, other: Sample) -> Sample:

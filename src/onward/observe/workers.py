@@ -28,6 +28,7 @@ class Report(msgspec.Struct, frozen=True):
 class WorkerReport(msgspec.Struct, frozen=True):
     """A running worker, and its last report; None: it is starting."""
 
+    started_at: float
     report: Report | None = None
     heard_at: float = 0.0
 
@@ -37,7 +38,7 @@ class Workers:
 
     Ready: every worker runs, reports, and is ready. Live: the supervisor works, and not every worker hangs.
     Counters and histograms add up, those of ended workers included, so that they never fall. Gauges come from the
-    workers that report.
+    workers that report. After a reload, a metric has the shape that the newest worker gives it.
     """
 
     def __init__(self, size: int, now: Callable[[], float] = clock.now) -> None:
@@ -57,12 +58,14 @@ class Workers:
 
     def started(self, number: int) -> None:
         with self._lock:
-            self._workers[number] = WorkerReport()
+            self._workers[number] = WorkerReport(self._now())
 
     def heard(self, number: int, report: Report) -> None:
         numbered = tuple(msgspec.structs.replace(each, worker=number) for each in report.readings)
         with self._lock:
-            self._workers[number] = WorkerReport(msgspec.structs.replace(report, readings=numbered), self._now())
+            worker = self._workers[number] or WorkerReport(self._now())
+            report = msgspec.structs.replace(report, readings=numbered)
+            self._workers[number] = msgspec.structs.replace(worker, report=report, heard_at=self._now())
             self._prefix = report.prefix
 
     def ended(self, number: int) -> None:
@@ -90,10 +93,9 @@ class Workers:
 
     def metrics(self) -> str:
         with self._lock:
-            parts = [
-                self._retired,
-                *(self._families(worker) for worker in self._workers.values() if worker is not None),
-            ]
+            running = [worker for worker in self._workers.values() if worker is not None]
+            running.sort(key=lambda worker: worker.started_at)
+            parts = [self._retired, *(self._families(worker) for worker in running)]
         return exposition(folded([figures([]), *parts]), prefix=self._prefix)
 
     def _troubles(self, worker: WorkerReport | None) -> list[str]:
