@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from onward import Onward
-from onward.errors import ConfigError
+from onward.brokers.base import TopicSpec, Topology
+from onward.errors import ConfigError, PartitionsDiffer
 from onward.flow.consumer import Consumer
 from tests.test_app import until
 
@@ -233,3 +235,59 @@ def test_the_handlers_run_once(app: Onward) -> None:
                     pass
 
     asyncio.run(main())
+
+
+async def entered(app: Onward, end: asyncio.Event) -> None:
+    async with app:
+        await end.wait()
+
+
+async def beside(app: Onward, end: asyncio.Event) -> None:
+    async with app.running():
+        await end.wait()
+
+
+@pytest.mark.parametrize("second", [entered, beside, lambda app, _: app.run()])
+@pytest.mark.parametrize("first", [entered, beside])
+def test_of_two_that_open_the_application_at_once_one_is_refused(app: Onward, first: Any, second: Any) -> None:
+    """Declaring a topology takes a moment, in which the application is not open yet."""
+    _, done = noting(app)
+    app.topology(TopicSpec("orders", 4))
+
+    async def main() -> None:
+        end = asyncio.Event()
+        one, two = asyncio.create_task(first(app, end)), asyncio.create_task(second(app, end))
+        with pytest.raises(ConfigError, match="already open"):
+            await two
+        await until(lambda: app._opened is not None or one.done())  # noqa: SLF001
+        await app.publish("orders", {"n": 1}, key="k")
+        end.set()
+        await one
+        async with app.running():
+            await until(lambda: done == [1])
+
+    threads = threading.active_count()
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert threading.active_count() == threads, "every broker was closed"
+
+
+def test_an_application_whose_opening_was_cut_or_failed_can_be_opened_again(app: Onward) -> None:
+    _, done = noting(app)
+    app.topology(TopicSpec("orders", 4))
+
+    async def main() -> None:
+        cut = asyncio.create_task(entered(app, asyncio.Event()))
+        await asyncio.sleep(0)  # it has begun to open
+        cut.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+        async with app:
+            await app.publish("orders", {"n": 1}, key="k")
+        declared, app.declared = app.declared, Topology([TopicSpec("orders", 5)])
+        with pytest.raises(PartitionsDiffer):
+            await entered(app, asyncio.Event())
+        app.declared = declared
+        async with app.running():
+            await until(lambda: done == [1])
+
+    asyncio.run(asyncio.wait_for(main(), 20))

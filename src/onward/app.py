@@ -57,6 +57,7 @@ class Onward:
         self.registry = Registry()  # of metrics
         self.endpoint: str | None = None  # host:port where this process serves readings; part of its member name
         self._hooks: list[Hook] = []
+        self._opening = False
         self._opened: Opened | None = None
         self._door = SyncDoor(self.settings, self._open)
         self._crew: Crew | None = None  # while the handlers run
@@ -278,9 +279,13 @@ class Onward:
     # -- running ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._opened is not None:
-            raise ConfigError("the application is already open")
-        self._opened = Opened(await self._open(), asyncio.get_running_loop())
+        if self._opening or self._opened is not None:
+            raise ConfigError("the application is already open, or another task is opening it")
+        self._opening = True
+        try:
+            self._opened = Opened(await self._open(), asyncio.get_running_loop())
+        finally:
+            self._opening = False
         return self
 
     async def _open(self) -> Broker:
@@ -384,7 +389,7 @@ def _close_in_child() -> None:
     again."""
     for app in list(_apps):
         _inherited.append((app._opened, app._door))  # noqa: SLF001 - of our own class
-        app._opened = app._crew = None  # noqa: SLF001
+        app._opening, app._opened, app._crew = False, None, None  # noqa: SLF001
         app._door = SyncDoor(app.settings, app._open)  # noqa: SLF001
 
 
