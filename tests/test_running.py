@@ -259,7 +259,7 @@ def test_of_two_that_open_the_application_at_once_one_is_refused(app: Onward, fi
         one, two = asyncio.create_task(first(app, end)), asyncio.create_task(second(app, end))
         with pytest.raises(ConfigError, match="already open"):
             await two
-        await until(lambda: app._opened is not None or one.done())  # noqa: SLF001
+        await until(lambda: app._opened is not None or one.done())
         await app.publish("orders", {"n": 1}, key="k")
         end.set()
         await one
@@ -289,5 +289,63 @@ def test_an_application_whose_opening_was_cut_or_failed_can_be_opened_again(app:
         app.declared = declared
         async with app.running():
             await until(lambda: done == [1])
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_stop_that_comes_after_a_run_does_not_concern_the_next(app: Onward) -> None:
+    _, done = noting(app)
+
+    async def main() -> None:
+        app.stop()
+        async with app.running():
+            app.stop()
+            app.stop()
+            await until(lambda: not app.readings())
+        app.stop()
+        async with app.running():
+            await app.publish("orders", {"n": 1}, key="k")
+            await until(lambda: done == [1])
+        app.stop()
+        running = asyncio.create_task(app.run())
+        await until(lambda: app.health().ready)
+        app.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_stop_while_a_run_begins_is_not_forgotten(app: Onward, steps: int) -> None:
+    """The run was called; it has not taken a step, it opens the application, or it declares the topology."""
+    noting(app)
+    app.topology(TopicSpec("orders", 4))
+
+    async def main() -> None:
+        running = asyncio.create_task(app.run())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        app.stop()
+        with pytest.raises(ConfigError):
+            await asyncio.create_task(app.run())  # the stop still concerns the first
+        await running
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_stop_before_the_handlers_of_an_open_application_start(app: Onward) -> None:
+    begun, done = noting(app)
+
+    async def main() -> None:
+        async with app:
+            await app.publish("orders", {"n": 1}, key="k")
+            beside = app.running()
+            app.stop()
+            async with beside:
+                await until(lambda: not app.readings())
+                assert not app.health().ready
+            async with app.running():
+                await until(lambda: done == [1])
+        assert begun == [1]
 
     asyncio.run(asyncio.wait_for(main(), 20))
