@@ -349,3 +349,16 @@ def test_a_stop_before_the_handlers_of_an_open_application_start(app: Onward) ->
         assert begun == [1]
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_the_shortest_lease_is_long_enough_to_work_with(tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=0.1, takeover_grace_s=0.1)
+    _, done = noting(app)
+
+    async def main() -> None:
+        async with app.running():
+            for n in range(20):
+                await app.publish("orders", {"n": n}, key=str(n))
+            await until(lambda: set(done) == set(range(20)))
+
+    asyncio.run(asyncio.wait_for(main(), 20))
