@@ -100,8 +100,9 @@ def test_run_names_the_program_whose_signals_it_takes(app: Onward, caplog: pytes
 
     before = signal.signal(signal.SIGTERM, mine)
     try:
+        running = app.run()
         app.stop()
-        asyncio.run(app.run())
+        asyncio.run(running)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert "takes SIGTERM over from <function" in caplog.text
