@@ -70,9 +70,10 @@ def test_the_inbox_of_a_batch_handler_needs_positions_that_are_stable(
 
         async with app:
             offer(app, monkeypatch, **features)
+            running = app.run()
             app.stop()
             try:
-                await app.run()
+                await running
             finally:
                 await engine.dispose()
 

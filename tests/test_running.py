@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from onward import Onward
-from onward.errors import ConfigError
+from onward.brokers.base import TopicSpec, Topology
+from onward.errors import ConfigError, PartitionsDiffer
 from onward.flow.consumer import Consumer
 from tests.test_app import until
 
@@ -98,8 +100,9 @@ def test_run_names_the_program_whose_signals_it_takes(app: Onward, caplog: pytes
 
     before = signal.signal(signal.SIGTERM, mine)
     try:
+        running = app.run()
         app.stop()
-        asyncio.run(app.run())
+        asyncio.run(running)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert "takes SIGTERM over from <function" in caplog.text
@@ -233,3 +236,130 @@ def test_the_handlers_run_once(app: Onward) -> None:
                     pass
 
     asyncio.run(main())
+
+
+async def entered(app: Onward, end: asyncio.Event) -> None:
+    async with app:
+        await end.wait()
+
+
+async def beside(app: Onward, end: asyncio.Event) -> None:
+    async with app.running():
+        await end.wait()
+
+
+@pytest.mark.parametrize("second", [entered, beside, lambda app, _: app.run()])
+@pytest.mark.parametrize("first", [entered, beside])
+def test_of_two_that_open_the_application_at_once_one_is_refused(app: Onward, first: Any, second: Any) -> None:
+    """Declaring a topology takes a moment, in which the application is not open yet."""
+    _, done = noting(app)
+    app.topology(TopicSpec("orders", 4))
+
+    async def main() -> None:
+        end = asyncio.Event()
+        one, two = asyncio.create_task(first(app, end)), asyncio.create_task(second(app, end))
+        with pytest.raises(ConfigError, match="already open"):
+            await two
+        await until(lambda: app._opened is not None or one.done())
+        await app.publish("orders", {"n": 1}, key="k")
+        end.set()
+        await one
+        async with app.running():
+            await until(lambda: done == [1])
+
+    threads = threading.active_count()
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert threading.active_count() == threads, "every broker was closed"
+
+
+def test_an_application_whose_opening_was_cut_or_failed_can_be_opened_again(app: Onward) -> None:
+    _, done = noting(app)
+    app.topology(TopicSpec("orders", 4))
+
+    async def main() -> None:
+        cut = asyncio.create_task(entered(app, asyncio.Event()))
+        await asyncio.sleep(0)  # it has begun to open
+        cut.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+        async with app:
+            await app.publish("orders", {"n": 1}, key="k")
+        declared, app.declared = app.declared, Topology([TopicSpec("orders", 5)])
+        with pytest.raises(PartitionsDiffer):
+            await entered(app, asyncio.Event())
+        app.declared = declared
+        async with app.running():
+            await until(lambda: done == [1])
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_stop_that_comes_after_a_run_does_not_concern_the_next(app: Onward) -> None:
+    _, done = noting(app)
+
+    async def main() -> None:
+        app.stop()
+        async with app.running():
+            app.stop()
+            app.stop()
+            await until(lambda: not app.readings())
+        app.stop()
+        async with app.running():
+            await app.publish("orders", {"n": 1}, key="k")
+            await until(lambda: done == [1])
+        app.stop()
+        running = asyncio.create_task(app.run())
+        await until(lambda: app.health().ready)
+        app.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_stop_while_a_run_begins_is_not_forgotten(app: Onward, steps: int) -> None:
+    """The run was called; it has not taken a step, it opens the application, or it declares the topology."""
+    noting(app)
+    app.topology(TopicSpec("orders", 4))
+
+    async def main() -> None:
+        running = asyncio.create_task(app.run())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        app.stop()
+        with pytest.raises(ConfigError):
+            await asyncio.create_task(app.run())  # the stop still concerns the first
+        await running
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_stop_before_the_handlers_of_an_open_application_start(app: Onward) -> None:
+    begun, done = noting(app)
+
+    async def main() -> None:
+        async with app:
+            await app.publish("orders", {"n": 1}, key="k")
+            beside = app.running()
+            app.stop()
+            async with beside:
+                await until(lambda: not app.readings())
+                assert not app.health().ready
+            async with app.running():
+                await until(lambda: done == [1])
+        assert begun == [1]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_the_shortest_lease_is_long_enough_to_work_with(tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=0.1, takeover_grace_s=0.1)
+    _, done = noting(app)
+
+    async def main() -> None:
+        async with app.running():
+            for n in range(20):
+                await app.publish("orders", {"n": n}, key=str(n))
+            await until(lambda: set(done) == set(range(20)))
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -42,7 +42,9 @@ def test_a_keyword_beats_the_url_beats_the_environment_beats_the_file(
         ("sqlite:///x", {"durability": "maybe"}, "durability='maybe' from a keyword: .*; use fsync or window"),
         ("sqlite:///a#b.db?partitions=4", {}, "the URL holds a #.*: write it as %23"),
         ("kafka://host:9092#x", {}, "the URL holds a #"),
-        (7, {}, "url=7 is no text; write it in quotes"),
+        (7, {}, "the URL is no text but of type int; write it in quotes"),
+        ("sqlite:///x?lease_s=1e-9", {}, "lease_s='1e-9' from the URL: .* >= 0.1.*; use seconds, such as lease_s=10.0"),
+        ("kafka://host", {"lease_s": 0.09}, "lease_s=0.09 from a keyword: .* >= 0.1"),
     ],
 )
 def test_a_bad_setting_is_named_with_its_source_and_cure(url: Any, keywords: dict[str, object], says: str) -> None:
@@ -122,6 +124,65 @@ def test_a_password_is_never_shown() -> None:
     assert settings.redacted("amqp://user:secret@host:5672/v") == "amqp://***@host:5672/v"
     assert settings.redacted("kafka://host:9092") == "kafka://host:9092"
     assert settings.redacted("sqlite:///home/me@work/a.db") == "sqlite:///home/me@work/a.db"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("kafka:u:SECRET@h", "***@h"),
+        ("kafka:/u:SECRET@h", "***@h"),
+        ("kafka:///u:SECRET@h", "kafka://***@h"),
+        ("//u:SECRET@h", "***@h"),
+        ("u:SECRET@h", "***@h"),
+        ("SECRET:u@h", "***@h"),
+        ("postgres:u:SECRET@h/db", "***@h/db"),
+        ("kafka\n://u:SECRET@h", "***@h"),
+        (" kafka://u:SECRET@h", "***@h"),
+        ("KAFKA://u:SECRET@h", "KAFKA://***@h"),
+        ("kafka://u:SECRET@h,u2:SECRET@h2", "kafka://***@h2"),
+        ("sqlite://u:SECRET@h/x", "sqlite://***@h/x"),
+        ("sqlite:///u:SECRET@h/x", "sqlite://***@h/x"),
+        ("sqlite:///a@b.db", "sqlite:///a@b.db"),
+        ("sqlite:////home/a@b.db", "sqlite:////home/a@b.db"),
+        ("redis://h:6379/0?password=SECRET", "redis://h:6379/0?***"),
+    ],
+)
+def test_a_password_in_a_url_that_is_written_wrongly_is_not_shown(url: str, shown: str) -> None:
+    assert settings.redacted(url) == shown
+
+
+def test_a_url_that_is_no_text_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "onward.toml").write_text('url = ["kafka://u:SECRET@h"]\n')
+    for url in (None, "sqlite:///a.db"):
+        with pytest.raises(BadSetting, match="the URL is no text but of type list") as caught:
+            settings.load(url)
+        assert "SECRET" not in f"{caught.value} {caught.value.__cause__} {caught.value.__context__}"
+
+
+@pytest.mark.parametrize(
+    ("url", "keywords", "says"),
+    [
+        ("sqlite:///x.db?durability=\udc80", {}, "the URL holds half a surrogate pair"),
+        ("kafka://u:SECRET\udc80@h", {}, "the URL holds half a surrogate pair"),
+        ("sqlite:///x.db", {"durability": "\ud800"}, r"durability='.ud800' from a keyword holds half a surrogate pair"),
+        ("sqlite:///x.db", {"app": "\udfff"}, r"app='.udfff' from a keyword holds half a surrogate pair"),
+        ("kafka://h", {"client": {"a": "SECRET\udc80"}}, "client 'a' from a keyword holds half a surrogate pair"),
+        ("kafka://h", {"client": {"\udc80": "a"}}, "client '.udc80' from a keyword holds half a surrogate pair"),
+    ],
+)
+def test_a_text_that_has_no_bytes_is_refused(url: str, keywords: dict[str, object], says: str) -> None:
+    with pytest.raises(BadSetting, match=says) as caught:
+        settings.load(url, **keywords)
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_variable_that_is_not_utf8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONWARD_APP", "shop\udcff:app")
+    with pytest.raises(BadSetting, match=r"app=.* from the environment holds half a surrogate pair"):
+        settings.load()
+    monkeypatch.setenv("ONWARD_URL", "sqlite:///\udcff.db")
+    with pytest.raises(BadSetting, match="the URL holds half a surrogate pair"):
+        settings.load()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -57,10 +58,11 @@ class Onward:
         self.registry = Registry()  # of metrics
         self.endpoint: str | None = None  # host:port where this process serves readings; part of its member name
         self._hooks: list[Hook] = []
+        self._opening = False
         self._opened: Opened | None = None
         self._door = SyncDoor(self.settings, self._open)
         self._crew: Crew | None = None  # while the handlers run
-        self._stopping = False
+        self._stops = 0  # calls of `stop` so far; a run heeds those that come after it was called
         _apps.add(self)
 
     # -- declaring ----------------------------------------------------------------------------------------------
@@ -278,9 +280,13 @@ class Onward:
     # -- running ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._opened is not None:
-            raise ConfigError("the application is already open")
-        self._opened = Opened(await self._open(), asyncio.get_running_loop())
+        if self._opening or self._opened is not None:
+            raise ConfigError("the application is already open, or another task is opening it")
+        self._opening = True
+        try:
+            self._opened = Opened(await self._open(), asyncio.get_running_loop())
+        finally:
+            self._opening = False
         return self
 
     async def _open(self) -> Broker:
@@ -302,21 +308,23 @@ class Onward:
         if opened is not None:
             await opened.broker.close()
 
-    async def run(self) -> None:
+    def run(self) -> Coroutine[Any, Any, None]:
         """Run every handler until SIGTERM or SIGINT: stop intake, drain, settle, release, close.
 
         A second signal ends the process at once; what was not settled is handled again by the next owner. Inside a
         program that handles signals itself, such as a web server, use `running`.
         """
+        return self._run(self._stops)  # read now: a stop may come before the coroutine's first step
+
+    async def _run(self, stops: int) -> None:
         self._check_runnable()
         async with contextlib.AsyncExitStack() as stack:
             if self._opened is None:
                 await stack.enter_async_context(self)
             stack.enter_context(stopping(self.stop))
-            await asyncio.wait([await stack.enter_async_context(self._beside())])
+            await asyncio.wait([await stack.enter_async_context(self._beside(stops))])
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
+    def running(self) -> AbstractAsyncContextManager[Self]:
         """Run the handlers beside the body, in this event loop, and leave signals alone.
 
         The body begins when every handler has joined its group. On exit: stop intake, drain, settle, release, and close
@@ -324,16 +332,21 @@ class Onward:
         If a handler's consumer fails, the body's task is cancelled and this raises the failure. `stop` ends the
         handlers and leaves the body alone.
         """
+        return self._running(self._stops)
+
+    @contextlib.asynccontextmanager
+    async def _running(self, stops: int) -> AsyncIterator[Self]:
         self._check_runnable()
         async with contextlib.AsyncExitStack() as stack:
             if self._opened is None:
                 await stack.enter_async_context(self)
-            await stack.enter_async_context(self._beside())
+            await stack.enter_async_context(self._beside(stops))
             yield self
 
     def stop(self) -> None:
-        """Ask the handlers to end gracefully, also those that have only begun to start."""
-        self._stopping = True
+        """Ask the handlers to end gracefully. It concerns `run` and `running` from the moment they are called, and not
+        those that are called later."""
+        self._stops += 1
         if self._crew is not None:
             self._crew.stop()
 
@@ -349,21 +362,21 @@ class Onward:
             raise ConfigError("the handlers of this application already run")
 
     @contextlib.asynccontextmanager
-    async def _beside(self) -> AsyncIterator[asyncio.Task[None]]:
-        """The handlers in a task of their own."""
+    async def _beside(self, stops: int) -> AsyncIterator[asyncio.Task[None]]:
+        """The handlers in a task of their own. `stops`: how many there were when the run was called."""
         from onward.beside import Beside  # a program that only publishes starts sooner without these
         from onward.crew import Crew
 
         crew = self._crew = Crew(
             self.broker, self.handlers, self.settings, self._hooks, registry=self.registry, endpoint=self.endpoint
         )
-        if self._stopping:
+        if self._stops > stops:
             crew.stop()
         try:
             async with Beside(crew.run, crew.stop) as task:
                 yield task
         finally:
-            self._crew, self._stopping = None, False
+            self._crew = None
 
     # -- seeing it ----------------------------------------------------------------------------------------------
 
@@ -384,7 +397,7 @@ def _close_in_child() -> None:
     again."""
     for app in list(_apps):
         _inherited.append((app._opened, app._door))  # noqa: SLF001 - of our own class
-        app._opened = app._crew = None  # noqa: SLF001
+        app._opening, app._opened, app._crew = False, None, None  # noqa: SLF001
         app._door = SyncDoor(app.settings, app._open)  # noqa: SLF001
 
 

@@ -18,6 +18,7 @@ Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=_MOST_S)]
 Positive = Annotated[float, Meta(gt=0, le=_MOST_S)]
+Lease = Annotated[float, Meta(ge=0.1, le=_MOST_S)]  # a shorter one is over before it can be renewed
 
 
 class ClientSettings(dict[str, Any]):
@@ -59,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # times
     publish_timeout_s: Positive = 30.0
-    lease_s: Positive = 10.0  # unless the scheme has another default
+    lease_s: Lease = 10.0  # unless the scheme has another default
     takeover_grace_s: Seconds = 1.0
     max_poll_gap_s: Positive = 300.0
     revoke_grace_s: Seconds = 40.0  # longer than a handler may run, or it overlaps with the next owner's run
@@ -84,6 +85,7 @@ _TYPES: Mapping[str, Any] = {
 }
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _EXAMPLES = {"app": "shop:app", "partitions": 8, "replication": 3}  # of those without a default
+_BROKEN = "half a surrogate pair, which is no character: write it in UTF-8"
 _CLIENT = "client."  # before the client library's own names, in a URL
 
 
@@ -120,8 +122,12 @@ def load(url: str | None = None, **keywords: Any) -> Settings:
 
 
 def redacted(url: str) -> str:
-    """The URL without user and password, fit for logs and errors. A path without a host may hold an @ of its own."""
-    return re.sub(r"://(?!/).*@", "://***@", url, flags=re.DOTALL)
+    """The URL without user, password and query, fit for logs and errors. What looks wrong is hidden too: all up to the
+    last @, but for the path of an SQLite file, which may hold an @ of its own."""
+    if re.fullmatch(r"sqlite:///[^:?]*", url):
+        return url
+    hidden = re.sub(r"\A([A-Za-z][A-Za-z0-9+.-]*://)?.*@", r"\1***@", url, flags=re.DOTALL)
+    return re.sub(r"\?.*", "?***", hidden, flags=re.DOTALL)
 
 
 def check_name(kind: str, name: str) -> str:
@@ -162,9 +168,7 @@ def _environment() -> dict[str, str]:
 
 def _split(url: Any) -> tuple[str, dict[str, Any]]:
     """The URL without its query, and the settings in that."""
-    if not isinstance(url, str):
-        raise BadSetting(f"url={url!r} is no text; write it in quotes")
-    parts = _parts(url)
+    parts = _parts(_check_url(url))
     # urlunsplit would drop the empty host of scheme:///file.
     base = url.split("?", 1)[0] if parts.query else urlunsplit(parts) if parts.netloc else url
     pairs = parse_qsl(parts.query, keep_blank_values=True)
@@ -173,6 +177,15 @@ def _split(url: Any) -> tuple[str, dict[str, Any]]:
     if client and "client" not in query:
         query["client"] = client
     return base, query
+
+
+def _check_url(url: Any) -> str:
+    """Its text. Errors do not show what was given: it may hold a password."""
+    if not isinstance(url, str):
+        raise BadSetting(f"the URL is no text but of type {type(url).__name__}; write it in quotes")
+    if _is_broken(url):
+        raise BadSetting(f"the URL holds {_BROKEN}")
+    return url
 
 
 def _parts(url: str) -> SplitResult:
@@ -193,10 +206,14 @@ def _parts(url: str) -> SplitResult:
 
 def _check(source: Source, name: str, value: Any) -> Any:
     """The value as its setting's type."""
+    if name == "url":
+        return _check_url(value)
     if name == "client":
         return _check_client(source, value)
     if name not in _TYPES:
         raise BadSetting(_unknown(source, name))
+    if _is_broken(value):
+        raise BadSetting(f"{name}={value!r} from {source.name} holds {_BROKEN}")
     try:
         return msgspec.convert(value, _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
@@ -206,7 +223,14 @@ def _check(source: Source, name: str, value: Any) -> Any:
 def _check_client(source: Source, value: Any) -> ClientSettings:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) and name for name in value):
         raise BadSetting(f"client from {source.name} has no names; write {source.client.format('NAME')}")
+    if broken := [name for name, each in value.items() if _is_broken(name) or _is_broken(each)]:
+        raise BadSetting(f"client {broken[0]!r} from {source.name} holds {_BROKEN}")
     return ClientSettings(value)
+
+
+def _is_broken(value: Any) -> bool:
+    """A text that has no bytes. Python makes one of an argument or a variable that is not UTF-8."""
+    return isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _unknown(source: Source, name: str) -> str:

@@ -194,10 +194,13 @@ def test_our_tables_stand_beside_the_users(tmp_path: Path) -> None:
         assert db.execute("PRAGMA application_id").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://host/file.db"])
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://host/file.db", "sqlite://u:SECRET@host/file.db"]
+)
 def test_a_url_without_a_file_is_refused(url: str) -> None:
-    with pytest.raises(BadSetting, match="file"):
+    with pytest.raises(BadSetting, match="file") as caught:
         open_broker(url, Settings())
+    assert "SECRET" not in str(caught.value)
 
 
 def test_a_path_that_cannot_be_is_named(tmp_path: Path) -> None:

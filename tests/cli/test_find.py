@@ -99,6 +99,12 @@ class TestLoad:
         assert "ZeroDivisionError" in text
         assert "find.py" not in text
 
+    @pytest.mark.parametrize("target", ["kafka://u:SECRET@h/", "kafka:u:SECRET@h", "u:SECRET@h.py", "sqlite:///a.db"])
+    def test_refuses_a_url_without_showing_its_password(self, here: Path, target: str) -> None:
+        with pytest.raises(Misuse, match="a URL is given by --url") as caught:
+            load(target)
+        assert "SECRET" not in str(caught.value)
+
 
 class TestChoose:
     def test_refuses_two_options(self, here: Path) -> None:

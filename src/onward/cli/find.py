@@ -58,7 +58,7 @@ def application(written: str) -> str:
     if not known:
         raise Misuse(f"no application is named: write {written}, or set ONWARD_APP, or app in onward.toml")
     source = "ONWARD_APP" if os.environ.get("ONWARD_APP") else "onward.toml"
-    say(f"using {known} ({source})")
+    say(f"using {settings_.redacted(known)} ({source})")
     return known
 
 
@@ -97,6 +97,8 @@ def load(target: str) -> Onward:
 
 
 def _check_shape(target: str, name: str, path: str) -> None:
+    if "@" in target or "://" in target:  # it may hold a password
+        raise Misuse(f"{settings_.redacted(target)!r} is not MODULE:APP; a URL is given by --url or ONWARD_URL")
     as_file = name.removesuffix(".py").replace("\\", "/").strip("/.")
     if name.endswith(".py") or "/" in name or "\\" in name:
         raise Misuse(f"{target!r} names a file; name the module: {as_file.replace('/', '.')}:{path or 'app'}")

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from onward.brokers.sqlite import mounts
 from onward.brokers.sqlite.gate import Gate
 from onward.errors import BadSetting, BadStore, BrokerError
-from onward.settings import Settings
+from onward.settings import Settings, redacted
 
 _SCRIPTS = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql")  # from each version of the tables to the next
 SCHEMA_VERSION = len(_SCRIPTS)
@@ -25,10 +25,12 @@ def locate(url: str) -> Path:
     """The file that a URL names: sqlite:///relative.db or sqlite:////absolute.db."""
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite" or not rest.startswith("/") or rest == "/":
-        raise BadSetting(f"url={url!r} names no file; use sqlite:///relative.db or sqlite:////absolute.db")
+        raise BadSetting(f"url={redacted(url)!r} names no file; use sqlite:///relative.db or sqlite:////absolute.db")
     name = unquote(rest[1:])
     if name.startswith(":memory:"):
-        raise BadSetting(f"url={url!r}: memory is lost with the process; name a file, for a test a temporary one")
+        raise BadSetting(
+            f"url={redacted(url)!r}: memory is lost with the process; name a file, for a test a temporary one"
+        )
     return Path(name)
 
 
