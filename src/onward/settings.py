@@ -123,8 +123,9 @@ def load(url: str | None = None, **keywords: Any) -> Settings:
 
 def redacted(url: str) -> str:
     """The URL without user, password and query, fit for logs and errors. What looks wrong is hidden too: all up to the
-    last @, but for the path of an SQLite file, which may hold an @ of its own."""
-    if re.fullmatch(r"sqlite:///[^:?]*", url):
+    last @, but for the path of a file of the default broker, which may hold an @ of its own."""
+    scheme = Settings().url.partition(":")[0]
+    if re.fullmatch(rf"{scheme}:///[^:?]*", url):
         return url
     hidden = re.sub(r"\A([A-Za-z][A-Za-z0-9+.-]*://)?.*@", r"\1***@", url, flags=re.DOTALL)
     return re.sub(r"\?.*", "?***", hidden, flags=re.DOTALL)
