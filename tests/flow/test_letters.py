@@ -643,3 +643,17 @@ def test_a_second_replay_that_empties_the_lane_lets_the_first_one_go() -> None:
     d.done(1)
     d.wait(1)
     assert d.running() == [5]
+
+
+@pytest.mark.parametrize("to", [State.WAITING, State.DEAD])
+def test_a_record_that_was_moved_when_its_event_was_just_done_is_removed_all_the_same(to: State) -> None:
+    """It came back as a dead one that held its key, though the store had it no more (simulator, seed 229229)."""
+    d = Driver(on_dead="hold")
+    d.assign(stored=stored(2), records=[record(0, "a")])
+    d.end({0: DONE}, turn=False)
+    d.move(0, to=State.WAITING, due=0.0, turn=False)
+    d.records[d.letter(0).id] = record(0, "a", to)
+    d.turn()
+    assert (d.states(), d.running(), d.lag().parked) == ({}, [], 0)
+    d.deliver_at({2: "a"})
+    assert d.running() == [2]

@@ -173,6 +173,9 @@ def move(holding: Holding, position: int, to: State | None, due: float, now: flo
     if not aside.loading.loaded:
         holding.events.before_load.moved.append((position, to, due))
         return
+    if holding.pending.is_removing(position):  # whatever it was moved to, it will not be there
+        aside.loading.forget(position)
+        return
     parked = aside.move(position, to, due)
     if parked is None:
         return

@@ -76,6 +76,11 @@ class PendingRecords:
         self.going[key] += 1
         self.dirty = True
 
+    def is_removing(self, position: int) -> bool:
+        """Its record is done with, and the store is about to remove it."""
+        id_ = self.id_at(position)
+        return any(each == id_ for each, _ in self.gone)
+
     def removed(self, count: int) -> None:
         """The first so many are not in the store any more."""
         for _, key in self.gone[:count]:

@@ -261,7 +261,7 @@ class RecordChecker:
         self._limit = profile.limits.crash_limit
         self._kills = profile.kills
         self._killers = profile.fates[-1] > 0
-        self.refusals = 0  # records that could not be stored: their last attempt is not known to the next owner
+        self.refusals = 0  # records that could not be stored: the next owner does not know how their last run ended
         self._unclean: Counter[Partition] = Counter()  # ends of ownerships that no killer caused
         self._changes: Counter[Partition] = Counter()  # all other changes of owner
 
@@ -286,7 +286,7 @@ class RecordChecker:
             stated, seen = failure.attempts, story.failures if story.touched else story.fresh_failures
             if stated != self._attempts or seen < self._attempts:
                 broken("records", f"{story} is dead after {stated} attempts, {seen} seen, {self._attempts} asked for")
-        elif story.lone_crashes + self._unclean[story.partition] < self._limit:
+        elif not self.refusals and story.lone_crashes + self._unclean[story.partition] < self._limit:
             broken("blame", f"{story} ({story.fate}) is dead as {failure.reason}, {story.lone_crashes} lone crashes")
 
     def failed(self, story: Story) -> None:
