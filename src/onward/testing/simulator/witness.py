@@ -45,7 +45,8 @@ class Witness:
         self._world.counts["delivered"] += 1
         if process.epochs.get(delivery.partition) == delivery.epoch:
             self.bounds.delivered(process, delivery, self._world.ledger.story(delivery.event))
-            self.bounds.parked(process, delivery.partition, self._parked(delivery.partition))
+            if not self._world.profile.shared:  # there the broker alone knows how many retries wait
+                self.bounds.parked(process, delivery.partition, self._parked(delivery.partition))
 
     def loaded(self, process: "SimulatedProcess", page: list[AsideRecord]) -> None:
         self._world.counts["records loaded"] += len(page)
