@@ -197,7 +197,7 @@ class BoundsChecker:
         held = self._open.get(name)
         seen = self._seen_in[name] if held is not None else []
         known = bool(seen) and delivery.position <= seen[-1]
-        if held is None or known or story.covered or story.record is not None:
+        if held is None or known or story.covered or story.removed or story.record is not None:
             return
         seen.append(delivery.position)
         held[delivery.position] = story.event.size
