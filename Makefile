@@ -37,7 +37,7 @@ test test-more test-fast: export PYTHONDONTWRITEBYTECODE =
 .PHONY: test
 test: $(VENV)/.dev $(VENV)/.bench ## install and start what the tests need, then run all of them
 	@$(PY) -m tests.servers.install
-	@$(PY) -m pytest -n 4 --dist loadfile -m "not more"
+	@$(PY) -m pytest -n 3 --dist loadfile -m "not more"
 
 .PHONY: test-more
 test-more: $(VENV)/.dev $(VENV)/.bench ## what is long or rare: clusters, storms of two minutes, the whole benchmark

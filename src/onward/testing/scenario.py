@@ -155,7 +155,7 @@ class Member:
                 for partition in message.partitions:
                     self.assigned.pop(partition, None)
 
-    async def until(self, condition: Callable[[], bool], within_s: float = 40.0) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = 90.0) -> None:
         """Receive until the condition holds."""
         deadline = time.monotonic() + within_s
         while not condition():
