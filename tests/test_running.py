@@ -145,7 +145,7 @@ def test_a_cancellation_from_outside_is_not_replaced_by_a_failure(
                 try:
                     await asyncio.sleep(0.01)
                 except asyncio.CancelledError:
-                    body.cancel()  # and somebody else does so too
+                    body.cancel()  # and another task does so too
                     raise
 
     with pytest.raises(asyncio.CancelledError):

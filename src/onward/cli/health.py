@@ -26,7 +26,7 @@ def health(
     ] = False,
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="[HOST:]PORT", envvar=METRICS, help="Where the application was told to serve: --metrics."),
+        typer.Option(metavar="[HOST:]PORT", envvar=METRICS, help="Where the application serves: its --metrics."),
     ] = None,
 ) -> None:
     """Ask a running application whether it is ready, or alive. Exits with 0 for yes, and with 1 and the reasons for no.

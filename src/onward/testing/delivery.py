@@ -7,7 +7,7 @@ import pytest
 
 from onward.brokers.base import Progress, Tries
 from onward.event import Delivery, Event, new_id
-from onward.testing.scenario import OVER_LEASE_S, Kit, event, scenario
+from onward.testing.scenario import OVER_LEASE_S, Kit, event, publish_beside_cancelled_receives, scenario
 
 
 class DeliveryScenarios:
@@ -42,14 +42,7 @@ class DeliveryScenarios:
     async def test_unsettled_comes_back_after_cancel_in_mid_receive(self, kit: Kit) -> None:
         broker = await kit.broker()
         member = await (await kit.member(broker)).hold(4)
-        for n in range(30):
-            receiving = asyncio.create_task(member.receive(wait_s=5.0))
-            await asyncio.sleep(0.001 * (n % 4))
-            publishing = asyncio.create_task(broker.publish([event(kit.topic, "a", n)]))
-            await asyncio.sleep(0.001 * (n % 5))
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            await publishing
+        await publish_beside_cancelled_receives(kit, broker, member, 30)
         await member.take(30)
         assert member.values == list(range(30)), "a cancelled receive took events with it, or repeated them"
 

@@ -74,6 +74,18 @@ class Kit:
             await broker.close()
 
 
+async def publish_beside_cancelled_receives(kit: Kit, broker: Broker, member: "Member", count: int) -> None:
+    """Publish events of one key, each while a receive is being cancelled, at different moments of both."""
+    for n in range(count):
+        receiving = asyncio.create_task(member.receive(wait_s=5.0))
+        await asyncio.sleep(0.001 * (n % 4))
+        publishing = asyncio.create_task(broker.publish([event(kit.topic, "a", n)]))
+        await asyncio.sleep(0.001 * (n % 5))
+        receiving.cancel()
+        await asyncio.wait([receiving])
+        await publishing
+
+
 def event(topic: str, key: str | None, n: int, **fields: Any) -> Event:
     return Event(new_id(), topic, key, str(n).encode(), **fields)
 

@@ -15,7 +15,15 @@ from onward.clock import now
 from onward.errors import BrokerError, ConfigError
 from onward.event import Delivery, Event, Partition, new_id
 from onward.testing.aside import GROUP, scanned
-from onward.testing.scenario import BrokerUnderTest, Kit, Member, effects, event, scenario
+from onward.testing.scenario import (
+    BrokerUnderTest,
+    Kit,
+    Member,
+    effects,
+    event,
+    publish_beside_cancelled_receives,
+    scenario,
+)
 from onward.testing.shared_members import (
     DUE_S,
     dead,
@@ -310,14 +318,7 @@ class SharedReceiveScenarios:
     async def test_a_cancelled_receive_of_a_shared_partition_loses_nothing(self, kit: Kit) -> None:
         broker = await shared_broker(kit)
         member = await joined(kit, broker)
-        for n in range(30):
-            receiving = asyncio.create_task(member.receive(wait_s=5.0))
-            await asyncio.sleep(0.001 * (n % 4))
-            publishing = asyncio.create_task(broker.publish([event(kit.topic, "a", n)]))
-            await asyncio.sleep(0.001 * (n % 5))
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            await publishing
+        await publish_beside_cancelled_receives(kit, broker, member, 30)
         await member.take(30)
         assert sorted(member.values) == list(range(30)), "a cancelled receive took events with it, or repeated them"
 

@@ -6,15 +6,21 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from onward import clock
-from onward.brokers.base import Message
+from onward.brokers.base import Message, Start
 from onward.brokers.core.holdings import Holdings
-from onward.errors import Closed, OnwardError
+from onward.errors import BadSetting, Closed, OnwardError
 from onward.event import Partition
 
 T = TypeVar("T")
 
 _LOOK_S = 1.0  # how long a lost ring of the bell may go unnoticed
 _UNSURE_LOOK_S = 0.1  # how soon to look again whether ownership is certain
+
+
+def check_start(start: Start) -> None:
+    """BadSetting: a group cannot start there."""
+    if not isinstance(start, int | float) and start not in ("earliest", "latest"):
+        raise BadSetting(f"start={start!r}: use earliest, latest or a Unix time")
 
 
 class Keeper(Protocol):

@@ -80,7 +80,7 @@ class AsideOwner:
     # -- settling -------------------------------------------------------------------------------------------------
 
     def store(self, records: Sequence[AsideRecord], fences: Mapping[Partition, int]) -> dict[Partition, str]:
-        """Store these. Returns the partitions of which none is stored, and why; all others are stored."""
+        """Store these. Returns the partitions whose records were not stored, and why; all others are stored."""
         refused: dict[Partition, str] = {}
         for topic, mine in _by_topic(records).items():
             refused |= self._store_topic(topic, mine, fences)

@@ -20,6 +20,7 @@ from onward.brokers.base import (
 from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
 from onward.brokers.core.publishing import check_relay
+from onward.brokers.core.subscription import check_start
 from onward.brokers.kafka.aside import KafkaAside
 from onward.brokers.kafka.aside_log import AsideLog
 from onward.brokers.kafka.aside_owner import AsideOwner
@@ -35,7 +36,7 @@ from onward.brokers.kafka.publisher import KafkaPublisher
 from onward.brokers.kafka.reader import LogReader
 from onward.brokers.kafka.subscription import KafkaSubscription
 from onward.brokers.kafka.topics import Cluster
-from onward.errors import BadSetting, BrokerError, Closed
+from onward.errors import BrokerError, Closed
 from onward.event import Event
 from onward.settings import Settings, check_name
 
@@ -97,8 +98,7 @@ class KafkaBroker:
     ) -> KafkaSubscription:
         self._check_open()
         check_name("group", group)
-        if not isinstance(start, int | float) and start not in ("earliest", "latest"):
-            raise BadSetting(f"start={start!r}: use earliest, latest or a Unix time")
+        check_start(start)
         names = list(dict.fromkeys(topics))
         for topic in names:
             await self._cluster.topics.resolve(topic)

@@ -32,7 +32,7 @@ class StallCheck:
         self._since = None
 
     def look(self, reading: Mapping[PartitionId, KafkaHold], now: float) -> list[PartitionId]:
-        """The partitions of which nothing was read for a while, although they had more all the time."""
+        """The partitions that had more all the time, and were not read for a while."""
         if self._since is None:
             self._begin(reading, now)
         elif now >= self._since + STALL_S:

@@ -21,6 +21,7 @@ from onward.brokers.base import (
 )
 from onward.brokers.core.holdings import Holdings
 from onward.brokers.core.publishing import check_relay
+from onward.brokers.core.subscription import check_start
 from onward.brokers.sqlite import checkup, figures, group_version, leases, topics
 from onward.brokers.sqlite.aside import SqliteAside
 from onward.brokers.sqlite.backlog import Backlog
@@ -36,7 +37,7 @@ from onward.brokers.sqlite.subscription import Access, SqliteSubscription
 from onward.brokers.sqlite.topics import Catalogue
 from onward.brokers.sqlite.transaction import Transaction
 from onward.brokers.sqlite.writer import Writer
-from onward.errors import BadSetting, BadStore, BrokerError, Closed, ConfigError
+from onward.errors import BadStore, BrokerError, Closed, ConfigError
 from onward.event import Event
 from onward.settings import Settings, check_name
 
@@ -101,8 +102,7 @@ class SqliteBroker:
     ) -> SqliteSubscription:
         self._check_open()
         check_name("group", group)
-        if not isinstance(start, int | float) and start not in ("earliest", "latest"):
-            raise BadSetting(f"start={start!r}: use earliest, latest or a Unix time")
+        check_start(start)
         holdings: Holdings[LogPlace] = Holdings(self._bell)
         owner = f"{member}:{uuid.uuid4().hex}"
 
