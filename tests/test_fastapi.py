@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -73,6 +74,15 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.close()
 
 
+def noticed(running: Running, changed: Path) -> bool:
+    """Touched each time: uvicorn sees no change that was made before it first looked at the file."""
+    if "detected changes" in running.err:
+        return True
+    changed.touch()
+    time.sleep(0.5)
+    return "detected changes" in running.err
+
+
 def url(running: Running) -> str:
     running.saw("Uvicorn running on http://")
     return running.err.split("Uvicorn running on ")[1].split()[0]
@@ -127,6 +137,7 @@ def test_a_changed_file_reloads(server: Server) -> None:
     publish(server.folder, 1)
     running.saw("done 1")
     (server.folder / "shop.py").write_text(SLOW.replace('"done"', '"finished"'))
+    until(lambda: noticed(running, server.folder / "shop.py"), "uvicorn notices the change")
     running.saw("running", times=3)  # uvicorn says once that it is
     publish(server.folder, 2)
     running.saw("finished 2")
