@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 from onward import context
 from onward import settings as settings_
 from onward.brokers import completed, open_broker
-from onward.brokers.base import Broker, Ordering, Start, TopicSpec, Topology
+from onward.brokers.base import Broker, Ordering, Start, Supervised, TopicSpec, Topology
 from onward.door import SyncDoor, refuse_loop_thread, wait_for
 from onward.envelope import build, check_type, checked_headers, checked_pairs
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PartitionsDiffer
@@ -57,6 +57,7 @@ class Onward:
         self.declared = Topology()  # by `topology`
         self.registry = Registry()  # of metrics
         self.endpoint: str | None = None  # host:port where this process serves readings; part of its member name
+        self.supervised: Supervised | None = None  # set by `onward run` in a process that it started
         self._hooks: list[Hook] = []
         self._opening = False
         self._opened: Opened | None = None
@@ -368,7 +369,13 @@ class Onward:
         from onward.crew import Crew
 
         crew = self._crew = Crew(
-            self.broker, self.handlers, self.settings, self._hooks, registry=self.registry, endpoint=self.endpoint
+            self.broker,
+            self.handlers,
+            self.settings,
+            self._hooks,
+            registry=self.registry,
+            endpoint=self.endpoint,
+            supervised=self.supervised,
         )
         if self._stops > stops:
             crew.stop()

@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from onward import clock
-from onward.brokers.base import Broker, MemberInfo
+from onward.brokers.base import Broker, MemberInfo, Supervised
 from onward.engines.base import Engine
 from onward.engines.processes import ProcessEngine
 from onward.engines.target import check, target_of
@@ -52,13 +52,16 @@ class Crew:
         *,
         registry: Registry,
         endpoint: str | None = None,
+        supervised: Supervised | None = None,
     ) -> None:
         self._broker = broker
         self._handlers = handlers
         self._settings = settings
         self._hooks = hooks
         self._durations = registry.histogram("handler_duration_seconds", "How long runs took.", ("topic", "group"))
-        self._member = MemberInfo(f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}", endpoint)
+        name = supervised.member if supervised else f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        self._member = MemberInfo(name, endpoint)
+        self._supervised = supervised
         self._standstill = Standstill({(each.topic, each.group): _patience(each) for each in handlers})
         self._phase: Literal["starting", "running", "stopping"] = "starting"
         self._counted: dict[tuple[str, str], Tally] = {}  # the dead letters, by topic and group
@@ -116,6 +119,7 @@ class Crew:
                 each,
                 self._settings,
                 member=member,
+                supervised=self._supervised,
                 quarantine=quarantine,
                 took=functools.partial(self._durations.observe, (each.topic, each.group)),
             )

@@ -34,6 +34,7 @@ from onward.brokers.base import (
     Standing,
     Start,
     State,
+    Supervised,
     TopicSpec,
     Topology,
     Tries,
@@ -315,7 +316,14 @@ class ReferenceBroker:
         self._store.publish(list(events))
 
     async def subscribe(
-        self, topics: Sequence[str], *, group: str, member: str, ordering: Ordering, start: Start
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        member: str,
+        ordering: Ordering,
+        start: Start,
+        supervised: Supervised | None = None,
     ) -> ReferenceSubscription:
         self.check(ordering)
         (topic,) = topics

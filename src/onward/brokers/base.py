@@ -263,6 +263,17 @@ class MemberInfo(msgspec.Struct, frozen=True):
         return cls(name, endpoint or None)
 
 
+class Supervised(msgspec.Struct, frozen=True):
+    """A process that a supervisor started, in a slot that one process fills at a time.
+
+    `slot` stays the same over these processes and is unique in the fleet. `member` is the name of this one. `gone`:
+    members that filled the slot before and of which no process is left, so nothing of them can still run."""
+
+    slot: str
+    member: str
+    gone: frozenset[str] = frozenset()
+
+
 class Standing(msgspec.Struct, frozen=True):
     """How far a group is in one partition. Positions are sparse: `end - watermark` is no count of events."""
 
@@ -400,10 +411,20 @@ class Broker(Protocol):
         """
 
     async def subscribe(
-        self, topics: Sequence[str], *, group: str, member: str, ordering: Ordering, start: Start
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        member: str,
+        ordering: Ordering,
+        start: Start,
+        supervised: Supervised | None = None,
     ) -> Subscription:
         """Join the group. `member`: a name, and optionally its endpoint, as MemberInfo.parse reads it. `start` counts
-        only where the group has no progress; a partition added later always starts at its beginning."""
+        only where the group has no progress; a partition added later always starts at its beginning.
+
+        `supervised`: what its `gone` members owned is assigned to this one without waiting for a lease, a session or
+        the takeover grace, and unclean; a settle of theirs no longer counts."""
 
     def aside(self, group: str) -> Aside: ...
 

@@ -18,6 +18,7 @@ from onward.brokers.base import (
     Reached,
     Revoked,
     Subscription,
+    Supervised,
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, EngineHealth, Work
@@ -47,10 +48,11 @@ _UNKNOWN = BrokerLag(None, None)
 class HandlerSubscription:
     """The subscription of one handler, and what the broker last said about it."""
 
-    def __init__(self, broker: Broker, handler: Handler, member: str) -> None:
+    def __init__(self, broker: Broker, handler: Handler, member: str, supervised: Supervised | None) -> None:
         self._broker = broker
         self._handler = handler
         self._member = member
+        self._supervised = supervised
         self.subscription: Subscription | None = None
         self.sure_until = 0.0
         self.undelivered: Mapping[Partition, BrokerLag] = {}
@@ -58,7 +60,12 @@ class HandlerSubscription:
     async def join(self) -> Subscription:
         handler = self._handler
         self.subscription = await self._broker.subscribe(
-            [handler.topic], group=handler.group, member=self._member, ordering=handler.ordering, start=handler.start
+            [handler.topic],
+            group=handler.group,
+            member=self._member,
+            ordering=handler.ordering,
+            start=handler.start,
+            supervised=self._supervised,
         )
         return self.subscription
 
@@ -95,6 +102,7 @@ class Consumer:
         settings: Settings,
         *,
         member: str,
+        supervised: Supervised | None = None,
         quarantine: Quarantine | None = None,
         took: Callable[[Sequence[float]], None] | None = None,
     ) -> None:
@@ -106,7 +114,7 @@ class Consumer:
         self._hungry = asyncio.Event()
         self._stop_at: float | None = None
         self.plane = ControlPlane(_limits(handler, settings), quarantine)
-        self._subscribed = HandlerSubscription(broker, handler, member)
+        self._subscribed = HandlerSubscription(broker, handler, member, supervised)
         self._tasks = BrokerTasks(self.plane, broker, handler, self._wake)
         self._outcomes = RunOutcomes(handler, took)
 

@@ -1,6 +1,6 @@
 """The broker suite: every sentence of onward.brokers.base as a scenario, the same for all brokers.
 
-A subclass provides the fixture `harness`. What a broker cannot do is told by its `features` alone.
+A subclass provides the fixture `harness`. What a broker cannot do is known from its `features` alone.
 """
 
 import json
@@ -15,9 +15,12 @@ from onward.testing.ownership import OwnershipScenarios
 from onward.testing.publishing import PublishScenarios
 from onward.testing.scenario import BrokerUnderTest, Process
 from onward.testing.shared import SharedScenarios
+from onward.testing.succession import SuccessionScenarios
 
 
-class BrokerSuite(PublishScenarios, DeliveryScenarios, OwnershipScenarios, GroupScenarios, SharedScenarios):
+class BrokerSuite(
+    PublishScenarios, DeliveryScenarios, OwnershipScenarios, SuccessionScenarios, GroupScenarios, SharedScenarios
+):
     pass
 
 

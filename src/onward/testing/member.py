@@ -19,7 +19,7 @@ import msgspec
 
 from onward import settings
 from onward.brokers import open_broker
-from onward.brokers.base import Broker, Revoked, State, record_id
+from onward.brokers.base import Broker, Revoked, State, Supervised, record_id
 from onward.clock import now
 from onward.event import Delivery
 from onward.testing.aside import make_record
@@ -31,7 +31,15 @@ def say(what: str, **more: Any) -> None:
 
 
 async def hold(broker: Broker, task: dict[str, Any]) -> None:
-    member = await Member.join(broker, task["topic"], task["group"], yields=False, ordering=task.get("ordering", "key"))
+    supervised = Supervised(task["slot"], task["member"]) if "slot" in task else None
+    member = await Member.join(
+        broker,
+        task["topic"],
+        task["group"],
+        yields=False,
+        ordering=task.get("ordering", "key"),
+        supervised=supervised,
+    )
     say("joined")
     while True:
         for message in await member.receive(limit=task.get("limit", 1000), wait_s=60.0):

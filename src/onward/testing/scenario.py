@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from onward import settings
 from onward.brokers import open_broker
-from onward.brokers.base import Assigned, Broker, Fenced, Message, Ordering, Progress, Revoked, Subscription
+from onward.brokers.base import Assigned, Broker, Fenced, Message, Ordering, Progress, Revoked, Subscription, Supervised
 from onward.event import Delivery, Event, Partition, new_id
 
 LEASE_S = 3.0  # longer than a busy machine keeps a member from renewing it
@@ -135,9 +135,11 @@ class Member:
         yields: bool = True,
         start: Any = "earliest",
         ordering: Ordering = "key",
+        supervised: Supervised | None = None,
     ) -> Self:
+        name = f"member-{uuid4().hex[:8]}" if supervised is None else supervised.member
         subscription = await broker.subscribe(
-            [topic], group=group, member=f"member-{uuid4().hex[:8]}", ordering=ordering, start=start
+            [topic], group=group, member=name, ordering=ordering, start=start, supervised=supervised
         )
         return cls(subscription, yields=yields)
 

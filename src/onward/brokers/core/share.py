@@ -14,6 +14,7 @@ class Seat(NamedTuple):
     owner: str | None  # whose lease counts; None: it is free
     fence: int  # of the last ownership
     clean: bool = True  # the last ownership ended with a drained release
+    is_gone: bool = False  # no process of its last owner is left
 
 
 class Wish(NamedTuple):

@@ -14,6 +14,7 @@ from onward.brokers.base import (
     Ordering,
     Relay,
     Start,
+    Supervised,
     TopicSpec,
     Topology,
 )
@@ -94,7 +95,14 @@ class KafkaBroker:
         return known if len(known) == len(topics) else None
 
     async def subscribe(
-        self, topics: Sequence[str], *, group: str, member: str, ordering: Ordering, start: Start
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        member: str,
+        ordering: Ordering,
+        start: Start,
+        supervised: Supervised | None = None,
     ) -> KafkaSubscription:
         self._check_open()
         check_name("group", group)

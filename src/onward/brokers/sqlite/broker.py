@@ -16,6 +16,7 @@ from onward.brokers.base import (
     Ordering,
     Relay,
     Start,
+    Supervised,
     TopicSpec,
     Topology,
 )
@@ -98,7 +99,14 @@ class SqliteBroker:
             raise combined(failures)
 
     async def subscribe(
-        self, topics: Sequence[str], *, group: str, member: str, ordering: Ordering, start: Start
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        member: str,
+        ordering: Ordering,
+        start: Start,
+        supervised: Supervised | None = None,
     ) -> SqliteSubscription:
         self._check_open()
         check_name("group", group)
@@ -110,7 +118,8 @@ class SqliteBroker:
             found = [self._packer.catalogue.resolve(tx.db, topic)[0] for topic in dict.fromkeys(topics)]
             for topic in found:
                 leases.enter(tx.db, group, topic.id, start)
-            enrolment = SqliteMember(group, owner, found, self._epochs)
+            gone = frozenset() if supervised is None else supervised.gone
+            enrolment = SqliteMember(group, owner, found, self._epochs, gone)
             manager = LeaseManager(enrolment, holdings, self._settings, self._writer.queue.kick)
             return manager, manager.work(tx)
 

@@ -35,7 +35,7 @@ def groups(db: sqlite3.Connection, topic: str, now: float, boot: str) -> list[Gr
         return []
     standings: dict[str, dict[int, Standing]] = {}
     for group, index, watermark, end, owner, fence, *lease in db.execute(_STANDINGS, (number,)):
-        name = _member(owner).name if owner is not None and Lease(*lease).counts(now, boot) else None
+        name = leases.member_of(owner).name if owner is not None and Lease(*lease).counts(now, boot) else None
         standings.setdefault(group, {})[index] = Standing(watermark, end, name, fence)
     return [
         GroupInfo(group, topic, alive(db, group, number, now, boot), standing) for group, standing in standings.items()
@@ -45,17 +45,12 @@ def groups(db: sqlite3.Connection, topic: str, now: float, boot: str) -> list[Gr
 def alive(db: sqlite3.Connection, group: str, topic: int, now: float, boot: str) -> list[MemberInfo]:
     """The members, and every process that still owns a partition."""
     listed = leases.members(db, group, topic) | leases.owners(db, group, topic)
-    return [_member(name) for name, lease in sorted(listed.items()) if lease.counts(now, boot)]
+    return [leases.member_of(name) for name, lease in sorted(listed.items()) if lease.counts(now, boot)]
 
 
 def group_names(db: sqlite3.Connection, topic: int) -> list[str]:
     query = "SELECT DISTINCT g.grp FROM onward_partition p JOIN onward_group g ON g.part = p.id WHERE p.topic = ?"
     return [name for (name,) in db.execute(f"{query} ORDER BY g.grp", (topic,))]
-
-
-def _member(owner: str) -> MemberInfo:
-    """By the name that it joined with, without the suffix of its process."""
-    return MemberInfo.parse(owner.rsplit(":", 1)[0])
 
 
 def _lag(db: sqlite3.Connection, part: int, position: int) -> BrokerLag:

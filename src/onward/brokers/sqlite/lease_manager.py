@@ -32,10 +32,11 @@ _EXPIRY_SLACK_S = 0.02
 class LogPlace:
     """What the broker keeps with an ownership."""
 
-    __slots__ = ("damage", "part", "rests_until")
+    __slots__ = ("damage", "grace_s", "part", "rests_until")
 
     def __init__(self, part: int) -> None:
         self.part = part  # the partition's id in the store
+        self.grace_s = 0.0  # to wait before it is announced
         self.damage = ""  # why it cannot be read further
         self.rests_until = 0.0  # when that is tried again
 
@@ -51,6 +52,7 @@ class SqliteMember(NamedTuple):
     owner: str  # the member's name with a suffix of this process's own
     topics: Sequence[Topic]
     epochs: Iterator[int]
+    gone: frozenset[str]  # the names of members whose leases count no more
 
     @property
     def parts(self) -> dict[Partition, int]:
@@ -214,8 +216,9 @@ class LeaseManager:
         group_version.bump(tx, self.group)
 
     def _keep(self, tx: Transaction, turn: LeaseTurn, situation: Situation[LogPlace]) -> None:
-        me, boot = self.enrolment.owner, turn.lease.boot
-        views = {topic: leases.view(tx.db, self.group, topic, me, (tx.now, boot)) for topic in self.enrolment.topics}
+        me, gone = self.enrolment.owner, self.enrolment.gone
+        moment = (tx.now, turn.lease.boot)
+        views = {topic: leases.view(tx.db, self.group, topic, me, moment, gone) for topic in self.enrolment.topics}
         turn.next_expiry = min([expiry for _, expiry in views.values()], default=math.inf)
         turn.decisions = leasing.decide(situation, [view for view, _ in views.values()], tx.now)
         self._give_back(tx, turn)
@@ -258,7 +261,9 @@ class LeaseManager:
         stored = progress.decoded(seat.partition, epoch, claim)
         log_id = next(topic.log_id for topic in self.enrolment.topics if topic.name == seat.partition.topic)
         assigned = Assigned(seat.partition, epoch, claim.fence, log_id, stored, not seat.clean)
-        return Hold(assigned, LogPlace(part), position=claim.watermark)
+        own = LogPlace(part)
+        own.grace_s = 0.0 if seat.clean or seat.is_gone else self._settings.takeover_grace_s
+        return Hold(assigned, own, position=claim.watermark)
 
     def _free(self, tx: Transaction, hold: Held, *, clean: bool) -> None:
         leases.give_back(tx.db, self.group, self.enrolment.owner, (hold.own.part, hold.fence), clean=clean)
@@ -271,7 +276,7 @@ class LeaseManager:
             holdings.drop([*done.released, *done.unannounced], fenced=False)
             holdings.revoke(done.revoked, grace_s=self._settings.revoke_grace_s)
             for hold in turn.claimed:
-                hold.ready_at = now + self._settings.takeover_grace_s if hold.assigned.unclean else now
+                hold.ready_at = now + hold.own.grace_s
                 holdings.add(hold)
             for message in _moved(turn):
                 holdings.report(message)

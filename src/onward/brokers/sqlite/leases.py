@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from onward import clock
-from onward.brokers.base import PASSING, Start
+from onward.brokers.base import PASSING, MemberInfo, Start
 from onward.brokers.core.leasing import TopicView
 from onward.brokers.core.share import Seat
 from onward.brokers.sqlite import log
@@ -101,26 +101,33 @@ def _start_position(db: sqlite3.Connection, part: int, following: int, start: St
 
 
 def view(
-    db: sqlite3.Connection, group: str, topic: Topic, me: str, moment: tuple[float, str]
+    db: sqlite3.Connection, group: str, topic: Topic, me: str, moment: tuple[float, str], gone: frozenset[str]
 ) -> tuple[TopicView, float]:
     """A topic as the group's members see it, and when the first lease of another member ends.
 
     An owner may renew a lease that has ended while no other member has claimed the partition, so our own seats keep
-    their owner."""
+    their owner. The leases of `gone` members count no more."""
     now, boot = moment
     db.execute(_NEW_ROWS, {"grp": group, "topic": topic.id})
     found: list[Seat] = []
     expiries: list[float] = []
     for _, index, owner, fence, clean, *rest in db.execute(_SEATS, (group, topic.id)):
         lease = Lease(*rest)
-        counts = owner is not None and lease.counts(now, boot)
+        is_gone = owner is not None and member_of(owner).name in gone
+        counts = owner is not None and not is_gone and lease.counts(now, boot)
         if counts and owner != me:
             expiries.append(lease.until)
-        found.append(Seat(Partition(topic.name, index), owner if counts or owner == me else None, fence, bool(clean)))
+        current = owner if counts or owner == me else None
+        found.append(Seat(Partition(topic.name, index), current, fence, bool(clean), is_gone))
     listed = members(db, group, topic.id)
-    alive = {name: lease.counts(now, boot) for name, lease in listed.items()}
+    alive = {name: member_of(name).name not in gone and lease.counts(now, boot) for name, lease in listed.items()}
     expiries += [lease.until for name, lease in listed.items() if alive[name] and name != me]
     return TopicView(topic.name, found, alive), min(expiries, default=math.inf)
+
+
+def member_of(owner: str) -> MemberInfo:
+    """Without the suffix that makes each subscription's owner unique."""
+    return MemberInfo.parse(owner.rpartition(":")[0])
 
 
 def claim(db: sqlite3.Connection, group: str, part: int, owner: str, lease: Lease) -> StoredProgress:

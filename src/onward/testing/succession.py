@@ -1,0 +1,92 @@
+"""Succession: a supervised process dies, and the next one in its slot takes over."""
+
+import asyncio
+from collections.abc import Sequence
+
+from onward.brokers.base import Revoked, Supervised
+from onward.clock import now
+from onward.testing.scenario import Kit, Member, scenario
+
+_LEASE_S = 25.0  # longer than any start of a member, also on a busy machine
+_PATIENT = {"lease_s": _LEASE_S, "takeover_grace_s": _LEASE_S}
+
+
+class SuccessionScenarios:
+    @scenario(**_PATIENT)
+    async def test_what_a_gone_member_owned_goes_to_its_successor_at_once(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        await broker.publish(kit.events(40, keys=20))
+        await _killed_while_it_holds(kit, "slot-1", "first")
+        killed_at = now()
+        successor = await kit.member(broker, supervised=Supervised("slot-1", "second", frozenset({"first"})))
+        await successor.take(40)
+        assert now() - killed_at < _LEASE_S, "it waited for the lease or for the grace"
+        assert all(assigned.unclean for assigned in successor.assigned.values()), "the events may have run"
+        assert not await successor.settle()
+
+    @scenario(**_PATIENT)
+    async def test_a_successor_of_several_gone_members_takes_what_the_first_one_left(self, kit: Kit) -> None:
+        """The second one was killed before it had joined."""
+        broker = await kit.broker()
+        await broker.publish(kit.events(8))
+        await _killed_while_it_holds(kit, "slot-1", "first")
+        killed_at = now()
+        third = Supervised("slot-1", "third", frozenset({"first", "second"}))
+        await (await kit.member(broker, supervised=third)).take(8)
+        assert now() - killed_at < _LEASE_S
+
+    @scenario(lease_s=6.0, takeover_grace_s=6.0)
+    async def test_a_member_that_may_still_run_is_given_the_grace(self, kit: Kit) -> None:
+        """The same slot alone proves nothing: a process that the dead one had started may still run."""
+        broker = await kit.broker()
+        await broker.publish(kit.events(8))
+        await _killed_while_it_holds(kit, "slot-1", "first")
+        killed_at = now()
+        successor = await kit.member(broker, supervised=Supervised("slot-1", "second"))
+        await successor.take(8)
+        assert now() - killed_at > 6.0
+        assert successor.deliveries[0].partition in successor.assigned
+
+    @scenario(**_PATIENT)
+    async def test_other_members_keep_what_they_own_while_a_successor_joins(self, kit: Kit) -> None:
+        broker, others = await kit.broker(), await kit.broker()
+        other = await (await kit.member(others, supervised=Supervised("slot-2", "other"))).hold(4)
+        child = kit.child("hold", slot="slot-1", member="first")
+        await other.until(lambda: len(other.assigned) == 2)
+        while (await child.line())["said"] != "Assigned":
+            pass
+        child.kill()
+        killed_at, before = now(), list(other.history)
+        successor = await kit.member(broker, supervised=Supervised("slot-1", "second", frozenset({"first"})))
+        await _all_until([other, successor], 2)
+        assert now() - killed_at < _LEASE_S
+        assert not [each for each in other.history[len(before) :] if isinstance(each, Revoked)]
+
+    @scenario(**_PATIENT)
+    async def test_a_supervised_member_that_leaves_gives_its_partitions_up_at_once(self, kit: Kit) -> None:
+        broker, others = await kit.broker(), await kit.broker()
+        member = await (await kit.member(broker, supervised=Supervised("slot-1", "first"))).hold(4)
+        other = await kit.member(others, supervised=Supervised("slot-2", "other"))
+        await _all_until([member, other], 2)
+        left_at = now()
+        await member.release(list(member.assigned))
+        closing = asyncio.create_task(member.subscription.close())
+        await other.hold(4)
+        await closing
+        assert now() - left_at < _LEASE_S
+        assert not any(assigned.unclean for assigned in other.assigned.values())
+
+
+async def _killed_while_it_holds(kit: Kit, slot: str, name: str) -> None:
+    child = kit.child("hold", slot=slot, member=name)
+    while (await child.line())["said"] != "Delivery":
+        pass
+    child.kill()
+
+
+async def _all_until(members: Sequence[Member], count: int) -> None:
+    async def receive(member: Member) -> None:
+        while not all(len(each.assigned) == count for each in members):
+            await member.receive()
+
+    await asyncio.gather(*map(receive, members))
