@@ -16,6 +16,7 @@ from onward.brokers import completed, open_broker
 from onward.brokers.base import Broker, Ordering, Start, Supervised, TopicSpec, Topology
 from onward.door import SyncDoor, refuse_loop_thread, wait_for
 from onward.envelope import build, check_type, checked_headers, checked_pairs
+from onward.error_report import storable
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PartitionsDiffer
 from onward.event import Event, new_id, new_ids
 from onward.failure.retry import Retry
@@ -114,7 +115,7 @@ class Onward:
             handler = Handler(
                 topic=settings_.check_name("topic", topic),
                 group=settings_.check_name("group", named),
-                name=f"{function.__module__}.{function.__qualname__}",
+                name=storable(f"{function.__module__}.{function.__qualname__}"),
                 function=function,
                 call=call,
                 ordering=ordering,

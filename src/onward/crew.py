@@ -19,6 +19,7 @@ from onward.engines.target import check, target_of
 from onward.engines.tasks import TaskEngine
 from onward.engines.threads import ThreadEngine
 from onward.engines.watchdog import Watchdog
+from onward.error_report import storable
 from onward.errors import BadHandler, OnwardError
 from onward.event import Partition
 from onward.failure.dead import DeadLetters
@@ -91,7 +92,7 @@ class Crew:
             return Health(False, (f"the handlers are {self._phase}",))
         known = [trouble for consumer in self.consumers for trouble in consumer.troubles]
         troubles = (*known, *self._standstill.look(self.readings(), clock.now()))
-        return Health(not troubles, tuple(map(_encodable, troubles)))
+        return Health(not troubles, tuple(map(storable, troubles)))
 
     def readings(self) -> list[Reading]:
         return [
@@ -256,11 +257,6 @@ class Crew:
         tally = self._counted.get((handler.topic, handler.group))
         depth, age_s = (tally.depth, tally.oldest_age_s) if tally is not None else (None, None)
         return {"dead_letters": depth, "dead_oldest_s": age_s}
-
-
-def _encodable(text: str) -> str:
-    """An error's text may hold what no encoding has."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def partition_readings(consumer: Consumer) -> tuple[PartitionReading, ...]:

@@ -205,7 +205,7 @@ class RetryLater(Decision):
         if not 0 <= after_s < float("inf"):
             raise ValueError(f"RetryLater({after_s}): seconds from now, 0 or more")
         super().__init__(reason or f"again in {after_s:g} s")
-        self.after_s = after_s
+        self.after_s = float(after_s)
 
 
 class GiveUp(Decision):
@@ -229,7 +229,8 @@ class Expired(HandlerError):
 
 
 class RemoteError(HandlerError):
-    """What a handler raised in another process. The error itself stays there: not every error can be pickled.
+    """What a handler raised in another process. The error itself stays there: not every error can be pickled. It also
+    stands for an error that raises when it is looked at.
 
     `name` is its class, `kinds` that class and all its bases as module.name, `trace` the traceback's text.
     """
@@ -272,5 +273,11 @@ class WorkerDied(HandlerError):
     pass
 
 
+def class_name(kind: type) -> str:
+    """Also of a class whose metaclass raises when it is asked."""
+    return type.__dict__["__qualname__"].__get__(kind)  # type: ignore[no-any-return]
+
+
 def kind_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    """module.name of a class."""
+    return f"{type.__dict__['__module__'].__get__(kind)}.{class_name(kind)}"

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from onward import GiveUp, Retry, RetryLater, Skip
+from onward.error_report import harmless
 from onward.errors import Expired, RemoteError, Undecodable, WorkerDied
 from onward.event import Delivery, Event, Partition
 from onward.failure import trace
 from onward.failure.judge import ErrorJudge, Ruling
 from onward.flow.entry import DONE, Again, Dead, Instant
+from onward.testing.engine_handlers import ERRORS, Masked
 
 AT = Instant(now=100.0, wall=1_700_000_000.0)
 
@@ -84,20 +86,23 @@ def test_the_cause_of_a_decision_is_in_the_story() -> None:
     assert "the bank is closed" in outcome.failure.traceback
 
 
-class Hostile(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        raise RuntimeError("not to be looked at")
+@pytest.mark.parametrize("name", ["Masked", "Nameless", "Vague"])
+def test_an_error_that_cannot_be_looked_at_is_a_failure(name: str) -> None:
+    error = ERRORS[name]()
+    outcome = rule(harmless(error)).outcome
+    assert isinstance(outcome, Again)
+    assert outcome.failure.error == name
+    last = rule(harmless(error), attempt=3).outcome
+    assert isinstance(last, Dead)
+    assert (last.failure.reason, last.failure.error) == ("exhausted", name)
+    assert name in last.failure.traceback
 
 
 def test_whatever_the_error_is_the_event_has_an_end() -> None:
-    outcome, level, text, _ = rule(Hostile())
+    outcome, level, text, _ = rule(Masked())
     assert isinstance(outcome, Dead)
     assert level == logging.ERROR
-    assert "Hostile cannot be judged" in text
+    assert "Masked cannot be judged" in text
 
 
 def test_a_long_story_is_cut_in_the_middle_and_can_be_stored() -> None:
@@ -116,7 +121,7 @@ def test_an_error_may_raise_whatever_it_likes_when_it_is_looked_at() -> None:
 
     ruling = rule(Rude(), attempts=1)
     assert isinstance(ruling.outcome, Dead)
-    assert ruling.outcome.failure.message == "its text cannot be had: SystemExit"
+    assert ruling.outcome.failure.message == "its text cannot be read: SystemExit"
 
 
 def test_what_an_error_says_does_nothing_to_a_terminal_and_fits_a_line() -> None:

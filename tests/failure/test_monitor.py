@@ -6,9 +6,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from onward import Event, GiveUp, Onward
 from onward.failure.monitor import Hook, Monitor
 from onward.failure.watch import Alert, Tally, Thresholds
+from onward.testing.engine_handlers import ERRORS
 from onward.testing.failure_shop import eventually
 
 
@@ -56,6 +59,21 @@ def test_a_failing_check_is_told() -> None:
     heard: list[str] = []
     checked(Depth(), [lambda alert: heard.append(alert.text)], ValueError("the disk is full"), OSError(), 0)
     assert heard == ["the dead letters cannot be counted: the disk is full", "the dead letters can be counted again"]
+
+
+@pytest.mark.parametrize(("name", "why"), [("Masked", "not today"), ("Nameless", "its text cannot be read")])
+def test_a_hook_may_raise_what_cannot_be_looked_at(name: str, why: str) -> None:
+    heard: list[str] = []
+
+    def plain(alert: Alert) -> None:
+        raise ERRORS[name]()
+
+    async def soft(alert: Alert) -> None:
+        raise ERRORS[name]()
+
+    checked(Depth(), [plain, soft, lambda alert: heard.append(alert.text)], 200)
+    for hook, text in zip(("plain", "soft"), heard[1:], strict=True):
+        assert text.startswith(f"the alert hook {hook} failed: {why}")
 
 
 def test_what_a_hook_did_not_take_it_gets_again_and_the_others_hear_of_it() -> None:

@@ -5,6 +5,7 @@ from contextvars import Context, copy_context
 from onward.context import enter
 from onward.engines import forks
 from onward.engines.base import Call, Work
+from onward.error_report import harmless
 from onward.errors import HandlerTimeout
 
 
@@ -26,7 +27,8 @@ class Runner:
         """Run a `def` handler in this thread. Returns its error."""
         try:
             self.context.copy().run(enter, self.call, work, deadline)
-        except BaseException as error:  # the name ends with the clause, so the error is in no reference cycle
+        except BaseException as raised:  # the name ends with the clause, so the error is in no reference cycle
+            error = harmless(raised)
             self._check_fork(error)
             return error
         self._check_fork(None)

@@ -13,6 +13,7 @@ from onward.context import enter
 from onward.engines import forks
 from onward.engines.base import Call, Ended, EngineHealth, MayStartUntil, Report, Work, always, drained
 from onward.engines.runner import Runner
+from onward.error_report import harmless
 
 _CLOSE_S = 5.0  # how long close waits for handlers that catch their cancellation
 _TURN_S = 0.01  # how long handlers may start within one turn of the event loop, before other callbacks get theirs
@@ -264,7 +265,7 @@ class TaskEngine:
                     except StopIteration:
                         pass  # how a coroutine returns
             except BaseException as raised:
-                error = raised
+                error = harmless(raised)
             if forks.count != runner.forks:
                 forks.end(error)
             if running.pop(me, None) is None:

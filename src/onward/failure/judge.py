@@ -7,14 +7,14 @@ from typing import NamedTuple
 import msgspec
 
 from onward.brokers.base import Failure
-from onward.errors import Expired, GiveUp, RemoteError, RetryLater, Skip, Undecodable, Unfinished, WorkerDied
+from onward.error_report import message_of, name_of, trace_of
+from onward.errors import Expired, GiveUp, RetryLater, Skip, Undecodable, Unfinished, WorkerDied
 from onward.event import Delivery
 from onward.failure import trace
 from onward.failure.retry import Retry
 from onward.flow.entry import DONE, RELEASED, Again, Dead, Instant, Outcome
 
 _MAX_LINE = 500
-_MAX_TEXT = 20_000  # characters of an error's message, and of its traceback
 
 
 class Ruling(NamedTuple):
@@ -39,15 +39,15 @@ class ErrorJudge:
         try:
             return self._rule(delivery, error, at)
         except BaseException as odd:  # an exception of the user's may raise anything when it is looked at
-            text = f"{self._what(delivery)} is dead: an error of type {type(error).__qualname__} cannot be judged"
+            text = f"{self._what(delivery)} is dead: an error of type {name_of(error)} cannot be judged"
             return Ruling(Dead(self._end(delivery, odd, at)), logging.ERROR, text)
 
     def _rule(self, delivery: Delivery, error: BaseException, at: Instant) -> Ruling:
-        what, said = self._what(delivery), _line(f"{_kind(error)}: {_text(error)}")
+        what, said = self._what(delivery), _line(f"{name_of(error)}: {message_of(error)}")
         if isinstance(error, Skip):
-            return Ruling(DONE, logging.INFO, f"{what} was skipped: {_line(_text(error))}")
+            return Ruling(DONE, logging.INFO, f"{what} was skipped: {_line(message_of(error))}")
         if isinstance(error, Unfinished):
-            return Ruling(RELEASED, logging.INFO, f"{what} runs again: {_text(error)}")
+            return Ruling(RELEASED, logging.INFO, f"{what} runs again: {message_of(error)}")
         delay_s = self._retry.delay_s(delivery.attempt, error, self._random)
         if delay_s is not None:
             text = f"{what} failed, attempt {delivery.attempt}, again in {delay_s:.1f} s: {said}"
@@ -60,14 +60,14 @@ class ErrorJudge:
         return f"{self._handler}: {delivery.partition} position {delivery.position} key {delivery.event.key!r}"
 
     def _end(self, delivery: Delivery, error: BaseException, at: Instant) -> Failure:
-        story, text = self._story(delivery, error, at), _storable(trace.whole(error))
+        story, text = self._story(delivery, error, at), trace_of(error)
         return msgspec.structs.replace(story, reason=self._reason(delivery, error), traceback=text)
 
     def _story(self, delivery: Delivery, error: BaseException, at: Instant) -> Failure:
         return Failure(
             reason="failed",
-            error=_kind(error),
-            message=_text(error),
+            error=name_of(error),
+            message=message_of(error),
             traceback="",
             handler=self._handler,
             attempts=delivery.attempt - isinstance(error, Expired),  # the handler was not called
@@ -91,29 +91,11 @@ _REASONS: dict[type[BaseException], str] = {
 }
 
 
-def _kind(error: BaseException) -> str:
-    return error.name if isinstance(error, RemoteError) else type(error).__qualname__
-
-
 def _trace(error: BaseException) -> str:
     return "" if isinstance(error, tuple(_REASONS)) else trace.in_brief(error)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return _storable(str(error))
-    except BaseException as odd:
-        return f"its text cannot be had: {type(odd).__qualname__}"
 
 
 def _line(text: str) -> str:
     """One line for the log, that does nothing to a terminal; a dead letter has the whole."""
     text = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}…"
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def _storable(text: str) -> str:
-    """Text that every store takes: half a surrogate pair, as bad JSON brings, has no bytes; and no more than fits."""
-    if len(text) > _MAX_TEXT:
-        text = f"{text[: _MAX_TEXT // 2]} … {text[-_MAX_TEXT // 2 :]}"
-    return text.encode("utf-8", "backslashreplace").decode()

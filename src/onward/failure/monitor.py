@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from onward.error_report import message_of, name_of
+from onward.failure.trace import in_brief
 from onward.failure.watch import Alert, Tally, Thresholds, Watchman
 
 log = logging.getLogger("onward")
@@ -47,8 +49,8 @@ class Monitor:
         try:
             alerts = self._watchman.see(await self._read())
         except Exception as error:  # whatever it is, a monitor that does not work must say so
-            log.exception("the dead letters cannot be counted")
-            alerts = self._watchman.fail(str(error) or type(error).__qualname__)
+            log.error("the dead letters cannot be counted\n%s", in_brief(error))
+            alerts = self._watchman.fail(message_of(error) or name_of(error))
         await self._ring(alerts)
 
     async def _ring(self, alerts: Sequence[Alert]) -> None:
@@ -80,10 +82,11 @@ class AlertBell:
                     await _call(self._hook, self._pending[0])
                 self._pending.popleft()
         except Exception as error:  # a hook may raise anything; the others are called all the same
-            log.exception("the alert hook %s failed; it is tried again with the next check", self.name)
+            text = "the alert hook %s failed; it is tried again with the next check\n%s"
+            log.error(text, self.name, in_brief(error))
             if not self._broken:
                 self._broken = True
-                why = str(error) or type(error).__qualname__
+                why = message_of(error) or name_of(error)
                 return [Alert("broken", self.name, f"the alert hook {self.name} failed: {why}")]
             return []
         if self._broken:

@@ -1,9 +1,10 @@
-"""Where an error came from, as text: whole for a dead letter, the user's own last frames for the log."""
+"""Where an error came from, for the log: the user's own last frames."""
 
 import textwrap
 from pathlib import Path
-from traceback import StackSummary, TracebackException, format_exception
+from traceback import StackSummary, TracebackException
 
+from onward.error_report import trace_of
 from onward.errors import RemoteError
 
 _OURS = str(Path(__file__).parent.parent)
@@ -11,16 +12,19 @@ _FRAMES = 8
 _MAX_CHARS = 4_000
 
 
-def whole(error: BaseException) -> str:
-    return error.trace if isinstance(error, RemoteError) else "".join(format_exception(error))
-
-
 def in_brief(error: BaseException) -> str:
     """The last frames, without those of this package that lead to the handler. Indented, so that no line of it looks
     like one of the log's own, and harmless to a terminal."""
-    text = error.trace if isinstance(error, RemoteError) else "".join(_pruned(error).format())
+    text = _text(error)
     text = text.rstrip() if len(text) <= _MAX_CHARS else f"…{text[-_MAX_CHARS:].rstrip()}"
     return textwrap.indent("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text), "    ")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return error.trace if isinstance(error, RemoteError) else "".join(_pruned(error).format())
+    except BaseException:  # an exception of the user's may raise anything when it is looked at
+        return trace_of(error)
 
 
 def _pruned(error: BaseException) -> TracebackException:

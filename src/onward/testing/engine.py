@@ -226,6 +226,18 @@ class EngineSuite:
 
         asyncio.run(main())
 
+    def test_a_text_that_no_encoding_has_changes_no_decision(self, trial: Callable[..., Trial]) -> None:
+        async def main() -> None:
+            async with trial() as t:
+                names = list(handlers.HALVES)
+                await t.all([t.order(n, do="raise half", what=name) for n, name in enumerate(names)])
+                for number, name in enumerate(names):
+                    assert name in kinds(t.errors[number])
+                    assert name == "Refused" or type(t.errors[number]).__name__ == name
+                assert t.engine.health().restarted == 0
+
+        asyncio.run(main())
+
     def test_a_child_that_a_handler_forks_ends_where_its_call_ends(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:

@@ -54,10 +54,44 @@ class Refused(ValueError):
 
 
 class Exiting(Exception):
-    """Whoever asks for its text is cancelled."""
+    """Asking for its text cancels the caller."""
 
     def __str__(self) -> str:
         raise asyncio.CancelledError
+
+
+class Masked(Exception):
+    """isinstance raises for it."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("no class")
+
+
+class _Nameless(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__name__", "__qualname__", "__module__"):
+            raise RuntimeError("no name")
+        return super().__getattribute__(name)
+
+
+class Nameless(Exception, metaclass=_Nameless):
+    """Its class has no name, and it has neither a text nor notes."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    __repr__ = __str__
+
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]
+        raise SystemExit(3)
+
+
+class Vague(RetryLater):
+    """It does not say when."""
+
+    def __init__(self) -> None: ...
 
 
 def plain(order: Order, event: Event) -> None:
@@ -102,6 +136,9 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "Refused": lambda: Refused("not today"),
     "Unprintable": lambda: Unprintable(object()),
     "Exiting": Exiting,
+    "Masked": lambda: Masked("not today"),
+    "Nameless": Nameless,
+    "Vague": Vague,
     "CancelledError": asyncio.CancelledError,
     "SystemExit": lambda: SystemExit(3),
     "KeyboardInterrupt": KeyboardInterrupt,
@@ -110,10 +147,21 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "GiveUp": lambda: GiveUp("no such customer"),
     "Skip": lambda: Skip("seen before"),
 }
+HALF = "half a pair: \ud83d"  # no encoding has it
+HALVES: dict[str, Callable[[], BaseException]] = {
+    "Refused": lambda: Refused(HALF),
+    "RetryLater": lambda: RetryLater(7.5, HALF),
+    "GiveUp": lambda: GiveUp(HALF),
+    "Skip": lambda: Skip(HALF),
+}
 
 
 def _raise(order: Order, event: Event) -> None:
     raise ERRORS[order.what]()
+
+
+def _raise_half(order: Order, event: Event) -> None:
+    raise HALVES[order.what]()
 
 
 def _mark(order: Order, event: Event) -> None:
@@ -168,6 +216,7 @@ def _stop(order: Order, event: Event) -> None:
 _DO: dict[str, Callable[[Order, Event], None]] = {
     "nothing": lambda order, event: None,
     "raise": _raise,
+    "raise half": _raise_half,
     "mark": _mark,
     "ask": _ask,
     "die": _die,

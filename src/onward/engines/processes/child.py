@@ -15,11 +15,12 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Any
+
+import msgspec
 
 from onward import context as run_context
 from onward.clock import now
@@ -28,12 +29,10 @@ from onward.engines.base import Call, Work
 from onward.engines.processes import wire
 from onward.engines.steps import in_context
 from onward.engines.target import follow, import_main, public_name
-from onward.errors import RetryLater, kind_name
+from onward.error_report import report, trace_of
 from onward.handler import bind
 
 _PR_SET_PDEATHSIG = 1
-_MESSAGE_CHARS = 10_000
-_TRACE_CHARS = 50_000
 _READ_BYTES = 1 << 18
 
 Task = tuple[int, Work, float]  # its number, and until when it may begin
@@ -66,7 +65,7 @@ class WorkerLoop:
             function = _load(setup)
             call = bind(function, batch=setup.batch)
         except BaseException as error:
-            self._say(wire.Unfit("".join(traceback.format_exception(error))[-_TRACE_CHARS:].rstrip()))
+            self._say(wire.Unfit(trace_of(error).rstrip()))
             raise SystemExit(1) from error
         self._say(wire.Ready())
         if inspect.iscoroutinefunction(function):
@@ -213,23 +212,10 @@ def _load(setup: wire.Setup) -> Callable[..., Any]:
 
 
 def _failed(number: int, error: BaseException) -> wire.Failed:
-    try:
-        message = str(error)
-    except BaseException:  # __str__ may raise anything
-        message = "(its text cannot be made)"
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next  # without the frame of this file
-    trace = "".join(traceback.format_exception(error))
-    kinds = [public_name(kind_name(kind)) for kind in type(error).__mro__]
-    return wire.Failed(
-        number=number,
-        name=type(error).__qualname__,
-        message=message[:_MESSAGE_CHARS],
-        kinds=kinds,
-        trace=trace[-_TRACE_CHARS:],
-        ours=next((kind.__name__ for kind in wire.DECIDING if isinstance(error, kind)), ""),
-        after_s=error.after_s if isinstance(error, RetryLater) else 0.0,
-    )
+    with contextlib.suppress(BaseException):  # without the frame of this file
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+    told = report(error)
+    return wire.Failed(number, msgspec.structs.replace(told, kinds=[public_name(kind) for kind in told.kinds]))
 
 
 def _tie(parent: int) -> None:

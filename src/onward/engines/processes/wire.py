@@ -13,11 +13,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from onward.errors import GiveUp, RetryLater, Skip, Undecodable
+from onward.error_report import ErrorReport
 from onward.event import Delivery
-
-DECIDING = (Undecodable, RetryLater, GiveUp, Skip)
-"""Errors that decide what becomes of the event. The engine creates them again in its own process."""
 
 _LENGTH = struct.Struct(">I")
 _PAGE_BYTES = 4096
@@ -83,12 +80,7 @@ class Returned(Up, frozen=True):
 
 class Failed(Up, frozen=True):
     number: int
-    name: str
-    message: str
-    kinds: list[str]
-    trace: str
-    ours: str  # the name of the error if it is in DECIDING, or empty
-    after_s: float  # of RetryLater
+    error: ErrorReport
 
 
 FromEngine = Setup | Events | Batches | Retire

@@ -6,7 +6,7 @@ from onward.clock import now
 from onward.engines.base import Ended, Work
 from onward.engines.processes import wire
 from onward.engines.processes.process import WorkerProcess
-from onward.errors import GiveUp, RemoteError, RetryLater, Skip, Undecodable
+from onward.error_report import revived
 from onward.event import Delivery
 
 
@@ -130,7 +130,7 @@ class WorkerHandle:
             case wire.Returned():
                 self.returned += [self._given.take(number) for number in message.numbers if number in self.owned]
             case wire.Failed():
-                self._failed[message.number] = _error(message)
+                self._failed[message.number] = revived(message.error)
 
     # -- how it is doing ----------------------------------------------------------------------------------------
 
@@ -192,19 +192,3 @@ def size_of(work: Work) -> int:
     if isinstance(work, Delivery):
         return work.event.size
     return sum(delivery.event.size for delivery in work)
-
-
-def _error(failed: wire.Failed) -> BaseException:
-    error = RemoteError(failed.name, failed.message, failed.kinds, failed.trace)
-    decision = _decision(failed)
-    if decision is None:
-        return error
-    decision.__cause__ = error
-    return decision
-
-
-def _decision(failed: wire.Failed) -> BaseException | None:
-    if failed.ours == RetryLater.__name__:
-        return RetryLater(failed.after_s, failed.message)
-    others: list[type[BaseException]] = [Undecodable, GiveUp, Skip]
-    return next((kind(failed.message) for kind in others if kind.__name__ == failed.ours), None)
