@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -34,6 +35,7 @@ from onward.errors import (
     UnknownScheme,
     Unserialisable,
 )
+from onward.payload import decoder
 
 
 class Order(msgspec.Struct):
@@ -414,6 +416,12 @@ def test_publishing_what_cannot_be_published(app: Onward) -> None:
                 await app.publish("orders", {}, key=7)  # type: ignore[arg-type]
             with pytest.raises(BadSetting, match="header"):
                 await app.publish("orders", {}, headers={"n": 1})  # type: ignore[dict-item]
+            for odd in ([], [("a", "b")], "a", 3):
+                with pytest.raises(BadSetting, match=r"headers=.* use a dict"):
+                    await app.publish("orders", {}, headers=odd)  # type: ignore[arg-type]
+            for name in ("", "ce_id\0x", "a\nb"):
+                with pytest.raises(BadSetting, match=re.escape(f"header {name!r}")):
+                    await app.publish("orders", {}, headers={name: "forged"})
             with pytest.raises(Unserialisable):
                 await app.publish_many("orders", [("a", {"n": 1}), ("a", object())])
             assert not list(await app.broker.groups("orders"))
@@ -447,6 +455,14 @@ def test_what_has_no_bytes_is_refused_by_name(app: Onward, value: Any, key: str 
 
     with pytest.raises(Unserialisable, match=says):
         asyncio.run(main())
+
+
+def test_bytes_of_every_kind_are_published_as_they_are(app: Onward) -> None:
+    for value in (b"\x00a", bytearray(b"\x00a"), memoryview(b"\x00a"), memoryview(b"-\x00-a-")[1::2]):
+        assert app.event("orders", value).value == b"\x00a"
+    for kind in (bytes, bytearray, memoryview):
+        taken = decoder(kind)(b"\x00a")
+        assert (type(taken), taken) == (kind, b"\x00a")
 
 
 def test_null_is_a_value_like_others(app: Onward) -> None:

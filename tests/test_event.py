@@ -44,6 +44,10 @@ def test_size_counts_value_and_key() -> None:
     assert Event("1", "t", None, None).size == 0
 
 
+def test_size_counts_bytes_not_characters() -> None:
+    assert Event("1", "t", "주문", b"", {"이름": "값"}).size == 6 + 6 + 3
+
+
 def test_an_event_is_cheap_to_build() -> None:
     best = min(timeit.repeat(lambda: Event("1", "t", "k", b"v", {}, "x", 1.0), number=20_000, repeat=7)) / 20_000
     assert best < 1.5e-6  # 0.2 µs on an idle machine; the limit leaves room for a busy one

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onward.errors import BadSetting, TooLarge
-from onward.event import Event
+from onward.event import Event, header_fault
 from onward.failure.expiry import EXPIRES, stamp
 from onward.payload import encode, type_name
 
@@ -44,10 +44,9 @@ def check_type(type_: str | None) -> str | None:
 
 def checked_headers(headers: Mapping[str, str] | None, *, expires_s: float | None, now: float) -> dict[str, str]:
     """The headers, with the time of expiry among them."""
+    if headers is not None and (fault := header_fault(headers)):
+        raise BadSetting(fault)
     checked = dict(headers) if headers else {}
-    for name, value in checked.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise BadSetting(f"header {name!r}: {value!r}: names and values are str")
     if expires_s is not None:
         if not isinstance(expires_s, int | float) or not math.isfinite(expires_s):
             raise BadSetting(f"expires_s={expires_s!r}: seconds from now")

@@ -2,14 +2,16 @@
 
 import os
 import random
+import re
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 _random = random.Random()  # our own: a user's random.seed() must not make two processes draw the same ids
 os.register_at_fork(after_in_child=_random.seed)
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def new_id() -> str:
@@ -25,6 +27,24 @@ def new_ids(count: int) -> list[str]:
     first = new_id()
     prefix, start = first[:24], int(first[24:], 16)
     return [f"{prefix}{start + number & 0xFFFF_FFFF_FFFF:012x}" for number in range(count)]
+
+
+def text_bytes(text: str) -> int:
+    """How many bytes a text has in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def header_fault(headers: Any) -> str | None:
+    """Why no broker takes these headers. A client written in C cuts a name at its first NUL, and a name that is cut may
+    be another one's; a value may hold any character."""
+    if not isinstance(headers, Mapping):
+        return f"headers={headers!r} is a {type(headers).__name__}; use a dict of names and values, both str"
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            return f"header {name!r}: {value!r}: names and values are str"
+        if not name or _CONTROL.search(name):
+            return f"header {name!r}: a name has at least one character, and no control characters"
+    return None
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -48,9 +68,9 @@ class Event(msgspec.Struct, frozen=True, gc=False, array_like=True):
     @property
     def size(self) -> int:
         """Bytes that count against limits: the value, the key and the headers."""
-        size = len(self.value or b"") + len(self.key or "")
+        size = len(self.value or b"") + text_bytes(self.key or "")
         if self.headers:
-            size += sum(len(name) + len(value) for name, value in self.headers.items())
+            size += sum(text_bytes(name) + text_bytes(value) for name, value in self.headers.items())
         return size
 
 

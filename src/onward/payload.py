@@ -17,6 +17,8 @@ def encode(value: Any, topic: str = "") -> bytes | None:
     """The bytes of a value. None is a tombstone, bytes stay as they are, str is UTF-8, everything else is JSON."""
     if value is None or isinstance(value, bytes):
         return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
     try:
         data = value.encode() if isinstance(value, str) else _json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -95,6 +97,8 @@ def _from_bytes(annotation: Any) -> Callable[[bytes], Any]:
     options = [option for option in _options(annotation) if option is not NoneType] or [annotation]
     if options == [bytes]:
         return lambda value: value
+    if options in ([bytearray], [memoryview]):
+        return options[0]  # type: ignore[no-any-return]
     if options == [str]:
         return lambda value: value.decode()
     if _has_pydantic(annotation):

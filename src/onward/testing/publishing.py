@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from onward.errors import PublishError, RelayFenced
+from onward.errors import PublishError, RelayFenced, Unserialisable
 from onward.event import Event, new_id
 from onward.testing.scenario import Kit, Member, event, first_times, scenario
 
@@ -18,7 +18,18 @@ _WHOLE = {
     "empty value": Event(new_id(), "", "k", b"", {}, "", 1.0),
     "tombstone": Event(new_id(), "", "k", None, {}, "", 1.0),
     "binary": Event(new_id(), "", "k", bytes(range(256)), {}, "", 1.0),
+    "NUL": Event(new_id(), "", "a\x00b", b"\x00", {"h": "a\x00b\n", "nul": "\x00"}, "", 1.0),
     "1 MB": Event(new_id(), "", "k", b"\x00\xff" * 500_000, {}, "", 1.0),
+}
+
+_UNSTORABLE = {
+    **{
+        f"name {name!r}": Event(new_id(), "", "c", b"x", {name: "forged"})
+        for name in ("ce_id\x00x", "\x00", "", "a\nb", "a\x7f", "a\x9f")
+    },
+    "bytearray": Event(new_id(), "", "c", bytearray(b"x")),  # type: ignore[arg-type]
+    "memoryview": Event(new_id(), "", "c", memoryview(b"x")),  # type: ignore[arg-type]
+    "str": Event(new_id(), "", "c", "x"),  # type: ignore[arg-type]
 }
 
 
@@ -36,6 +47,21 @@ class PublishScenarios:
                 assert getattr(got[each.id], field) == getattr(each, field), f"{name}: {field}"
             assert dict(got[each.id].headers) == dict(each.headers), name
         assert {delivery.attempt for delivery in member.deliveries} == {1}
+
+    @scenario()
+    async def test_what_some_broker_would_change_is_refused_and_nothing_is_stored(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        await broker.publish([event(kit.topic, "a", 0)])
+        for name, odd in _UNSTORABLE.items():
+            bad = msgspec.structs.replace(odd, topic=kit.topic)
+            with pytest.raises(Unserialisable) as raised:
+                await broker.publish([event(kit.topic, "a", 1), bad, event(kit.topic, "b", 2)])
+            assert not bad.headers or repr(next(iter(bad.headers))) in str(raised.value), name
+        await broker.publish([event(kit.topic, "a", 3), event(kit.topic, "b", 4)])
+        member = await kit.member(broker)
+        await member.take(3)
+        await member.quiet()
+        assert sorted(member.values) == [0, 3, 4]
 
     @scenario()
     async def test_concurrent_callers_keep_each_keys_order(self, kit: Kit) -> None:

@@ -11,8 +11,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from onward import clock
 from onward.brokers.base import Relay
-from onward.errors import Backlogged, BadSetting, Closed, OnwardError, PublishError
-from onward.event import Event
+from onward.errors import Backlogged, BadSetting, Closed, OnwardError, PublishError, Unserialisable
+from onward.event import Event, header_fault
 
 T = TypeVar("T")
 
@@ -43,6 +43,16 @@ def check_relay(relay: Relay | None) -> None:
     shard, fence = relay if isinstance(relay, tuple) and len(relay) == 2 else (None, None)
     if not isinstance(shard, str) or not shard or type(fence) is not int or not 0 <= fence < 1 << 63:
         raise BadSetting(f"relay={relay!r}: use (shard, fence), a text and a number from 0 on")
+
+
+def check_events(events: Iterable[Event]) -> None:
+    """Unserialisable: a value is not bytes, or some broker would not deliver a header as it is."""
+    for event in events:
+        value = event.value
+        if value is not None and not isinstance(value, bytes):
+            raise Unserialisable(f"the value of event {event.id} is a {type(value).__name__}; use bytes, or None")
+        if event.headers and (fault := header_fault(event.headers)):
+            raise Unserialisable(f"event {event.id} cannot be stored: {fault}")
 
 
 class Refusal(NamedTuple):

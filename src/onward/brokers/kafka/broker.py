@@ -20,7 +20,7 @@ from onward.brokers.base import (
 )
 from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
-from onward.brokers.core.publishing import check_relay
+from onward.brokers.core.publishing import check_events, check_relay
 from onward.brokers.core.subscription import check_start
 from onward.brokers.kafka.aside import KafkaAside
 from onward.brokers.kafka.aside_log import AsideLog
@@ -75,6 +75,7 @@ class KafkaBroker:
         does not know. A relay that was suspended may publish old events again, behind newer ones."""
         self._check_open()
         check_relay(relay)
+        check_events(events)
         if not events:
             return
         topics = {event.topic for event in events}

@@ -6,7 +6,7 @@ from typing import Any
 from confluent_kafka import Message
 
 from onward.brokers.core.cloudevents import event_of, own_headers, text
-from onward.event import Event
+from onward.event import Event, text_bytes
 
 
 class LateEvent(Event, frozen=True, gc=False, array_like=True):
@@ -50,7 +50,7 @@ class LateEvent(Event, frozen=True, gc=False, array_like=True):
     @property
     def size(self) -> int:
         """The value and the key: the length of headers is unknown until they are decoded."""
-        return len(self.value or b"") + len(self.key or "")
+        return len(self.value or b"") + text_bytes(self.key or "")
 
     def whole(self) -> Event:
         held: Any = _ID.__get__(self)

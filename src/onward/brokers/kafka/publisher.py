@@ -53,8 +53,6 @@ class KafkaPublisher:
         size = event.size
         if size > self._max_event_bytes:
             raise TooLarge(f"event {event.id} of {size} bytes exceeds max_event_bytes")
-        if event.value is not None and not isinstance(event.value, bytes):
-            raise TypeError(f"value of event {event.id} is {type(event.value).__name__}")
         if event.key is None:
             return Outgoing(event, next(self._spread) % partitions, size, headers_of(event))
         return Outgoing(event, partition_of(event.key, partitions), size, headers_of(event))

@@ -21,7 +21,7 @@ from onward.brokers.base import (
     Topology,
 )
 from onward.brokers.core.holdings import Holdings
-from onward.brokers.core.publishing import check_relay
+from onward.brokers.core.publishing import check_events, check_relay
 from onward.brokers.core.subscription import check_start
 from onward.brokers.sqlite import checkup, figures, group_version, leases, topics
 from onward.brokers.sqlite.aside import SqliteAside
@@ -89,6 +89,7 @@ class SqliteBroker:
     async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
         self._check_open()
         check_relay(relay)
+        check_events(events)
         if not events:
             return
         parcels = self._packer.parcels(events, asyncio.get_running_loop())
