@@ -1,8 +1,28 @@
-"""The clock of leases and deadlines: time since boot, which neither a wall-clock step nor a sleep disturbs."""
+"""The clock of leases and deadlines: time since boot, which neither a wall-clock step nor a sleep disturbs.
+
+Unix time is only written down and shown; other publishers may have set it to anything.
+"""
 
 import sys
 import time
+from datetime import datetime, tzinfo
 from pathlib import Path
+
+_CALENDAR_S = (-62_135_596_800.0, 253_402_300_800.0)  # the years 1 to 9999, in Unix time
+
+
+def in_calendar(seconds: float) -> bool:
+    """Has this Unix time a date? NaN, the infinities and the year 10000 have none."""
+    return _CALENDAR_S[0] <= seconds < _CALENDAR_S[1]
+
+
+def moment(seconds: float, zone: tzinfo | None = None) -> datetime | None:
+    """The date and time of a Unix time, in this zone or in the local one; None if there is none."""
+    try:
+        return datetime.fromtimestamp(seconds, zone)
+    except (ValueError, OverflowError, OSError):
+        return None
+
 
 if sys.platform == "linux":
 

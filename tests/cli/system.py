@@ -5,7 +5,10 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
+import msgspec
+
 from onward.app import Onward
+from onward.event import Event
 
 
 def url(folder: Path) -> str:
@@ -33,3 +36,12 @@ def owners(folder: Path, group: str) -> set[str]:
     with contextlib.closing(sqlite3.connect(folder / "shop.db")) as db:
         rows = db.execute("SELECT DISTINCT owner FROM onward_group WHERE grp = ? AND owner IS NOT NULL", (group,))
         return {owner for (owner,) in rows}
+
+
+def set_times(folder: Path, times: dict[str, float]) -> None:
+    """Give events, by key, the times that another program wrote."""
+    with contextlib.closing(sqlite3.connect(folder / "shop.db")) as db, db:
+        for seq, data in db.execute("SELECT seq, data FROM onward_log").fetchall():
+            events = msgspec.msgpack.decode(data, type=list[Event])
+            foreign = [msgspec.structs.replace(each, time=times.get(each.key or "", each.time)) for each in events]
+            db.execute("UPDATE onward_log SET data = ? WHERE seq = ?", (msgspec.msgpack.encode(foreign), seq))

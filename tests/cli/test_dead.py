@@ -11,13 +11,13 @@ import pytest
 
 from onward import Event, GiveUp, Onward
 from tests.cli.shell import Shell, until
-from tests.cli.system import publish, url
+from tests.cli.system import publish, set_times, url
 
 pytestmark = pytest.mark.slow  # real processes, seconds each
 
 
-def bury(folder: Path, count: int, topic: str = "orders") -> list[str]:
-    """So many orders that billing has given up; the ids of their events."""
+def bury(folder: Path, count: int, topic: str = "orders", times: dict[str, float] | None = None) -> list[str]:
+    """Orders that billing has given up; the ids of their events. `times`: by key, as other programs set them."""
     app = Onward(url(folder), lease_s=1.0, takeover_grace_s=0.1)
     seen: list[str] = []
 
@@ -31,6 +31,7 @@ def bury(folder: Path, count: int, topic: str = "orders") -> list[str]:
     async def main() -> list[str]:
         async with app:
             events = await app.publish_many(topic, [(f"c-{n}", {"id": n}) for n in range(count)])
+            set_times(folder, times or {})
             running = asyncio.create_task(app.run())
             deadline = time.monotonic() + 30
             while await app.dead.count() < count:
@@ -70,6 +71,23 @@ def test_list_shows_a_table_and_one_array(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+def test_times_that_no_calendar_has_stop_no_command(shell: Shell) -> None:
+    edges = [253402300800.0, 1e300, -62135596801.0, float("nan"), float("inf"), -float("inf")]
+    ids = bury(shell.folder, 8, times={f"c-{n}": time for n, time in enumerate(edges)})
+    for text in (dead(shell, "list"), dead(shell, "list", "--json"), dead(shell, "export")):
+        assert all(name in text for name in ids)
+    exported = [json.loads(line)["event"] for line in dead(shell, "export").splitlines()]
+    times = {event["key"]: event["time"] for event in exported}
+    assert [times[f"c-{n}"] for n in range(6)] == [None] * 6
+    assert times["c-6"].endswith("Z")
+    assert "--:--:--" in dead(shell, "show", ids[3])
+    for options in ((), ("--json",)):
+        shown = shell.run("tail", "orders", "--from", "earliest", "--limit", "8", "--app", "shop:app", *options)
+        assert (shown.returncode, len(shown.stdout.splitlines())) == (0, 8), shown.stderr
+    assert "8" in dead(shell, "send", "--topic", "sick", "--from", "orders")
+    assert shell.run("tail", "sick", "--from", "earliest", "--limit", "8", "--app", "shop:app").returncode == 0
+
+
 def test_pages_follow_the_cursor(shell: Shell) -> None:
     ids = bury(shell.folder, 5)
     found: list[str] = []

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -135,6 +136,40 @@ def test_topology_groups_doctor_and_every_topic_s_dead_letters(kafka_server: Kaf
 
 
 @pytest.mark.slow
+def test_times_of_other_publishers_at_the_calendars_edge_stop_no_command(
+    kafka_server: KafkaServer, shop: Shell
+) -> None:
+    stamps = [
+        "9999-12-31T23:59:59.999999999Z",
+        "9999-12-31T23:59:59-14:00",
+        "0001-01-01T00:00:00+14:00",
+        "0001-01-01T00:00:00Z",
+    ]
+    producer = Producer({"bootstrap.servers": kafka_server.bootstrap, "log_level": 0})
+    for number, stamp in enumerate([*stamps, "nan", "inf", "-1", "2025-01-31T12:00:00Z"]):
+        producer.produce(
+            "orders",
+            b"no json",
+            f"c-{number}",
+            headers=[("ce_id", f"e-{number}".encode()), ("ce_time", stamp.encode())],
+        )
+    producer.flush(30)
+    url, ids = ("--url", kafka_server.url), [f'"e-{number}"' for number in range(8)]
+    with_topic = ("--topic", "orders", "--group", "billing", *url)
+    running = shop.start("run", "shop:app")
+    until(lambda: len(shop.run("dead", "export", *with_topic).stdout.splitlines()) == 8, "all are dead and exported")
+    listed = shop.run("dead", "list", "--json", *with_topic)
+    assert all(name in listed.stdout for name in ids), listed.stderr
+    for options in ((), ("--json",)):
+        shown = shop.run("tail", "orders", "--from", "earliest", "--limit", "8", *url, *options)
+        assert (shown.returncode, len(shown.stdout.splitlines())) == (0, 8), shown.stderr
+    sent = shop.run("dead", "send", "--topic", "sick", "--from", "orders", "--group", "billing", *url)
+    assert sent.returncode == 0, sent.stderr
+    assert shop.run("tail", "sick", "--from", "earliest", "--limit", "8", *url).returncode == 0
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
+
+
 def test_a_server_killed_in_the_middle_is_reported_once_and_waited_for(kafka_server: KafkaServer, shop: Shell) -> None:
     running = shop.start("run", "shop:app")
     assert shop.run("publish", "orders", '{"id": 1}', "--url", kafka_server.url).returncode == 0

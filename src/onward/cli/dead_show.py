@@ -13,6 +13,7 @@ from rich.text import Text
 
 from onward.brokers.base import AsideRecord
 from onward.cli.show import as_line, harmless
+from onward.clock import moment
 from onward.failure.letter import as_json, fields
 
 _MOST_CHARS = 200  # of an error in the table
@@ -93,5 +94,7 @@ def print_letter(letter: AsideRecord) -> None:
 
 def _clock(time: float) -> str:
     """The local time, without the day if that is today."""
-    moment = datetime.fromtimestamp(time)
-    return f"{moment:%H:%M:%S}" if moment.date() == datetime.now().date() else f"{moment:%Y-%m-%d %H:%M:%S}"
+    at = moment(time)
+    if at is None:
+        return "--:--:--"
+    return f"{at:%H:%M:%S}" if at.date() == datetime.now().date() else f"{at:%Y-%m-%d %H:%M:%S}"

@@ -2,12 +2,12 @@
 
 import select
 import sys
-from datetime import datetime
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from onward import clock
 from onward.event import Event
 from onward.failure.letter import compact_json, event_fields
 
@@ -58,7 +58,8 @@ def as_json(event: Event) -> bytes:
 def as_line(event: Event) -> Text:
     """The event for a person to read. Nothing in it can act on the terminal."""
     line = Text(no_wrap=True)
-    line.append(f"{datetime.fromtimestamp(event.time):%H:%M:%S.%f}"[:-3], "dim")
+    at = clock.moment(event.time)
+    line.append("--:--:--.---" if at is None else f"{at:%H:%M:%S.%f}"[:-3], "dim")
     line.append(f" {event.topic}", "cyan")
     line.append(" key=", "dim")
     line.append("-" if event.key is None else _word(event.key), "dim" if event.key is None else "bold yellow")

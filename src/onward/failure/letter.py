@@ -1,11 +1,13 @@
 """A dead letter as JSON, for programs, and as a copy to be published."""
 
 import base64
-from datetime import UTC, datetime
+import time
+from datetime import UTC
 from typing import Any
 
 import msgspec
 
+from onward import clock
 from onward.brokers.base import AsideRecord, Failure
 from onward.event import Event, new_id
 from onward.failure.expiry import EXPIRES
@@ -59,8 +61,10 @@ def compact_json(data: bytes) -> bytes | None:
         return None
 
 
-def iso(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+def iso(seconds: float) -> str | None:
+    """None: the calendar has no such time."""
+    at = clock.moment(seconds, UTC)
+    return None if at is None else at.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def copy(record: AsideRecord, topic: str) -> Event:
@@ -79,7 +83,8 @@ def copy(record: AsideRecord, topic: str) -> Event:
             "onward-dead-message": failure.message[:_MAX_HEADER],
         }
     headers = {name: value for name, value in event.headers.items() if name != EXPIRES}
-    return Event(new_id(), topic, event.key, event.value, headers | origin, event.type, event.time)
+    at = event.time if clock.in_calendar(event.time) else time.time()
+    return Event(new_id(), topic, event.key, event.value, headers | origin, event.type, at)
 
 
 def _story(failure: Failure | None) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Publishing: what is accepted arrives whole and in order; what is refused is named."""
 
 import asyncio
+import math
 import time
 
 import msgspec
@@ -19,6 +20,8 @@ _WHOLE = {
     "tombstone": Event(new_id(), "", "k", None, {}, "", 1.0),
     "binary": Event(new_id(), "", "k", bytes(range(256)), {}, "", 1.0),
     "NUL": Event(new_id(), "", "a\x00b", b"\x00", {"h": "a\x00b\n", "nul": "\x00"}, "", 1.0),
+    "first year": Event(new_id(), "", "k", b"x", {}, "", -62_135_596_800.0),
+    "last year": Event(new_id(), "", "k", b"x", {}, "", 253_402_300_799.5),
     "1 MB": Event(new_id(), "", "k", b"\x00\xff" * 500_000, {}, "", 1.0),
 }
 
@@ -26,6 +29,10 @@ _UNSTORABLE = {
     **{
         f"name {name!r}": Event(new_id(), "", "c", b"x", {name: "forged"})
         for name in ("ce_id\x00x", "\x00", "", "a\nb", "a\x7f", "a\x9f")
+    },
+    **{
+        f"time {time_}": Event(new_id(), "", "c", b"x", {}, "", time_)
+        for time_ in (math.nan, math.inf, -math.inf, 1e300, 253_402_300_800.0, -62_135_596_801.0)
     },
     "bytearray": Event(new_id(), "", "c", bytearray(b"x")),  # type: ignore[arg-type]
     "memoryview": Event(new_id(), "", "c", memoryview(b"x")),  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ def _timestamp(seconds: float) -> bytes:
 
 @lru_cache(16)
 def _second(whole: int) -> str:
-    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}"
+    return datetime.fromtimestamp(whole, UTC).isoformat()[:19]  # strftime writes the year 1 as one digit
 
 
 def _seconds(stamp: bytes | None) -> float | None:

@@ -46,8 +46,12 @@ def check_relay(relay: Relay | None) -> None:
 
 
 def check_events(events: Iterable[Event]) -> None:
-    """Unserialisable: a value is not bytes, or some broker would not deliver a header as it is."""
+    """Unserialisable: a value is not bytes, a time is not in the calendar, or some broker would change a header."""
     for event in events:
+        if not clock.in_calendar(event.time):
+            raise Unserialisable(
+                f"the time of event {event.id} is {event.time}; use a Unix time of the years 1 to 9999"
+            )
         value = event.value
         if value is not None and not isinstance(value, bytes):
             raise Unserialisable(f"the value of event {event.id} is a {type(value).__name__}; use bytes, or None")
