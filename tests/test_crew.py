@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from onward import GiveUp, Onward
-from onward.brokers.base import GroupInfo, MemberInfo
-from onward.errors import BadHandler, BadSetting
+from onward.brokers.base import GroupInfo, MemberInfo, Ordering
+from onward.errors import BadHandler, BadSetting, BrokerError
 from onward.inbox import SqlInbox
 from tests.test_app import until
 
@@ -125,7 +125,61 @@ def test_a_member_carries_the_endpoint_of_its_process(app: Onward, endpoint: str
         async with app.running():
             (group,) = await app.broker.groups("orders")
             (member,) = group.members
-            assert member.endpoint == endpoint
+            assert (member.endpoint, member.ordering) == (endpoint, "key")
             assert str(os.getpid()) in member.name.split("-")
 
     asyncio.run(main())
+
+
+def test_a_member_with_another_ordering_is_refused_before_it_joins(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+
+    def application(ordering: Ordering) -> Onward:
+        app = Onward(url, lease_s=5.0)
+
+        @app.handler("orders", group="billing", ordering=ordering)
+        async def bill(order: dict[str, int]) -> None: ...
+
+        return app
+
+    async def main() -> None:
+        async with application("key").running() as first:
+            others: list[Ordering] = ["none", "partition"]
+            for ordering in others:
+                with pytest.raises(BadHandler, match=rf"ordering='{ordering}'.*member .*-{os.getpid()}-.*'key'; stop"):
+                    await application(ordering).run()
+            (group,) = await first.broker.groups("orders")
+            assert len(group.members) == 1
+            async with application("key").running():
+                pass
+        async with application("none").running():
+            pass
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_does_not_list_members_starts_all_the_same(app: Onward, monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+
+    @app.handler("orders", group="billing")
+    async def bill(order: dict[str, int]) -> None:
+        handled.append(order["n"])
+
+    async def groups(topic: str) -> Sequence[GroupInfo]:
+        raise BrokerError("not now")
+
+    async def main() -> None:
+        async with app:
+            monkeypatch.setattr(app.broker, "groups", groups)
+            async with app.running():
+                await app.publish("orders", {"n": 1})
+                await until(lambda: handled == [1])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", ["web-1", "web-1@a:1", "web-1#none", "web-1@a:1#key", "a#b@c#d:1#partition", "a#b"])
+def test_a_member_text_is_read_as_it_was_written(text: str) -> None:
+    info = MemberInfo.parse(text)
+    assert str(info) == text
+    assert MemberInfo.parse(str(info)) == info

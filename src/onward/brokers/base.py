@@ -8,7 +8,7 @@ is on the clock of `onward.clock.now`.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
@@ -251,16 +251,26 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
-    """A live member. `endpoint`: the host:port at which its process serves readings; None: it serves none."""
+    """A live member. `endpoint`: the host:port at which its process serves readings; None: it serves none. `ordering`:
+    that of its handler; None: unknown."""
 
     name: str
     endpoint: str | None = None
+    ordering: Ordering | None = None
 
     @classmethod
     def parse(cls, member: str) -> "MemberInfo":
-        """From the text that was given to `subscribe`: a name, and its endpoint behind an @."""
+        """From the text that was given to `subscribe`: a name, its endpoint behind an @, its ordering behind a #."""
+        for ordering in get_args(Ordering):
+            if member.endswith(f"#{ordering}"):
+                return msgspec.structs.replace(cls.parse(member.removesuffix(f"#{ordering}")), ordering=ordering)
         name, _, endpoint = member.partition("@")
         return cls(name, endpoint or None)
+
+    def __str__(self) -> str:
+        """The text that `parse` reads."""
+        endpoint = "" if self.endpoint is None else f"@{self.endpoint}"
+        return f"{self.name}{endpoint}{'' if self.ordering is None else f'#{self.ordering}'}"
 
 
 class Supervised(msgspec.Struct, frozen=True):
@@ -420,7 +430,7 @@ class Broker(Protocol):
         start: Start,
         supervised: Supervised | None = None,
     ) -> Subscription:
-        """Join the group. `member`: a name, and optionally its endpoint, as MemberInfo.parse reads it. `start` counts
+        """Join the group. `member`: a text that MemberInfo.parse reads. `start` counts
         only where the group has no progress; a partition added later always starts at its beginning.
 
         `supervised`: what its `gone` members owned is assigned to this one without waiting for a lease, a session or

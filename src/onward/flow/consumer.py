@@ -7,12 +7,15 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from onward import context
 from onward.brokers.base import (
     Assigned,
     Broker,
     BrokerLag,
     Fenced,
+    MemberInfo,
     Message,
     Moved,
     Reached,
@@ -22,7 +25,7 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, EngineHealth, Work
-from onward.errors import BrokerError, Closed, GroupDropped
+from onward.errors import BadHandler, BrokerError, Closed, GroupDropped
 from onward.event import Delivery, Partition
 from onward.flow.actions import Actions
 from onward.flow.broker_tasks import BrokerTasks
@@ -39,6 +42,7 @@ log = logging.getLogger("onward")
 _RECEIVE_WAIT_S = 1.0
 _LATER_S = 86_400.0  # a wait that RetryLater asked for is believed up to this when it is read back: clocks are set
 _LAG_EVERY_S = 5.0
+_LOOK_S = 2.0  # how long a look at the other members may delay the start
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
 _SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
 _UNSURE_S = 2.0  # a renewal that is late by so much is a trouble
@@ -51,23 +55,43 @@ class HandlerSubscription:
     def __init__(self, broker: Broker, handler: Handler, member: str, supervised: Supervised | None) -> None:
         self._broker = broker
         self._handler = handler
-        self._member = member
+        self._member = msgspec.structs.replace(MemberInfo.parse(member), ordering=handler.ordering)
         self._supervised = supervised
         self.subscription: Subscription | None = None
         self.sure_until = 0.0
         self.undelivered: Mapping[Partition, BrokerLag] = {}
 
     async def join(self) -> Subscription:
+        """BadHandler: a member of the group has another ordering."""
         handler = self._handler
+        await self._check_ordering()
         self.subscription = await self._broker.subscribe(
             [handler.topic],
             group=handler.group,
-            member=self._member,
+            member=str(self._member),
             ordering=handler.ordering,
             start=handler.start,
             supervised=self._supervised,
         )
         return self.subscription
+
+    async def _check_ordering(self) -> None:
+        """Refuse to join members that have another ordering: the order of a key would depend on which member owns its
+        partition. A broker that does not answer prevents nothing."""
+        handler, gone = self._handler, self._supervised.gone if self._supervised else ()
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                groups = await self._broker.groups(handler.topic)
+        except Exception as error:  # the broker's state is its own matter: joining shows it
+            log.debug("%s: the members of its group are not known: %s", handler.name, error)
+            return
+        for member in (each for info in groups if info.group == handler.group for each in info.members):
+            if member.ordering not in (None, handler.ordering) and member.name not in gone:
+                raise BadHandler(
+                    f"{handler.name} has ordering={handler.ordering!r}, but member {member.name} of group "
+                    f"{handler.group} of topic {handler.topic} runs with ordering={member.ordering!r}; stop members "
+                    "with the other ordering first, or give this handler another group"
+                )
 
     def troubles(self, *, held: bool) -> Sequence[str]:
         """`held`: it has partitions."""

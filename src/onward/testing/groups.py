@@ -95,14 +95,15 @@ class GroupScenarios:
         await again.take(5)
 
     @scenario()
-    async def test_a_member_is_listed_with_its_endpoint(self, kit: Kit) -> None:
+    async def test_a_member_is_listed_with_its_endpoint_and_ordering(self, kit: Kit) -> None:
         broker = await kit.broker()
+        listed = MemberInfo("web-1", "127.0.0.1:9464", "partition")
         subscription = await broker.subscribe(
-            [kit.topic], group="billing", member="web-1@127.0.0.1:9464", ordering="key", start="earliest"
+            [kit.topic], group="billing", member=str(listed), ordering="partition", start="earliest"
         )
         member = await Member(subscription, yields=True).hold(4)
         (info,) = await broker.groups(kit.topic)
-        assert list(info.members) == [MemberInfo("web-1", "127.0.0.1:9464")]
+        assert list(info.members) == [listed]
         assert {standing.owner for standing in info.partitions.values()} == {"web-1"}
         await member.subscription.close()
 
