@@ -96,6 +96,14 @@ def test_another_name_for_this_address_sees_nothing(desk: Desk) -> None:
     assert desk.ask("GET", "/events", Host="shop.example.com:8400")[0] == 403
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_malformed_host_is_a_bad_request(desk: Desk, method: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for host in ("[", "[::1", "127.0.0.1:x", "]", "127.0.0.1:99999999"):
+        assert desk.ask(method, "/", Host=host)[0] == 400, host
+    assert desk.ask(method, "x://[")[0] == 400
+    assert not capfd.readouterr().err
+
+
 def test_there_is_nothing_else_here(desk: Desk) -> None:
     assert desk.ask("GET", "/../check.py")[0] == 404
     assert desk.ask("POST", "/shutdown")[0] == 404

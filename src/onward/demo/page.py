@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 ADDRESS = "127.0.0.1"
 PORTS_TRIED = 50
 MOST_READERS = 32  # of the stream at a time
 ACTIONS = frozenset({"kill", "poison", "burst", "replay"})
 
+_MALFORMED = "the address or the Host header is malformed"
 _STATIC = Path(__file__).parent / "static"
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -127,8 +128,10 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        path = urlsplit(self.path).path
-        if not self._is_local():
+        path = None if (target := self._target()) is None else target.path
+        if path is None:
+            self._answer(HTTPStatus.BAD_REQUEST, _MALFORMED)
+        elif not self._is_local():
             self._answer(HTTPStatus.FORBIDDEN, "this page answers to localhost only")
         elif path == "/events":
             self._stream()
@@ -139,9 +142,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "nothing here")
 
     def do_POST(self) -> None:
-        target = urlsplit(self.path)
-        action = target.path.removeprefix("/")
-        if not self._is_local() or not self._is_ours():
+        target = self._target()
+        action = "" if target is None else target.path.removeprefix("/")
+        if target is None:
+            self._answer(HTTPStatus.BAD_REQUEST, _MALFORMED)
+        elif not self._is_local() or not self._is_ours():
             self._answer(HTTPStatus.FORBIDDEN, "only the demo's own page may do that")
         elif action not in ACTIONS:
             self._answer(HTTPStatus.NOT_FOUND, "no such action")
@@ -151,10 +156,20 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass  # the terminal belongs to the demo
 
+    def _target(self) -> SplitResult | None:
+        """What is asked for; None: the request's address or its Host is malformed."""
+        try:
+            _ = self._host().port  # a port that is no number raises here
+            return urlsplit(self.path)
+        except ValueError:
+            return None
+
+    def _host(self) -> SplitResult:
+        return urlsplit(f"//{self.headers.get('Host', '')}")
+
     def _is_local(self) -> bool:
         """No page of another site reaches us by a name that it has pointed at this address."""
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        return host in {ADDRESS, "localhost"}
+        return self._host().hostname in {ADDRESS, "localhost"}
 
     def _is_ours(self) -> bool:
         """A browser names the page that posts. Without an Origin it is no browser."""
