@@ -1,6 +1,8 @@
 """The task engine: what is its own. The rest is in the suite."""
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
@@ -113,7 +115,24 @@ def test_a_handler_over_its_time_fails_and_its_worker_goes_on() -> None:
     asyncio.run(main())
 
 
-def test_a_timeout_that_the_handler_survives_is_a_success() -> None:
+async def pause(waiting: asyncio.Event) -> None:
+    await waiting.wait()
+
+
+def test_a_timeout_says_where_the_handler_hung() -> None:
+    async def main() -> None:
+        async def handler(delivery: Delivery) -> None:
+            await asyncio.wait_for(pause(asyncio.Event()), 30) if delivery.position else await pause(asyncio.Event())
+
+        first, second = await Run(handler, timeout_s=0.05).all(deliveries(2))
+        line = pause.__code__.co_firstlineno + 1
+        assert str(first.error).endswith(f"timeout_s=0.05, at {__file__}:{line} in pause")
+        assert f"at {__file__}:" in str(second.error)
+
+    asyncio.run(main())
+
+
+def test_a_handler_that_catches_its_cancellation_and_returns_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async def handler(delivery: Delivery) -> None:
             try:
@@ -122,9 +141,37 @@ def test_a_timeout_that_the_handler_survives_is_a_success() -> None:
                 await asyncio.sleep(0.01)
 
         ended = await Run(handler, timeout_s=0.05).all(deliveries(3))
-        assert [each.error for each in ended] == [None, None, None]
+        assert all(isinstance(each.error, HandlerTimeout) for each in ended)
+        assert all("test_tasks.py" in str(each.error) for each in ended)
 
-    asyncio.run(main())
+    with caplog.at_level(logging.WARNING, "onward"):
+        asyncio.run(main())
+    assert caplog.text.count("has caught its cancellation after timeout_s=0.05, and returned") == 3
+
+
+def test_a_handler_that_ignores_its_cancellation_is_named_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def handler(delivery: Delivery) -> None:
+            while not gate.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await gate.wait()
+
+        run = Run(handler, timeout_s=0.05)
+        run.engine.submit(deliveries(1))
+        async with asyncio.timeout(20):
+            while "and is at" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # it is named once
+        gate.set()
+        assert await run.engine.drain(20)
+        await run.engine.close()
+        assert isinstance(run.ended[0].error, HandlerTimeout)
+
+    with caplog.at_level(logging.WARNING, "onward"):
+        asyncio.run(main())
+    assert caplog.text.count("cannot be ended") == 1
 
 
 def test_close_releases_what_runs_and_what_waits() -> None:

@@ -66,8 +66,9 @@ class Engine(Protocol):
     - Every work submitted ends in exactly one Ended, whatever the handler raises, BaseException included.
     - Right before work starts, the engine asks whether it still may. If not, it ends as cancelled.
     - Each run gets a fresh copy of the context that the engine was started in; `onward.context.current` knows the run.
-    - A run over its time ends with HandlerTimeout. The engine reports it when the run has really ended, so the next
-      event of its key never runs beside it. A thread cannot be ended: the log names it when its time is over.
+    - A run over its time ends with HandlerTimeout, which names the line that the handler had reached. The engine
+      reports it when the run has really ended, so the next event of its key never runs beside it. A thread cannot be
+      ended, nor can a coroutine that catches its cancellation: the log names them when their time is over.
     - When a worker dies, only the run that it had begun ends, with WorkerDied. Other workers run the rest of its
       work, in order.
     """

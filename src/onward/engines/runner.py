@@ -7,6 +7,7 @@ from onward.engines import forks
 from onward.engines.base import Call, Work
 from onward.error_report import harmless
 from onward.errors import HandlerTimeout
+from onward.event import Delivery
 
 
 class Runner:
@@ -34,11 +35,22 @@ class Runner:
         self._check_fork(None)
         return None
 
-    def overrun(self, cause: BaseException | None) -> HandlerTimeout:
-        timeout = HandlerTimeout(f"the handler ran longer than timeout_s={self.timeout_s:g}")
+    def overrun(self, where: str, cause: BaseException | None) -> HandlerTimeout:
+        """`where`: the line that it had reached when its time was over; empty: unknown."""
+        timeout = HandlerTimeout(overrun(self.timeout_s, where))
         timeout.__cause__ = cause
         return timeout
 
     def _check_fork(self, error: BaseException | None) -> None:
         if forks.count != self.forks:
             forks.end(error)
+
+
+def overrun(timeout_s: float | None, where: str) -> str:
+    return f"the handler ran longer than timeout_s={timeout_s:g}{f', at {where}' if where else ''}"
+
+
+def described(work: Work) -> str:
+    """For the log: which handler's run."""
+    first = work if isinstance(work, Delivery) else work[0]
+    return f"the handler of {first.partition} position {first.position} key {first.event.key!r}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Coroutine, Generator, Iterable, Sequence
 from contextvars import Context
@@ -12,13 +13,17 @@ from onward.clock import now
 from onward.context import enter
 from onward.engines import forks
 from onward.engines.base import Call, Ended, EngineHealth, MayStartUntil, Report, Work, always, drained
-from onward.engines.runner import Runner
+from onward.engines.runner import Runner, described
+from onward.engines.where import in_coroutine
 from onward.error_report import harmless
 
 _CLOSE_S = 5.0  # how long close waits for handlers that catch their cancellation
 _TURN_S = 0.01  # how long handlers may start within one turn of the event loop, before other callbacks get theirs
 
+log = logging.getLogger("onward")
+
 Task = asyncio.Task[None]
+Steps = Coroutine[Any, Any, Any]
 
 
 class StandingWorkers:
@@ -61,10 +66,11 @@ class Runs:
     """The runs in progress, oldest first, and one timer that cancels those over their time."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        self.running: dict[Task, tuple[Work, float]] = {}
-        self.late: set[Task] = set()  # cancelled by the timer
+        self.running: dict[Task, tuple[Work, float, Steps | None]] = {}  # None: it has not suspended
+        self.late: dict[Task, str] = {}  # cancelled by the timer, and the line that each had reached
         self.timer: asyncio.TimerHandle | None = None
         self._timeout_s = timeout_s
+        self._named: set[Task] = set()  # of the late: the log has named them
 
     def oldest_s(self) -> float | None:
         oldest = next(iter(self.running.values()), None)
@@ -73,27 +79,40 @@ class Runs:
     def start_timer(self, after_s: float) -> None:
         self.timer = asyncio.get_running_loop().call_later(after_s, self._sweep)
 
+    def was_late(self, worker: Task) -> str | None:
+        """Its run has ended. Where it was when the timer cancelled it; None: it was in time."""
+        self._named.discard(worker)
+        return self.late.pop(worker, None)
+
     def abandon(self) -> list[Work]:
         """Forget all runs: their handlers caught the cancellation. Returns their work."""
         if self.timer is not None:
             self.timer.cancel()
-        works = [work for work, _ in self.running.values()]
+        works = [work for work, *_ in self.running.values()]
         self.running.clear()
         return works
 
     def _sweep(self) -> None:
-        """Cancel the runs that are over their time. Then sleep until the next could be."""
+        """Cancel the runs that are over their time, and name those that caught it. Then sleep until the next could
+        be."""
         assert self._timeout_s is not None
         at = now()
         next_s = self._timeout_s
-        for worker, (_, started) in self.running.items():
+        for worker, (work, started, steps) in self.running.items():
             over_s = at - started - self._timeout_s
             if over_s < 0:
                 next_s = -over_s
                 break
             if worker not in self.late:
-                self.late.add(worker)
+                self.late[worker] = in_coroutine(steps)
                 worker.cancel()
+            elif worker not in self._named:
+                self._named.add(worker)
+                log.warning(
+                    "%s has caught its cancellation after timeout_s=%g, and is at %s; a coroutine cannot be ended: its "
+                    "place and its key stay taken until it is done",
+                    *(described(work), self._timeout_s, in_coroutine(steps)),
+                )
         self.timer = None
         if self.running:
             self.start_timer(max(next_s, 0.001))
@@ -241,7 +260,7 @@ class TaskEngine:
             error: BaseException | None = None
             begun = None
             run = clean.copy().run
-            running[me] = (work, started)
+            running[me] = (work, started, None)
             deadline = None
             if timeout_s is not None:
                 deadline = started + timeout_s
@@ -251,6 +270,7 @@ class TaskEngine:
                 begun = run(_begin, call, work, deadline)
                 if begun is not None:
                     steps, yielded = begun
+                    running[me] = (work, started, steps)
                     try:
                         while True:
                             try:
@@ -284,16 +304,18 @@ class TaskEngine:
 
     def _verdict(self, me: Task, work: Work, error: BaseException | None, took_s: float) -> Ended:
         """What the run's error means: a cancellation by the timer is a timeout, one by shutdown is no failure."""
-        cancelled, late = isinstance(error, asyncio.CancelledError), me in self._runs.late
-        self._runs.late.discard(me)
-        if cancelled and self._closing and not late:
+        cancelled, where = isinstance(error, asyncio.CancelledError), self._runs.was_late(me)
+        if cancelled and self._closing and where is None:
             return Ended(work, cancelled=True)
-        if cancelled and late:
-            error = self._runner.overrun(None)
+        if where is not None and error is None:
+            text = "%s has caught its cancellation after timeout_s=%g, and returned after %.1f s; its event has failed"
+            log.warning(text, described(work), self._runner.timeout_s, took_s)
+        if where is not None and (cancelled or error is None):
+            error = self._runner.overrun(where, None)
         return Ended(work, error, False, took_s)
 
 
-def _begin(call: Call, work: Work, deadline: float | None) -> tuple[Coroutine[Any, Any, Any], Any] | None:
+def _begin(call: Call, work: Work, deadline: float | None) -> tuple[Steps, Any] | None:
     """Call the handler and take its first step, in the run's own context. None: the handler has returned."""
     steps = enter(call, work, deadline)
     if steps is None:

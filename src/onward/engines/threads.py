@@ -10,8 +10,8 @@ from queue import Empty, SimpleQueue
 
 from onward.clock import now
 from onward.engines.base import Call, Ended, EngineHealth, MayStartUntil, Report, Work, always, drained
-from onward.engines.runner import Runner
-from onward.event import Delivery
+from onward.engines.runner import Runner, described
+from onward.engines.where import in_thread
 
 log = logging.getLogger("onward")
 
@@ -20,14 +20,16 @@ _SWEEP_S = 1.0  # how often the engine looks for overdue runs, or four times wit
 
 
 class _Seat:
-    """One thread of the pool. The thread writes `work` and `started`; the loop reads them."""
+    """One thread of the pool. The thread writes its id, `work` and `started`, the loop the other two."""
 
-    __slots__ = ("overdue", "started", "work")
+    __slots__ = ("overdue", "started", "thread_id", "where", "work")
 
     def __init__(self) -> None:
+        self.thread_id: int | None = None
         self.work: Work | None = None
         self.started = 0.0
-        self.overdue: Work | None = None  # the log has named it as overdue; only the loop uses this
+        self.overdue: Work | None = None  # the log has named it as overdue
+        self.where = ""  # the line that it had reached then
 
 
 class Completions:
@@ -163,11 +165,14 @@ class ThreadEngine:
         for seat in self._seats:
             work = seat.work
             if work is not None and work is not seat.overdue and at - seat.started > timeout_s:
-                seat.overdue = work
+                where = in_thread(seat.thread_id)
+                if seat.work is not work:
+                    continue  # it has just ended
+                seat.where, seat.overdue = where, work
                 log.warning(
-                    "%s runs longer than timeout_s=%g; a thread cannot be ended: its place and its key stay taken "
-                    "until it is done",
-                    *(_name(work), timeout_s),
+                    "%s runs longer than timeout_s=%g, at %s; a thread cannot be ended: its place and its key stay "
+                    "taken until it is done",
+                    *(described(work), timeout_s, where),
                 )
         self._sweeper = None
         self._sweep_later()
@@ -175,6 +180,7 @@ class ThreadEngine:
     # -- in the threads -----------------------------------------------------------------------------------------
 
     def _work(self, seat: _Seat) -> None:
+        seat.thread_id = threading.get_ident()
         get, add, runner, timeout_s = self._queue.get, self._completions.add, self._runner, self._runner.timeout_s
         while (work := get()) is not None:
             started = seat.started = now()
@@ -186,12 +192,7 @@ class ThreadEngine:
             error = runner.run(work, deadline)
             over = now()
             if deadline is not None and over > deadline:
-                error = runner.overrun(error)
+                error = runner.overrun(seat.where if seat.overdue is work else "", error)
             add(Ended(work, error, took_s=over - started))
             seat.work = None
             del work, error  # or they would live until the next event arrives
-
-
-def _name(work: Work) -> str:
-    first = work if isinstance(work, Delivery) else work[0]
-    return f"the handler of {first.partition} position {first.position} key {first.event.key!r}"

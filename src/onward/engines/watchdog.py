@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import site
 import sys
-import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -12,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Self
 
 from onward.engines import tasks
+from onward.engines.where import LIBRARIES
 
 log = logging.getLogger("onward")
 
@@ -21,7 +20,6 @@ _QUIET_S = 60.0  # the log names one function no more often than this
 
 _OURS = str(Path(__file__).parent.parent)
 _ASYNCIO = str(Path(asyncio.__file__).parent)
-_LIBRARIES = (*(str(Path(path)) for path in (*site.getsitepackages(), sysconfig.get_path("stdlib"))), "<frozen")
 
 
 class Watchdog:
@@ -85,7 +83,7 @@ def find(innermost: FrameType) -> FrameType | None:
     loops = [at for at, each in enumerate(stack) if _is_loop(each)]
     begin = (served or loops or [len(stack)])[-1]
     # A handler may be installed like a library. Where no handler runs, the user cannot change what a library does.
-    others = (_OURS, _ASYNCIO) if served else (_OURS, *_LIBRARIES)
+    others = (_OURS, _ASYNCIO) if served else (_OURS, *LIBRARIES)
     return next((each for each in stack[begin:] if not each.f_code.co_filename.startswith(others)), None)
 
 

@@ -307,7 +307,8 @@ class EngineSuite:
                     await t.all([t.order(n, seconds=2 * LONG_S if n == 4 else 0.001) for n in range(30)])
                 assert set(t.errors) == {4}
                 assert isinstance(t.errors[4], HandlerTimeout)
-                assert f"timeout_s={LONG_S:g}" in str(t.errors[4])
+                assert f"timeout_s={LONG_S:g}, at {handlers.__file__}:" in str(t.errors[4])
+                assert f" in {'plain' if self.style == 'def' else 'suspending'}" in str(t.errors[4])
                 begun = next(note.at for note in t.notes("begin") if note.event == "4")
                 finished = [note for note in t.notes("end") if note.event == "4"]
                 if self.ends_runs:
@@ -316,6 +317,7 @@ class EngineSuite:
                     assert finished[0].at - begun > 1.9 * LONG_S
                     assert first(t.ended[-1].work).position == 4, "it was reported while its thread was running"
                     assert "orders/3 position 4 key 'c-4' runs longer" in caplog.text
+                    assert f", at {handlers.__file__}:" in caplog.text
 
         asyncio.run(main())
 

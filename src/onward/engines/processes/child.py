@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from types import CoroutineType
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from onward.engines.base import Call, Work
 from onward.engines.processes import wire
 from onward.engines.steps import in_context
 from onward.engines.target import follow, import_main, public_name
+from onward.engines.where import in_coroutine, in_thread
 from onward.error_report import report, trace_of
 from onward.handler import bind
 
@@ -58,6 +60,7 @@ class WorkerLoop:
         self._speaking = threading.Lock()
         self._taking = threading.Lock()
         self._forks = forks.count
+        self._steps: CoroutineType[Any, Any, Any] | None = None  # of the present run, if the handler is `async def`
 
     def run(self) -> None:
         setup = self._setup()
@@ -121,6 +124,7 @@ class WorkerLoop:
                 context = base.copy()
                 try:
                     steps = context.run(run_context.enter, call, work, timeout_s and started + timeout_s)
+                    self._steps = steps
                     await in_context(steps, context)
                 except BaseException as error:
                     self._check_fork(error)
@@ -157,7 +161,10 @@ class WorkerLoop:
     # -- the thread on the leash --------------------------------------------------------------------------------
 
     def watch(self, leash: int) -> None:
-        while os.read(leash, 1):
+        while order := os.read(leash, 1):
+            if order == wire.LOCATE:
+                self._say(wire.At(self._page.started - 1, self._where()))
+                continue
             # Send the answer before the main thread may go on: a later run that ends would count these as ended too.
             with self._taking:
                 self._refill()
@@ -166,6 +173,13 @@ class WorkerLoop:
                     unstarted.append(self._inbox.popleft()[0])
                 self._say(wire.Returned(unstarted))
         os._exit(1)
+
+    def _where(self) -> str:
+        """The line that the present run has reached."""
+        steps = self._steps
+        if steps is not None and not steps.cr_running:
+            return in_coroutine(steps)
+        return in_thread(threading.main_thread().ident)
 
     # -- the socket ---------------------------------------------------------------------------------------------
 

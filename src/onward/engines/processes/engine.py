@@ -13,11 +13,13 @@ from onward.engines.processes.pool import WorkerPool
 from onward.engines.processes.timer import LookTimer
 from onward.engines.processes.work_queue import WorkQueue
 from onward.engines.processes.worker import WorkerHandle
+from onward.engines.runner import overrun
 from onward.engines.target import main_file
 from onward.errors import BadHandler, HandlerTimeout, WorkerDied
 
 _AHEAD_BYTES = 1 << 20  # what a worker has at hand, unless one event has more
 _SLOW_S = 0.03  # no work waits behind a run that takes longer, if another worker could run it
+_LOCATE_S = 0.5  # a worker that is over its time may take so long to report where its handler is
 _SWEEP_S = 0.05  # how often the engine checks whether waiting work may still start: its partition may be lost
 
 
@@ -125,13 +127,15 @@ class ProcessEngine:
         self._report(_cancelled(self._queue.take_late(at)))
         for worker in self._pool.workers:
             if any(self._queue.is_late(work, at) for work in worker.owned.values()):
-                worker.recall()
+                worker.ask(wire.RECALL)
 
     # -- hearing ------------------------------------------------------------------------------------------------
 
     def _heard(self, worker: WorkerHandle) -> None:
         """A worker's socket can be read."""
         self._take(worker, worker.hear())
+        if worker.where is not None and worker in self._pool.workers:
+            self._check(worker, now())
         self._feed()
         self._watch()
 
@@ -176,15 +180,15 @@ class ProcessEngine:
         """Is a worker that runs late, dead or slow?"""
         running_s = worker.running_s(at) or 0.0
         if self._timeout_s is not None and running_s > self._timeout_s:
-            worker.kill()
-            timeout = HandlerTimeout(
-                f"the handler ran longer than timeout_s={self._timeout_s:g}; its worker was killed"
-            )
-            self._report(self._bury(worker, timeout))
+            worker.ask(wire.LOCATE)
+            if worker.where is not None or running_s > self._timeout_s + _LOCATE_S:
+                worker.kill()
+                text = overrun(self._timeout_s, worker.where or "")
+                self._report(self._bury(worker, HandlerTimeout(f"{text}; its worker was killed")))
         elif self._pace.resting and worker.ended():
             self._report(self._bury(worker, None))  # a process that it forked still holds its end of the line
         elif running_s > _SLOW_S and len(worker.owned) > 1 and len(self._pool.workers) > 1:
-            worker.recall()
+            worker.ask(wire.RECALL)
 
     # -- losing a worker ----------------------------------------------------------------------------------------
 

@@ -45,10 +45,10 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def pull_leash(self) -> None:
-        """Ask for the work that has not begun, also while the handler keeps the main thread busy."""
+    def pull_leash(self, order: wire.Order) -> None:
+        """Give an order that is carried out also while the handler keeps the main thread busy."""
         with contextlib.suppress(OSError):  # the worker is dead, and reading the line will show it
-            os.write(self._leash, b"r")
+            os.write(self._leash, order)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

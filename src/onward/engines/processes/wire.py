@@ -16,6 +16,11 @@ import msgspec
 from onward.error_report import ErrorReport
 from onward.event import Delivery
 
+Order = bytes
+RECALL: Order = b"r"
+LOCATE: Order = b"w"
+"""Bytes on the leash: hand back the work that has not begun; report the line that the present run has reached."""
+
 _LENGTH = struct.Struct(">I")
 _PAGE_BYTES = 4096
 
@@ -78,13 +83,20 @@ class Returned(Up, frozen=True):
     numbers: list[int]
 
 
+class At(Up, frozen=True):
+    """The line that the present run has reached."""
+
+    number: int
+    where: str
+
+
 class Failed(Up, frozen=True):
     number: int
     error: ErrorReport
 
 
 FromEngine = Setup | Events | Batches | Retire
-FromWorker = Ready | Unfit | Idle | Returned | Failed
+FromWorker = Ready | Unfit | Idle | Returned | At | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 from_engine = msgspec.msgpack.Decoder(FromEngine).decode

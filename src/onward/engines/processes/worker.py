@@ -11,9 +11,11 @@ from onward.event import Delivery
 
 
 class GivenWork:
-    """The work that a worker was given and has not answered, by number, in the order of the runs."""
+    """The work that a worker was given and has not answered, by number, in the order of the runs. `most` works in its
+    life."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.works: dict[int, Work] = {}
         self.bytes = 0
         self.count = 0  # how many works the worker ever got; the number of the next
@@ -46,10 +48,10 @@ class WorkerHandle:
         self.unfit: str | None = None  # why it cannot run the handler
         self.retired = False  # the engine has asked it to end
         self.returned: list[Work] = []  # handed back, not begun
-        self._max_events = max_events
-        self._given = GivenWork()
+        self._given = GivenWork(max_events)
         self._failed: dict[int, BaseException] = {}
-        self._recalled: int | None = None  # the run during which the engine last called work back
+        self._asked: dict[wire.Order, int] = {}  # the run during which each order was last given
+        self._at = wire.At(-1, "")  # the last answer
         self._heard = (0, 0.0)  # finished and busy_s, as last read
         self._process = WorkerProcess(setup, lambda: heard(self))
 
@@ -67,7 +69,7 @@ class WorkerHandle:
     @property
     def left(self) -> int:
         """How many works it may still get in its life."""
-        return self._max_events - self._given.count
+        return self._given.most - self._given.count
 
     @property
     def clogged(self) -> bool:
@@ -80,12 +82,13 @@ class WorkerHandle:
         whole = [wire.whole(work) for work in works]
         self._process.line.send((wire.Batches if batch else wire.Events)(first, until, whole))  # type: ignore[arg-type]
 
-    def recall(self) -> None:
-        """Ask for the work that has not begun, once during each run."""
+    def ask(self, order: wire.Order) -> None:
+        """Pull the leash, once during each run, for the work that has not begun (wire.RECALL), or for the line that the
+        present run has reached (wire.LOCATE; `where` has the answer)."""
         run = self.run
-        if run is not None and self._recalled != run:
-            self._recalled = run
-            self._process.pull_leash()
+        if run is not None and self._asked.get(order) != run:
+            self._asked[order] = run
+            self._process.pull_leash(order)
 
     def retire(self) -> None:
         """Send nothing more: the worker ends by itself."""
@@ -129,6 +132,8 @@ class WorkerHandle:
                 self.unfit = message.why
             case wire.Returned():
                 self.returned += [self._given.take(number) for number in message.numbers if number in self.owned]
+            case wire.At():
+                self._at = message
             case wire.Failed():
                 self._failed[message.number] = revived(message.error)
 
@@ -144,6 +149,11 @@ class WorkerHandle:
         """The number of the present run."""
         started = self._process.page.started
         return started - 1 if started > self._process.page.finished else None
+
+    @property
+    def where(self) -> str | None:
+        """The line that the present run had reached when it was asked; None: there is no answer yet."""
+        return self._at.where if self._at.number == self.run else None
 
     def running_s(self, at: float) -> float | None:
         """How long the present run has taken; if none has begun, how long the work has waited here."""
