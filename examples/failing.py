@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 from typing import Any
 
 from onward import Event, GiveUp, Onward, Retry, RetryLater, Skip
@@ -25,8 +26,7 @@ async def tell(alert: Alert) -> None:
 
 
 async def main() -> None:
-    async with app:
-        running = asyncio.create_task(app.run())
+    async with app.running():  # the handlers run beside what follows
         for total in (5, -1, 2000, 7):
             await app.publish("orders", {"total": total}, key="c-1", expires_s=3600)
         while await app.dead.count() < 2:
@@ -36,8 +36,9 @@ async def main() -> None:
         bank["open"] = True
         print(await app.dead.replay(text="the bank is closed", rate=50))
         print(await app.dead.drop(error="GiveUp"))
-        await running  # until Ctrl-C
+        await asyncio.Event().wait()  # until Ctrl-C
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

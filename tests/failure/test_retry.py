@@ -66,3 +66,18 @@ def test_a_handler_may_give_up() -> None:
 def test_a_wait_that_is_none_is_refused_where_it_is_raised(after_s: float) -> None:
     with pytest.raises(ValueError, match="seconds from now"):
         RetryLater(after_s)
+
+
+@pytest.mark.parametrize(
+    ("retry", "longest_s"),
+    [
+        (Retry(attempts=1), 0.0),
+        (Retry(attempts=3, immediate=2), 0.0),
+        (Retry(attempts=2, jitter=0.5), 1.5),
+        (Retry(attempts=4, immediate=1, jitter=0), 2.0),
+        (Retry(attempts=100, jitter=0), 60.0),
+    ],
+)
+def test_the_longest_wait_is_the_last_one(retry: Retry, longest_s: float) -> None:
+    waits = [retry.delay_s(attempt, ValueError(), lambda: 1.0) for attempt in range(1, retry.attempts)]
+    assert retry.longest_s == max([wait for wait in waits if wait is not None], default=0.0) == longest_s

@@ -1,6 +1,7 @@
 """What an inbox refuses, and what it forgets."""
 
 import asyncio
+import re
 import sqlite3
 import subprocess
 import sys
@@ -94,13 +95,20 @@ def test_without_its_tables_the_inbox_does_not_start(sqlite_database: Open) -> N
     async def scenario() -> None:
         async with sqlite_database() as place:
             await place.sql("DROP TABLE onward_inbox_cursor")
-            with pytest.raises(BadStore, match=r"inbox\.create\(\)"):
+            with pytest.raises(BadStore, match=re.escape("await inbox.create_async() once")):
                 await place.inbox.start(ground())
             for statement in place.inbox.schema().split(";\n")[:-1]:
                 await place.sql(statement)
             await place.inbox.start(ground())
 
     asyncio.run(scenario())
+
+
+def test_missing_tables_of_a_plain_engine_are_made_by_a_plain_call(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/effects.db")
+    with pytest.raises(BadStore, match=re.escape("call inbox.create() once")):
+        asyncio.run(SqlInbox(engine).start(ground()))
+    engine.dispose()
 
 
 def test_many_may_make_the_tables_at_once(database: Open) -> None:

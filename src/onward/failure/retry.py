@@ -38,8 +38,9 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longest_s(self) -> float:
-        """No wait is longer."""
-        return self.max_delay_s * (1 + self.jitter)
+        """No wait of this policy is longer; 0: no retry waits. RetryLater sets its own."""
+        waits = self.attempts - 1 - self.immediate
+        return self._wait_s(waits) * (1 + self.jitter) if waits > 0 else 0.0
 
     def delay_s(self, attempt: int, error: BaseException, random: Callable[[], float]) -> float | None:
         """Seconds to wait after this failed attempt, or None: give it up."""
@@ -49,9 +50,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
             return error.after_s
         if attempt <= self.immediate:
             return 0.0
-        grown = min(attempt - self.immediate - 1, 64)
-        wait_s: float = min(self.first_delay_s * self.factor**grown, self.max_delay_s)
-        return wait_s * (1 + self.jitter * random())
+        return self._wait_s(attempt - self.immediate) * (1 + self.jitter * random())
+
+    def _wait_s(self, number: int) -> float:
+        """The wait of this number, counted from 1, without its jitter."""
+        return float(min(self.first_delay_s * self.factor ** min(number - 1, 64), self.max_delay_s))
 
     def may_help(self, error: BaseException) -> bool:
         """Could another attempt end otherwise?"""

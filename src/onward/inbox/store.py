@@ -122,9 +122,10 @@ class InboxStore:
         except DBAPIError as error:
             if is_conflict(error):
                 raise
+            call = "await inbox.create_async()" if connection.dialect.is_async else "call inbox.create()"
             raise BadStore(
                 f"the inbox's tables are missing or have other columns ({error.orig}): "
-                "call inbox.create() once, or run the SQL that inbox.schema() returns"
+                f"{call} once, or run the SQL that inbox.schema() returns"
             ) from error
 
     def try_rollback(self, connection: Connection, name: str) -> None:
