@@ -31,7 +31,8 @@ ORDERS = TopicFacts("orders", 8, 3, 3, WELL)
 ASIDE = TopicFacts(
     topic_name("billing", "orders"), 8, 3, 3, {"cleanup.policy": "compact", "max.message.bytes": "1310720"}
 )
-CLUSTER = ClusterFacts("one:9092", 3, BROKER, [ORDERS, ASIDE], [GroupFacts("billing", "orders", 8)])
+COUNTS = TopicFacts("onward.topics", 1, 3, 3, WELL | {"retention.ms": "-1"})
+CLUSTER = ClusterFacts("one:9092", 3, BROKER, [COUNTS, ORDERS, ASIDE], [GroupFacts("billing", "orders", 8)])
 
 
 def found(facts: ClusterFacts, **options: Any) -> list[Finding]:
@@ -98,6 +99,18 @@ def with_topic(**config: str) -> ClusterFacts:
             "max.message.bytes=1310720",
         ),
         (
+            CLUSTER._replace(topics=[ORDERS._replace(key_partitions=4), ASIDE]),
+            "warning",
+            "topic orders: it has 8 partitions, and had 4 when its first event was published",
+            "More partitions in docs/kafka.md",
+        ),
+        (
+            CLUSTER._replace(topics=[ORDERS, ASIDE, COUNTS._replace(config=WELL)]),
+            "error",
+            "topic onward.topics: retention.ms=604800000, so it forgets",
+            "set retention.ms=-1 on topic onward.topics",
+        ),
+        (
             CLUSTER._replace(groups=[GroupFacts("billing", "orders", 4)]),
             "warning",
             "group billing: topic orders has 8 partitions, and had 4",
@@ -143,9 +156,16 @@ def test_a_real_cluster_is_read_and_nothing_of_it_changes(harness: KafkaHarness)
             findings = await (await stage.broker()).diagnose()
             assert (harness.admin.list_topics(timeout=30).topics.keys(), stage.committed()) == before
             what = {finding.what.split(":")[0]: finding for finding in findings if finding.level != "ok"}
-            assert what.keys() == {"1 broker", f"topic {aside}", "topic short", f"group {stage.group}"}
+            assert what.keys() == {
+                "1 broker",
+                f"topic {aside}",
+                "topic short",
+                f"group {stage.group}",
+                f"topic {stage.topic}",
+            }
             assert what[f"topic {aside}"].level == "error"
             assert "has 3 partitions, and had 2" in what[f"group {stage.group}"].what
+            assert "publishes to the first 2 only" in what[f"topic {stage.topic}"].what
             assert findings[0].what == f"Kafka at {harness.bootstrap} answers: 1 broker"
 
     play(scene())

@@ -12,7 +12,7 @@ from onward import settings
 from onward.brokers import open_broker
 from onward.brokers.base import Fenced, Progress
 from onward.brokers.kafka.groups import Groups
-from onward.brokers.kafka.topics import Cluster, KafkaTopic, KafkaTopics
+from onward.brokers.kafka.topics import COUNTS_TOPIC, Cluster, KafkaTopic, KafkaTopics
 from onward.errors import BrokerError
 from onward.testing.scenario import Member, event
 from tests.brokers.kafka_mock import OFFSET_COMMIT, OFFSET_FETCH, MockCluster, mock_cluster
@@ -24,14 +24,15 @@ TOPIC = "orders"
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
-    """The mock has no controller, so it describes no topic. This topic exists, and none for an aside."""
+    """The mock has no controller, so it describes no topic. Two topics exist, and none for an aside."""
 
     def described(_: KafkaTopics, name: str) -> KafkaTopic | None:
-        return KafkaTopic(name, "log", 1) if name == TOPIC else None
+        return KafkaTopic(name, "log", 1) if name in (TOPIC, COUNTS_TOPIC) else None
 
     monkeypatch.setattr(KafkaTopics, "described", described)
     with mock_cluster() as cluster:
-        cluster.create(TOPIC, 1)
+        for topic in (TOPIC, COUNTS_TOPIC):
+            cluster.create(topic, 1)
         yield cluster
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import NewPartitions, NewTopic
+from confluent_kafka.admin import NewPartitions
 
 from onward import Event
 from onward.brokers.base import Broker, Fenced
 from onward.brokers.kafka.commits import Commits
 from onward.clock import now
-from onward.errors import Backlogged, BrokerError, PartitionsDiffer, PublishError
+from onward.errors import Backlogged, BrokerError, PublishError
 from onward.event import Partition, new_id
 from onward.testing.scenario import event
 from tests.brokers.kafka import KafkaHarness, harness
@@ -249,28 +249,6 @@ async def _until_published(broker: Broker, events: list[Event]) -> None:
             assert time.monotonic() < deadline
             failed = {each.id for each in (*error.refused, *error.unknown)}
             left = [each for each in left if each.id in failed]
-
-
-def test_partitions_added_stop_the_publishing_or_are_accepted_by_setting(
-    harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onward.brokers.kafka.topics._FRESH_S", 0.0)
-
-    async def scene() -> None:
-        async with staged(harness, partitions=None) as stage:
-            stops, accepts = await stage.broker(), await stage.broker(on_partition_growth="accept")
-            harness.admin.create_topics([NewTopic(stage.topic, 2, 1)])[stage.topic].result(30)
-            await stops.publish([event(stage.topic, "a", 0)])
-            await accepts.publish([event(stage.topic, "a", 1)])
-            harness.admin.create_partitions([NewPartitions(stage.topic, 4)])[stage.topic].result(30)
-            await until(lambda: stage.partitions() == 4)
-            with pytest.raises(PartitionsDiffer, match=f"{stage.topic} has 4 partitions, this process expects 2"):
-                await stops.publish([event(stage.topic, "a", 2)])
-            await accepts.publish([event(stage.topic, f"k{n}", n) for n in range(40)])
-            member = await stage.member(accepts)
-            await member.until(lambda: len({each.partition for each in member.deliveries}) == 4)
-
-    play(scene())
 
 
 def test_a_topic_deleted_under_a_running_application_is_reported_and_its_successor_is_handled(

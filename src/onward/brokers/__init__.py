@@ -46,7 +46,7 @@ SCHEMES: Mapping[str, Scheme] = {
         "Kafka",
         needs="confluent_kafka",
         extra="kafka",
-        takes=frozenset({"client", "max_outgoing_bytes", "replication"}),
+        takes=frozenset({"client", "max_outgoing_bytes", "on_partition_growth", "replication"}),
         least_lease_s=6.0,
     ),
 }

@@ -1,5 +1,6 @@
 """An event's fields as CloudEvents attributes in binary mode, and back. Pure."""
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -11,12 +12,14 @@ _SPEC = b"1.0"
 _SOURCE = b"onward"
 _UNTYPED = "onward.event"  # CloudEvents has no event without a type
 RESERVED = frozenset({"ce_specversion", "ce_id", "ce_source", "ce_type", "ce_time"})
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")  # not in header names: a client in C cuts them at the first NUL
 
 Header = tuple[str, bytes]
 
 
 def headers_of(event: Event) -> list[Header]:
-    """The event's own headers behind those of CloudEvents. Unserialisable: one has a CloudEvents name."""
+    """The event's own headers behind those of CloudEvents. Unserialisable: one has a CloudEvents name, or a name that
+    a client could turn into one."""
     headers = [
         ("ce_id", event.id.encode()),
         ("ce_specversion", _SPEC),
@@ -27,13 +30,20 @@ def headers_of(event: Event) -> list[Header]:
     for name, value in event.headers.items():
         if name in RESERVED:
             raise Unserialisable(f"header {name!r} of event {event.id} is CloudEvents' own; give it another name")
+        if not name.isprintable():
+            _check_name(name, event.id)
         headers.append((name, value.encode()))
     return headers
 
 
 def own_headers(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
-    """The event's headers, without those of CloudEvents; of several with one name the last."""
-    return {name: text(value or b"") for name, value in headers if name not in RESERVED}
+    """The event's headers, without those of CloudEvents; of several with one name the last. Control characters in the
+    names that other publishers chose are escaped."""
+    return {
+        name if name.isprintable() else _CONTROL.sub(_escaped, name): text(value or b"")
+        for name, value in headers
+        if name not in RESERVED
+    }
 
 
 def event_of(
@@ -45,9 +55,12 @@ def event_of(
     id_: str,
     time: float,
 ) -> Event:
-    """The event of a message. `id_` and `time` are for messages of other publishers that have none of their own."""
+    """The event of a message. `id_` and `time` are for messages of other publishers that have none of their own.
+
+    Of several CloudEvents attributes with one name the first counts. Publishers write theirs before the headers of
+    their users, and one of those may have had a longer name, which was cut on its way."""
     pairs = list(headers)
-    found: dict[str, bytes] = {name: value or b"" for name, value in pairs if name in RESERVED}
+    found: dict[str, bytes] = {name: value or b"" for name, value in reversed(pairs) if name in RESERVED}
     type_ = text(found.get("ce_type", b""))
     seconds = _seconds(found.get("ce_time"))
     return Event(
@@ -64,6 +77,16 @@ def event_of(
 def text(value: bytes) -> str:
     """Any bytes as text: what is no UTF-8 is escaped."""
     return value.decode("utf-8", "backslashreplace")
+
+
+def _check_name(name: str, event_id: str) -> None:
+    if _CONTROL.search(name):
+        raise Unserialisable(f"header {name!r} of event {event_id} has a control character in its name; remove it")
+    name.encode()  # ValueError: half a surrogate pair
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
 
 
 def _timestamp(seconds: float) -> bytes:

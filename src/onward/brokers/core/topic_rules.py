@@ -30,13 +30,12 @@ class TopicRules:
             )
         return self.insisted(name) or DEFAULT_PARTITIONS
 
-    def check(self, name: str, stored: int, known: int | None) -> None:
+    def check(self, name: str, stored: int, known: int | None = None, *, added: int = 0) -> None:
         """PartitionsDiffer: the stored count is not what this process insists on or has known before (`known`), so
-        that keys would change their partitions."""
+        that keys would change their partitions. `added`: partitions that the topic has beyond those."""
         wanted = self.insisted(name) or known or stored
-        grown = stored > wanted and self._settings.on_partition_growth == "accept"
-        if stored != wanted and not grown:
-            raise PartitionsDiffer(_differs(name, stored, wanted))
+        if stored != wanted:
+            raise PartitionsDiffer(_differs(name, stored, wanted, added))
 
     def plan(
         self, topology: Topology, count: Callable[[str], int | None], create: Callable[[TopicSpec], object] | None
@@ -69,8 +68,9 @@ def _topics(topology: Topology) -> Sequence[TopicSpec]:
     return topology.topics
 
 
-def _differs(name: str, stored: int, wanted: int) -> str:
+def _differs(name: str, stored: int, wanted: int, added: int = 0) -> str:
+    more = f", and {added} more that hold no keys" if added else ""
     return (
-        f"topic {name} has {stored} partitions, this process expects {wanted}; keys would change their partitions and "
-        f"lose their order. Set partitions={stored} here, or use a new topic"
+        f"topic {name} has {stored} partitions{more}, this process expects {wanted}; keys would change their "
+        f"partitions and lose their order. Set partitions={stored} here, or use a new topic"
     )

@@ -33,6 +33,7 @@ from onward.brokers.kafka.group_consumer import JoinSpec
 from onward.brokers.kafka.groups import Groups
 from onward.brokers.kafka.hold import KafkaHoldings
 from onward.brokers.kafka.membership import Membership
+from onward.brokers.kafka.placement import KeyPlacement
 from onward.brokers.kafka.publisher import KafkaPublisher
 from onward.brokers.kafka.reader import LogReader
 from onward.brokers.kafka.subscription import KafkaSubscription
@@ -63,6 +64,7 @@ class KafkaBroker:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._groups = Groups(cluster)
+        self._placement = KeyPlacement(cluster)
         self._publisher = KafkaPublisher(cluster.factory, cluster.settings)
         self._aside_logs: dict[str, AsideLog] = {}
         self._in_turn = asyncio.Lock()
@@ -79,21 +81,15 @@ class KafkaBroker:
         if not events:
             return
         topics = {event.topic for event in events}
-        counts = self._counts(topics)
+        counts = self._placement.remembered(topics)
         if counts is None:
             self._publisher.warm()
         if counts is None or self._in_turn.locked():
             async with self._in_turn:  # calls take effect in the order they entered, even while a topic is looked up
-                counts = {name: (await self._cluster.topics.resolve(name)).partitions for name in topics}
-                sent = self._publisher.enter(events, counts)
+                sent = self._publisher.enter(events, await self._placement.counts(topics))
         else:
             sent = self._publisher.enter(events, counts)
         await sent
-
-    def _counts(self, topics: set[str]) -> dict[str, int] | None:
-        found = {name: self._cluster.topics.remembered(name) for name in topics}
-        known = {name: topic.partitions for name, topic in found.items() if topic is not None}
-        return known if len(known) == len(topics) else None
 
     async def subscribe(
         self,
@@ -110,7 +106,7 @@ class KafkaBroker:
         check_start(start)
         names = list(dict.fromkeys(topics))
         for topic in names:
-            await self._cluster.topics.resolve(topic)
+            await self._placement.check(topic)
             if not await asyncio.to_thread(self._aside_log(group).prepare, topic):
                 log.warning("Kafka: %s", missing(group, topic))
         subscription = self._subscribed(JoinSpec(group, member, names, start))
@@ -136,7 +132,7 @@ class KafkaBroker:
 
     async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
         self._check_open()
-        return await asyncio.to_thread(self._cluster.topics.declare, topology, apply=apply)
+        return await asyncio.to_thread(self._placement.declare, topology, apply=apply)
 
     async def topics(self) -> Sequence[TopicSpec]:
         self._check_open()
@@ -163,6 +159,7 @@ class KafkaBroker:
         for group in dict.fromkeys(groups):
             self._drop_group(topic, group)
         self._cluster.topics.delete(topic)
+        self._placement.forget(topic)
 
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()

@@ -10,7 +10,9 @@ from onward.brokers.kafka import commit_metadata
 from onward.brokers.kafka.client import REQUEST_S
 from onward.brokers.kafka.commit_metadata import Committed
 from onward.brokers.kafka.groups import Groups
+from onward.brokers.kafka.key_counts import KeyCounts
 from onward.brokers.kafka.topics import Cluster
+from onward.errors import BrokerError
 
 Config = Mapping[str, str]
 
@@ -21,6 +23,9 @@ class TopicFacts(NamedTuple):
     replicas: int  # of the partition that has the fewest
     in_sync: int  # of the partition that has the fewest
     config: Config | None  # None: it may not be read
+    key_partitions: int | None = (
+        None  # those that keys are distributed among; None: as many as it has, as far as we know
+    )
 
 
 class GroupFacts(NamedTuple):
@@ -47,22 +52,34 @@ def gather(cluster: Cluster, groups: Groups) -> ClusterFacts:
     asked = [ConfigResource(ResourceType.TOPIC, name) for name in names]
     asked += [] if broker is None else [ConfigResource(ResourceType.BROKER, str(broker))]
     configs = _configs(cluster, asked)
-    topics = []
+    counts = {name: len(metadata.topics[name].partitions) for name in names}
+    topics, key_partitions = [], _key_partitions(cluster, counts)
     for name in names:
         partitions = metadata.topics[name].partitions.values()
         topics.append(
             TopicFacts(
                 name,
-                len(partitions),
+                counts[name],
                 min((len(each.replicas) for each in partitions), default=0),
                 min((len(each.isrs) for each in partitions), default=0),
                 configs.get((ResourceType.TOPIC, name)),
+                key_partitions.get(name),
             )
         )
-    counts = {topic.name: topic.partitions for topic in topics}
     begun = [each for group in groups.names() for each in _begun(group, groups.progress_everywhere(group), counts)]
     own = configs.get((ResourceType.BROKER, str(broker)))
     return ClusterFacts(cluster.factory.servers, len(metadata.brokers), own, topics, begun)
+
+
+def _key_partitions(cluster: Cluster, counts: Mapping[str, int]) -> dict[str, int]:
+    """Of the topics that have grown since their first event was published."""
+    try:
+        records = KeyCounts(cluster.factory, cluster.topics).all()
+    except BrokerError:
+        return {}  # this user may not read them
+    grown = {each.topic for each in records.values() if each.partitions < counts.get(each.topic, 0)}
+    found = [cluster.topics.described(name) for name in sorted(grown)]  # it may be another topic of that name
+    return {each.name: records[each.log_id].partitions for each in found if each and each.log_id in records}
 
 
 def _configs(cluster: Cluster, asked: Sequence[ConfigResource]) -> dict[tuple[ResourceType, str], Config]:

@@ -5,17 +5,21 @@ from collections.abc import Iterator, Sequence
 from onward.brokers.base import Finding
 from onward.brokers.kafka.aside_topics import FAILURE_BYTES, groups_of, topic_name
 from onward.brokers.kafka.cluster_facts import ClusterFacts, Config, TopicFacts
+from onward.brokers.kafka.key_counts import FOR_EVER
+from onward.brokers.kafka.placement import unused
 from onward.brokers.kafka.start_points import ACCEPT_GROWTH, grown
-from onward.brokers.kafka.topics import asked_retention_s, is_internal
+from onward.brokers.kafka.topics import COUNTS_TOPIC, asked_retention_s, is_internal
 from onward.settings import Settings
 
 _DAY_S = 86_400.0
 
 
 def diagnose(facts: ClusterFacts, settings: Settings) -> list[Finding]:
-    """The cluster first, then each topic with its asides, then the groups."""
+    """The cluster first, then Onward's own topic, each topic with its asides, and the groups."""
     by_name = {topic.name: topic for topic in facts.topics}
     found = [*_cluster(facts), *_offsets_retention(facts.config, settings)]
+    if COUNTS_TOPIC in by_name:
+        found += _counts_topic(by_name[COUNTS_TOPIC], facts.brokers)
     for topic in facts.topics:
         if not is_internal(topic.name):
             found += _judged(topic, list(_topic(topic, facts, settings)))
@@ -58,6 +62,19 @@ def _offsets_retention(config: Config | None, settings: Settings) -> Iterator[Fi
         yield Finding("ok", f"the progress of a stopped group is kept for {_time(kept_s)}")
 
 
+def _counts_topic(topic: TopicFacts, brokers: int) -> Iterator[Finding]:
+    yield from _replication(topic, brokers)
+    config = topic.config or {}
+    for name, value in FOR_EVER.items():
+        if (found := config.get(name, value)) != value:
+            yield Finding(
+                "error",
+                f"topic {topic.name}: {name}={found}, so it forgets among how many partitions keys are distributed. A "
+                "topic that has grown then changes the partitions of its keys, and they lose their order",
+                f"set {name}={value} on topic {topic.name}",
+            )
+
+
 def _judged(topic: TopicFacts, problems: Sequence[Finding]) -> Sequence[Finding]:
     if problems:
         return problems
@@ -68,6 +85,12 @@ def _judged(topic: TopicFacts, problems: Sequence[Finding]) -> Sequence[Finding]
 def _topic(topic: TopicFacts, facts: ClusterFacts, settings: Settings) -> Iterator[Finding]:
     name = f"topic {topic.name}"
     yield from _replication(topic, facts.brokers)
+    if topic.key_partitions is not None and topic.key_partitions < topic.partitions:
+        yield Finding(
+            "warning",
+            unused(topic.name, topic.partitions, topic.key_partitions),
+            "leave it so; or empty, delete and create it again, see More partitions in docs/kafka.md",
+        )
     if topic.config is None:
         yield Finding("warning", f"{name}: its settings cannot be read", "allow this user DescribeConfigs on the topic")
         return

@@ -1,12 +1,16 @@
 """Events as Kafka messages, in CloudEvents' binary mode, and back. Fields are decoded when they are first read."""
 
-from collections.abc import Mapping
+import gc
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Message
 
 from onward.brokers.core.cloudevents import event_of, own_headers, text
 from onward.event import Event, text_bytes
+
+log = logging.getLogger("onward")
 
 
 class LateEvent(Event, frozen=True, gc=False, array_like=True):
@@ -27,7 +31,7 @@ class LateEvent(Event, frozen=True, gc=False, array_like=True):
         held: Any = _ID.__get__(self)
         if isinstance(held, Event):
             return held.headers
-        headers = held.headers()
+        headers = _headers(held)
         return own_headers(headers) if headers else {}
 
     @property  # type: ignore[misc]
@@ -77,9 +81,43 @@ def appended(event: Event) -> float:
     return float(message.timestamp()[1]) / 1000
 
 
+def _headers(message: Message) -> Sequence[tuple[str, bytes | None]]:
+    """None of them if one has a name that is not UTF-8."""
+    headers = _readable(message)
+    if headers is None:
+        message.set_headers([])
+        _report(message.topic() or "", message.partition(), message.offset())
+    return headers or ()
+
+
+def _readable(message: Message) -> Sequence[tuple[str, bytes | None]] | None:
+    """None: for a name that is not UTF-8 the client returns a null pointer, which crashes the interpreter when it is
+    read. The garbage collector counts what is there without reading it. The client also leaves an exception behind,
+    which is raised by a later call."""
+    try:
+        headers: Sequence[tuple[str, bytes | None]] = message.headers() or ()
+        return headers if len(gc.get_referents(*headers)) == 2 * len(headers) else None
+    except (UnicodeDecodeError, SystemError):
+        return None
+
+
+_reported: set[str] = set()  # topics
+
+
+def _report(topic: str, index: int | None, offset: int | None) -> None:
+    """Once for a topic."""
+    if topic not in _reported:
+        _reported.add(topic)
+        log.warning(
+            "Kafka: %s/%s, offset %s: a header's name is not UTF-8, so no header of this event can be read; such "
+            "events of this topic are handled without their headers",
+            *(topic, index, offset),
+        )
+
+
 def _decoded(late: Event, message: Message) -> Event:
     return event_of(
-        message.headers() or (),
+        _headers(message),
         topic=late.topic,
         key=late.key,
         value=late.value,

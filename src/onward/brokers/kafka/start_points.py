@@ -14,7 +14,10 @@ from onward.brokers.kafka.topics import Cluster, KafkaTopic
 from onward.errors import BrokerError
 from onward.event import Partition
 
-ACCEPT_GROWTH = "when the old partitions are done, or if order does not matter, set on_partition_growth='accept'"
+ACCEPT_GROWTH = (
+    "if only Onward publishes to it, or when the events of the old partitions are handled, set "
+    "on_partition_growth='accept'"
+)
 
 
 class Located(NamedTuple):
@@ -93,6 +96,7 @@ class StartPoints:
 def grown(topic: str, began_with: int, now: int) -> str:
     """What is wrong with a topic that got partitions after a group began."""
     return (
-        f"topic {topic} has {now} partitions, and had {began_with} when the group began. Keys have moved, so "
-        f"partitions {began_with} to {now - 1} are not read: a key's events could overtake its earlier ones"
+        f"topic {topic} has {now} partitions, and had {began_with} when the group began. Other producers may have "
+        f"moved keys to partitions {began_with} to {now - 1}, so these are not read: a key's events could overtake its "
+        "earlier ones"
     )

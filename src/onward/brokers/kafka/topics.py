@@ -1,27 +1,25 @@
-"""Topics: their partition counts and log ids, as the cluster has them. Most calls block."""
+"""Topics: their partition counts and log ids, as the cluster has them. Calls block."""
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import NewPartitions, NewTopic
 
 from onward import clock
-from onward.brokers.base import Change, TopicSpec, Topology
-from onward.brokers.core.topic_rules import TopicRules
+from onward.brokers.base import TopicSpec
 from onward.brokers.kafka.admin import Admin
 from onward.brokers.kafka.client import REQUEST_S, ClientFactory, explained
 from onward.errors import BrokerError
 from onward.settings import Settings
 
 ASIDE_PREFIX = "onward.aside."
-_FRESH_S = 30.0  # how long a remembered topic is not looked up again
+COUNTS_TOPIC = "onward.topics"  # see key_counts.py
 _OVERHEAD_BYTES = 65_536  # of headers and framing, beside what max_event_bytes counts
 _LOOK_S = 0.05
 _LEAST_RETENTION_S = 3_600.0  # Kafka removes events by age alone, even if no group has handled them
-_FORBIDDEN = frozenset(
+FORBIDDEN = frozenset(
     {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION}
 )
 
@@ -32,43 +30,10 @@ class KafkaTopic(NamedTuple):
     partitions: int
 
 
-class _Known(NamedTuple):
-    topic: KafkaTopic
-    since: float
-
-
 class KafkaTopics:
     def __init__(self, admin: Admin, settings: Settings) -> None:
         self._admin = admin
         self._settings = settings
-        self._rules = TopicRules(settings)
-        self._known: dict[str, _Known] = {}
-
-    def remembered(self, name: str) -> KafkaTopic | None:
-        known = self._known.get(name)
-        return known.topic if known is not None and clock.now() - known.since < _FRESH_S else None
-
-    async def resolve(self, name: str) -> KafkaTopic:
-        """The topic, created if that is allowed. PartitionsDiffer: this process expects another count."""
-        fresh = self.remembered(name)
-        if fresh is not None:
-            return fresh
-        try:
-            return await asyncio.to_thread(self._looked_up, name)
-        except BrokerError:
-            if name not in self._known:
-                raise
-            topic = self._known[name].topic  # no answer: go on with what we knew
-            self._known[name] = _Known(topic, clock.now())
-            return topic
-
-    def _looked_up(self, name: str) -> KafkaTopic:
-        topic = self.described(name) or self.create(name, self._rules.for_new(name))
-        known = self._known.get(name)
-        same_log = known is not None and known.topic.log_id == topic.log_id
-        self._rules.check(name, topic.partitions, known.topic.partitions if known is not None and same_log else None)
-        self._known[name] = _Known(topic, clock.now())
-        return topic
 
     def described(self, name: str) -> KafkaTopic | None:
         """The topic as the cluster has it now; None: there is none."""
@@ -90,16 +55,6 @@ class KafkaTopics:
         """The topics that events can be published to, by name."""
         return [TopicSpec(name, count) for name, count in sorted(self.counts().items()) if not is_internal(name)]
 
-    def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
-        def count(name: str) -> int | None:
-            topic = self.described(name)
-            return None if topic is None else topic.partitions
-
-        def create(spec: TopicSpec) -> None:
-            self.create(spec.name, spec.partitions)
-
-        return self._rules.plan(topology, count, create if apply else None)
-
     def create(self, name: str, partitions: int, config: Mapping[str, str] | None = None) -> KafkaTopic:
         """Create the topic; one that another process has created meanwhile is fine."""
         settings = self._settings
@@ -113,7 +68,7 @@ class KafkaTopics:
             future = self._admin.client.create_topics([new], request_timeout=REQUEST_S)[name]
             self._admin.answer(future, f"creating topic {name}")
         except KafkaException as error:
-            if error.args[0].code() in _FORBIDDEN:
+            if error.args[0].code() in FORBIDDEN:
                 raise explained(error, _not_allowed(name)) from error
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise explained(error, f"creating topic {name}") from error
@@ -144,7 +99,6 @@ class KafkaTopics:
         end = clock.now() + REQUEST_S
         while self.described(name) is not None and clock.now() < end:
             time.sleep(_LOOK_S)
-        self._known.pop(name, None)
 
     def appeared(self, name: str) -> KafkaTopic:
         """The topic, as soon as a node shows it: the controller creates it, the other nodes learn of it a moment later.
@@ -160,7 +114,7 @@ class KafkaTopics:
 
 def is_internal(name: str) -> bool:
     """Whether Kafka or this broker stores something for its own use there."""
-    return name.startswith(("__", ASIDE_PREFIX))
+    return name == COUNTS_TOPIC or name.startswith(("__", ASIDE_PREFIX))
 
 
 def asked_retention_s(settings: Settings) -> float:
