@@ -26,6 +26,7 @@ from onward.brokers.core.subscription import check_start
 from onward.brokers.sqlite import checkup, figures, group_version, leases, topics
 from onward.brokers.sqlite.aside import SqliteAside
 from onward.brokers.sqlite.backlog import Backlog
+from onward.brokers.sqlite.bells import Bells, bells_path
 from onward.brokers.sqlite.doorbell import Doorbell
 from onward.brokers.sqlite.gate import Gate, lock_path
 from onward.brokers.sqlite.lease_manager import LeaseManager, LogPlace, SqliteMember
@@ -77,9 +78,10 @@ class SqliteBroker:
         catalogue = Catalogue(settings)
         self._packer = Packer(catalogue, settings.max_event_bytes)
         self._bell = Doorbell(gate.path)
+        self._bells = Bells(bells_path(store.path), self._bell)
         self._reader = StoreReader(store, "query")
         backlog = Backlog(settings.max_backlog_bytes)
-        self._writer = Writer(store, gate, Appender(catalogue, self._packer, backlog), settings)
+        self._writer = Writer(store, gate, self._bells, Appender(catalogue, self._packer, backlog), settings)
         self._writer.queue.add(Retention(settings, backlog, self._writer.queue.kick))
         self._epochs = itertools.count(1)
         self._subscriptions: set[SqliteSubscription] = set()
@@ -119,7 +121,7 @@ class SqliteBroker:
             for topic in found:
                 leases.enter(tx.db, group, topic.id, start)
             gone = frozenset() if supervised is None else supervised.gone
-            enrolment = SqliteMember(group, owner, found, self._epochs, gone)
+            enrolment = SqliteMember(group, owner, found, self._epochs, gone, self._bells)
             manager = LeaseManager(enrolment, holdings, self._settings, self._writer.queue.kick)
             return manager, manager.work(tx)
 
