@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from onward.brokers.sqlite.doorbell import Doorbell
+from onward.brokers.sqlite.doorbell import Doorbell, MemberBell
 
 
 class Bells:
@@ -19,6 +19,10 @@ class Bells:
     def __init__(self, folder: Path, doorbell: Doorbell) -> None:
         self._folder = folder
         self._doorbell = doorbell
+
+    def of(self, owner: str) -> MemberBell:
+        """What a member of this process waits for, whether its file can be made or not."""
+        return self._doorbell.bell(self._path(owner))
 
     def ring(self, owners: Iterable[str]) -> bool:
         """Wake these owners. False: one of them has no bell that we can ring."""

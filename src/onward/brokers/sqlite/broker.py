@@ -77,8 +77,8 @@ class SqliteBroker:
         self._settings = settings
         catalogue = Catalogue(settings)
         self._packer = Packer(catalogue, settings.max_event_bytes)
-        self._bell = Doorbell(gate.path)
-        self._bells = Bells(bells_path(store.path), self._bell)
+        self._doorbell = Doorbell(gate.path)
+        self._bells = Bells(bells_path(store.path), self._doorbell)
         self._reader = StoreReader(store, "query")
         backlog = Backlog(settings.max_backlog_bytes)
         self._writer = Writer(store, gate, self._bells, Appender(catalogue, self._packer, backlog), settings)
@@ -113,8 +113,8 @@ class SqliteBroker:
         self._check_open()
         check_name("group", group)
         check_start(start)
-        holdings: Holdings[LogPlace] = Holdings(self._bell)
         owner = f"{member}:{uuid.uuid4().hex}"
+        holdings: Holdings[LogPlace] = Holdings(self._bells.of(owner))
 
         def join(tx: Transaction) -> Joined:
             found = [self._packer.catalogue.resolve(tx.db, topic)[0] for topic in dict.fromkeys(topics)]
@@ -203,7 +203,7 @@ class SqliteBroker:
         await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
         await self._writer.stop()
         await self._reader.close()
-        self._bell.close()
+        self._doorbell.close()
 
     def _check_open(self) -> None:
         if self._closed:
