@@ -231,6 +231,8 @@ class LeaseManager:
             self._list(tx, turn, topic, view.members)
         parts = self.enrolment.parts
         turn.claimed = [self._claim(tx, turn, seat, parts[seat.partition]) for seat in turn.decisions.claims]
+        if turn.claimed or any(turn.decisions.struck.values()):  # the last owners may be dead
+            self.enrolment.bells.sweep(leases.known_names(tx.db))
         turn.moved = [(kept[row.part], row) for row in leases.moved(tx.db, self.group, frozenset(kept))]
         turn.version = group_version.read(tx.db, self.group)
 
@@ -258,7 +260,6 @@ class LeaseManager:
             if struck or not members.get(me, False):
                 group_version.bump(tx, self.group)
                 self.enrolment.bells.hang(me)
-                self.enrolment.bells.sweep(leases.known_names(tx.db))
 
     def _claim(self, tx: Transaction, turn: LeaseTurn, seat: Seat, part: int) -> Held:
         claim = leases.claim(tx.db, self.group, part, self.enrolment.owner, turn.lease)
