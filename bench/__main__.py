@@ -26,6 +26,7 @@ NAMES: Mapping[str, str] = {
     "micro": "control plane, tracker, Event, in processor time",
     "inbox": "transactions with an inbox, beside the same without one",
     "wakeup": "from publish in one process to the handler in another",
+    "members": "one event a call on SQLite, beside 3 and 25 member processes",
 }
 
 WITH_SERVERS: Mapping[str, str] = {

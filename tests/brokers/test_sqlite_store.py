@@ -716,7 +716,7 @@ def test_another_processes_publish_wakes_a_sleeping_reader(tmp_path: Path, only_
 def test_without_inotify_a_reader_is_woken_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_the_bell: None
 ) -> None:
-    monkeypatch.setattr("onward.brokers.sqlite.doorbell._inotify", lambda path: None)
+    monkeypatch.setattr("onward.brokers.sqlite.doorbell._inotify", lambda: None)
 
     async def scenario() -> None:
         path = tmp_path / "shop.db"

@@ -273,7 +273,8 @@ class Holdings(Generic[T]):
         return _rotated(holds, self._turn)
 
     def stock(self, found: Iterable[tuple[Hold[T], Chunk]], reached: Iterable[tuple[Hold[T], int]] = ()) -> None:
-        """Keep what was read for the next collect. `reached`: how far the logs were read, holes included."""
+        """Keep what was read for the next collect. `reached`: how far the logs were read, holes included. A thread that
+        reads beside a waiting receive rings the bell afterwards."""
         with self.lock:
             for hold, chunk in found:
                 hold.ahead.position = chunk.deliveries[-1].position + 1
@@ -286,7 +287,6 @@ class Holdings(Generic[T]):
                         hold.ahead.chunks.append(position)
             if self._is_full():
                 self.hungry.clear()
-        self.bell.ring()
 
     # -- with the lock held ---------------------------------------------------------------------------------------
 

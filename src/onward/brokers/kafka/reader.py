@@ -75,6 +75,7 @@ class LogReader:
             return
         messages = [first, *self._consumer.consume(_BATCH - 1, 0)]
         self._holdings.stock(self._sorted(messages))
+        self._holdings.bell.ring()
         if len(messages) < _BATCH:
             self._look()
 
@@ -116,6 +117,7 @@ class LogReader:
                 reached.append((hold, found.offset))
         if reached:
             self._holdings.stock((), reached)
+            self._holdings.bell.ring()
 
     def _replace_if_stalled(self) -> None:
         stuck = self._stall_check.look(self._reading, clock.now())

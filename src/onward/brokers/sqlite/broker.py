@@ -26,6 +26,7 @@ from onward.brokers.core.subscription import check_start
 from onward.brokers.sqlite import checkup, figures, group_version, leases, topics
 from onward.brokers.sqlite.aside import SqliteAside
 from onward.brokers.sqlite.backlog import Backlog
+from onward.brokers.sqlite.bells import Bells, bells_path
 from onward.brokers.sqlite.doorbell import Doorbell
 from onward.brokers.sqlite.gate import Gate, lock_path
 from onward.brokers.sqlite.lease_manager import LeaseManager, LogPlace, SqliteMember
@@ -76,10 +77,11 @@ class SqliteBroker:
         self._settings = settings
         catalogue = Catalogue(settings)
         self._packer = Packer(catalogue, settings.max_event_bytes)
-        self._bell = Doorbell(gate.path)
+        self._doorbell = Doorbell(gate.path)
+        self._bells = Bells(bells_path(store.path), self._doorbell)
         self._reader = StoreReader(store, "query")
         backlog = Backlog(settings.max_backlog_bytes)
-        self._writer = Writer(store, gate, Appender(catalogue, self._packer, backlog), settings)
+        self._writer = Writer(store, gate, self._bells, Appender(catalogue, self._packer, backlog), settings)
         self._writer.queue.add(Retention(settings, backlog, self._writer.queue.kick))
         self._epochs = itertools.count(1)
         self._subscriptions: set[SqliteSubscription] = set()
@@ -112,15 +114,15 @@ class SqliteBroker:
         self._check_open()
         check_name("group", group)
         check_start(start)
-        holdings: Holdings[LogPlace] = Holdings(self._bell)
         owner = f"{member}:{uuid.uuid4().hex}"
+        holdings: Holdings[LogPlace] = Holdings(self._bells.of(owner))
 
         def join(tx: Transaction) -> Joined:
             found = [self._packer.catalogue.resolve(tx.db, topic)[0] for topic in dict.fromkeys(topics)]
             for topic in found:
                 leases.enter(tx.db, group, topic.id, start)
             gone = frozenset() if supervised is None else supervised.gone
-            enrolment = SqliteMember(group, owner, found, self._epochs, gone)
+            enrolment = SqliteMember(group, owner, found, self._epochs, gone, self._bells)
             manager = LeaseManager(enrolment, holdings, self._settings, self._writer.queue.kick)
             return manager, manager.work(tx)
 
@@ -202,7 +204,7 @@ class SqliteBroker:
         await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
         await self._writer.stop()
         await self._reader.close()
-        self._bell.close()
+        self._doorbell.close()
 
     def _check_open(self) -> None:
         if self._closed:

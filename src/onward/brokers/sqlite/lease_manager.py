@@ -19,6 +19,7 @@ from onward.brokers.core.holdings import Hold, Holdings
 from onward.brokers.core.leasing import Decisions, Situation
 from onward.brokers.core.share import Seat
 from onward.brokers.sqlite import group_version, leases, progress
+from onward.brokers.sqlite.bells import Bells
 from onward.brokers.sqlite.leases import Lease, MovedRow
 from onward.brokers.sqlite.topics import Topic
 from onward.brokers.sqlite.transaction import Transaction
@@ -53,6 +54,7 @@ class SqliteMember(NamedTuple):
     topics: Sequence[Topic]
     epochs: Iterator[int]
     gone: frozenset[str]  # the names of members whose leases count no more
+    bells: Bells
 
     @property
     def parts(self) -> dict[Partition, int]:
@@ -213,6 +215,7 @@ class LeaseManager:
                 turn.decisions.released[hold] = clean
         for topic in self.enrolment.topics:
             leases.strike(tx.db, self.group, topic.id, [self.enrolment.owner])
+        self.enrolment.bells.take_down(self.enrolment.owner)
         group_version.bump(tx, self.group)
 
     def _keep(self, tx: Transaction, turn: LeaseTurn, situation: Situation[LogPlace]) -> None:
@@ -228,6 +231,8 @@ class LeaseManager:
             self._list(tx, turn, topic, view.members)
         parts = self.enrolment.parts
         turn.claimed = [self._claim(tx, turn, seat, parts[seat.partition]) for seat in turn.decisions.claims]
+        if turn.claimed or any(turn.decisions.struck.values()):  # the last owners may be dead
+            self.enrolment.bells.sweep(leases.known_names(tx.db))
         turn.moved = [(kept[row.part], row) for row in leases.moved(tx.db, self.group, frozenset(kept))]
         turn.version = group_version.read(tx.db, self.group)
 
@@ -254,6 +259,7 @@ class LeaseManager:
             leases.enlist(tx.db, self.group, topic.id, me, turn.lease)
             if struck or not members.get(me, False):
                 group_version.bump(tx, self.group)
+                self.enrolment.bells.hang(me)
 
     def _claim(self, tx: Transaction, turn: LeaseTurn, seat: Seat, part: int) -> Held:
         claim = leases.claim(tx.db, self.group, part, self.enrolment.owner, turn.lease)

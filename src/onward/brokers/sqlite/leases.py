@@ -40,6 +40,8 @@ _GIVE_BACK = """
 UPDATE onward_group SET owner = NULL, until = 0, clean = ? WHERE part = ? AND grp = ? AND owner = ? AND fence = ?
 """
 _RENEW = "UPDATE onward_group SET until = ?, ttl = ?, boot = ? WHERE part = ? AND grp = ?"
+_OWNERS = "SELECT owner, until, ttl, boot FROM onward_group WHERE part = ? AND owner IS NOT NULL"
+_KNOWN_NAMES = "SELECT member FROM onward_member UNION SELECT owner FROM onward_group WHERE owner IS NOT NULL"
 _MEMBERS = "SELECT member, until, ttl, boot FROM onward_member WHERE grp = ? AND topic = ?"
 _ENLIST = "INSERT OR REPLACE INTO onward_member (grp, topic, member, until, ttl, boot) VALUES (?, ?, ?, ?, ?, ?)"
 _STRIKE = "DELETE FROM onward_member WHERE grp = ? AND topic = ? AND member = ?"
@@ -152,6 +154,18 @@ def members(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
 def owners(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
     """The last owners of partitions, with their leases; they need not be members any more."""
     return {row[2]: Lease(*row[5:]) for row in db.execute(_SEATS, (group, topic)) if row[2] is not None}
+
+
+def live_owners(db: sqlite3.Connection, parts: Iterable[int], now: float) -> set[str]:
+    """The owners, in all groups, of these partitions. One whose lease has ended looks by itself."""
+    boot = clock.boot_id()
+    rows = [row for part in parts for row in db.execute(_OWNERS, (part,))]
+    return {owner for owner, *lease in rows if Lease(*lease).counts(now, boot)}
+
+
+def known_names(db: sqlite3.Connection) -> set[str]:
+    """All members and owners of all groups, alive or not."""
+    return {name for (name,) in db.execute(_KNOWN_NAMES)}
 
 
 def enlist(db: sqlite3.Connection, group: str, topic: int, member: str, lease: Lease) -> None:

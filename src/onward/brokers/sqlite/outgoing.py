@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import sqlite3
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -153,6 +154,11 @@ class Shipment:
             parts.setdefault(topic.parts[index], []).append(pack)
 
 
+class Appended(NamedTuple):
+    refused: dict[Parcel, OnwardError]  # and why
+    parts: list[int]  # the ids of the partitions that got events
+
+
 class Appender:
     """Appends parcels inside the writer's transaction, in the order they were entered."""
 
@@ -162,8 +168,7 @@ class Appender:
         self._backlog = backlog
         self._tails: dict[int, tuple[int, dict[int, Tail]]] = {}  # by topic: its total, and its partitions' ends
 
-    def append(self, db: sqlite3.Connection, parcels: Sequence[Parcel], wall: float) -> dict[Parcel, OnwardError]:
-        """Returns the errors of those refused."""
+    def append(self, db: sqlite3.Connection, parcels: Sequence[Parcel], wall: float) -> Appended:
         refused: dict[Parcel, OnwardError] = {}
         shipment = Shipment(db)
         for parcel in parcels:
@@ -175,7 +180,7 @@ class Appender:
                 shipment.closed |= parcel.lanes
         for name, packs in shipment.packs.items():
             self._write(db, *shipment.topics[name], packs, wall)
-        return refused
+        return Appended(refused, [part for packs in shipment.packs.values() for part in packs])
 
     def forget(self) -> None:
         """A transaction was rolled back: what is remembered of it never was."""

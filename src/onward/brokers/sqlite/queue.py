@@ -46,6 +46,7 @@ class Batch:
         self.answers: list[Answer] = []
         self.after: list[Callable[[], None]] = []
         self.failed: list[tuple[Chore, Exception]] = []
+        self.owners: set[str] = set()  # who must be woken for what was appended
 
 
 class Queue:

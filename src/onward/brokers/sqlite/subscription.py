@@ -28,6 +28,10 @@ _LOOK_S = 1.0  # how long a lost ring of the doorbell may go unnoticed
 _TAIL = "SELECT next FROM onward_partition WHERE id = ?"
 
 
+News = tuple[int, frozenset[Held]]  # how often the bell rang, and the partitions to read from
+Found = tuple[Held, list[log.Rows], int]  # record batches of a partition, and up to where its log was read
+
+
 class Access(NamedTuple):
     """The subscription's ways into the store."""
 
@@ -41,6 +45,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
         self._manager = manager
         self._writer, self._reader = access
         self._timeout_s = settings.publish_timeout_s
+        self._exhausted: News | None = None  # what was known when all that it led to had been read
 
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
@@ -96,9 +101,17 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
     async def _read(self, limit: int, max_bytes: int) -> None:
         if self._holdings.is_stocked(limit, max_bytes):
             return
+        news = self._holdings.bell.listen(), frozenset(self._holdings.flowing())
+        if news == self._exhausted:
+            self._exhausted = None  # once: after the wait that follows it reads, though no bell rang
+            return
+        self._exhausted = None
         # The thread only reads: deliveries built there would compete with the loop for the interpreter.
-        for hold, rows, reached in await self._reader.run(lambda db: self._fill(db, limit, max_bytes)):
+        found, is_all = await self._reader.run(lambda db: self._fill(db, limit, max_bytes))
+        for hold, rows, reached in found:
             self._stock(hold, rows, reached)
+        if is_all:
+            self._exhausted = news
 
     def _stock(self, hold: Held, found: Sequence[log.Rows], reached: int) -> None:
         for rows in found:
@@ -110,10 +123,11 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
 
     # -- in the reader's thread -----------------------------------------------------------------------------------
 
-    def _fill(self, db: sqlite3.Connection, limit: int, max_bytes: int) -> list[tuple[Held, list[log.Rows], int]]:
-        """Read on in the partitions that flow, until there is enough for a receive."""
+    def _fill(self, db: sqlite3.Connection, limit: int, max_bytes: int) -> tuple[list[Found], bool]:
+        """Read on in the partitions that flow, until there is enough for a receive. True: there was no more."""
         self._manager.saw(group_version.read(db, self._manager.group))
-        now, found = clock.now(), []
+        now = clock.now()
+        found: list[Found] = []
         for hold in self._holdings.flowing():
             limit -= hold.ahead.events
             if limit <= 0 or max_bytes <= 0:
@@ -124,7 +138,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
             found.append((hold, rows, reached))
             limit -= sum([len(each.events) for each in rows])
             max_bytes -= sum([each.size for each in rows])
-        return found
+        return found, limit > 0 and max_bytes > 0
 
     def _read_hold(self, db: sqlite3.Connection, hold: Held, limit: int, max_bytes: int) -> tuple[list[log.Rows], int]:
         """Record batches of a partition, and up to where its log was read."""

@@ -15,12 +15,14 @@ from typing import TypeVar
 
 from onward import clock
 from onward.brokers.core.publishing import BEHIND
+from onward.brokers.sqlite import leases
+from onward.brokers.sqlite.bells import Bells
 from onward.brokers.sqlite.gate import Gate
-from onward.brokers.sqlite.outgoing import Appender, Parcel
+from onward.brokers.sqlite.outgoing import Appended, Appender, Parcel
 from onward.brokers.sqlite.queue import Batch, Job, Queue, answer, outcomes, refused
 from onward.brokers.sqlite.store import Store, error_code, explained
 from onward.brokers.sqlite.transaction import Transaction, guarded
-from onward.errors import BrokerError, Closed, OnwardError, PublishError
+from onward.errors import BrokerError, Closed, PublishError
 from onward.settings import Settings
 
 _RETRY_S = 0.5  # a chore that failed
@@ -30,10 +32,11 @@ T = TypeVar("T")
 
 
 class Writer:
-    def __init__(self, store: Store, gate: Gate, courier: Appender, settings: Settings) -> None:
+    def __init__(self, store: Store, gate: Gate, bells: Bells, courier: Appender, settings: Settings) -> None:
         self.queue = Queue(str(store.path), settings.max_outgoing_bytes)
         self._store = store
         self._gate = gate
+        self._bells = bells
         self._courier = courier
         self._timeout_s = settings.publish_timeout_s
         self._obstacle = ""  # why no transaction could begin, when it is not the lock file
@@ -114,7 +117,7 @@ class Writer:
         except (OSError, sqlite3.Error) as error:
             why = explained(error, self._store.path) if isinstance(error, sqlite3.Error) else BrokerError(str(error))
             return self.queue.fail_all(why, chores_at=clock.now() + _RETRY_S)
-        if rings:
+        if not self._bells.ring(batch.owners) or rings:
             self._gate.ring()
         for after in batch.after:
             after()
@@ -124,7 +127,7 @@ class Writer:
         answer(batch.answers)
 
     def _transaction(self) -> tuple[Batch, bool]:
-        """One transaction; returns what was in it, and whether readers must be woken."""
+        """One transaction; returns what was in it, and whether all readers must be woken, not only some owners."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -171,14 +174,13 @@ class Writer:
         if not batch.parcels:
             return
         outcome = guarded(tx, lambda tx: self._courier.append(tx.db, batch.parcels, tx.wall))
-        errors: dict[Parcel, OnwardError] = outcome.result or {}
+        errors, parts = outcome.result or Appended({}, [])
         if outcome.error is not None:
             self._courier.forget()
             error = outcome.error
             why = str(explained(error, self._store.path)) if isinstance(error, sqlite3.Error) else repr(error)
             errors = {parcel: PublishError(why, refused=parcel.events) for parcel in batch.parcels}
-        if len(errors) < len(batch.parcels):
-            tx.ring()
+        batch.owners = leases.live_owners(tx.db, parts, tx.now)  # in this transaction: ownership may move in the next
         batch.answers.extend((parcel, None, errors.get(parcel)) for parcel in batch.parcels)
         if errors:
             batch.answers.extend(refused(self.queue.bring_down(list(errors)), BEHIND.why))
@@ -190,6 +192,7 @@ class Writer:
                 self._db.execute("ROLLBACK")
         self._courier.forget()
         batch.after.clear()
+        batch.owners.clear()
         batch.failed[:] = [(chore, why) for chore in batch.chores]
         # Keep the answers to those that were stopped behind a refused one.
         batch.answers[:] = [entry for entry in batch.answers if isinstance(entry[0], Parcel) and entry[2] is not None]

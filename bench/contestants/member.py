@@ -1,0 +1,17 @@
+"""A process that is one member of a group: it handles what its partitions get, until SIGTERM."""
+
+import asyncio
+
+from bench.workload import TOPIC, Order, application
+
+GROUP = "members"
+
+
+def run(path: str) -> None:
+    app = application(path)
+
+    @app.handler(TOPIC, group=GROUP)
+    async def handle(order: Order) -> None:
+        pass
+
+    asyncio.run(app.run())

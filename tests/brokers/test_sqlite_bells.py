@@ -1,0 +1,361 @@
+"""Who is woken by a commit on SQLite: the owners of what it wrote, and no ring is lost."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from onward.brokers.base import Assigned, Broker, Progress, Revoked, Subscription
+from onward.brokers.core.partitioner import key_hashes
+from onward.brokers.sqlite import open_broker
+from onward.brokers.sqlite.doorbell import Doorbell
+from onward.brokers.sqlite.gate import Gate, lock_path
+from onward.event import Delivery, Event, Partition, new_id
+from onward.settings import Settings
+
+PARTITIONS = 4
+KEYS = {key_hashes[key] % PARTITIONS: key for key in map(str, range(100))}  # one key for each partition
+LONG_AGO = (1.0, 1.0)
+
+MEMBER = """
+import asyncio, sys
+from onward.brokers.sqlite import open_broker
+from onward.settings import Settings
+
+async def main(path):
+    broker = open_broker(f"sqlite:///{path}", Settings(partitions=4, lease_s=1.0, takeover_grace_s=0.1))
+    member = await broker.subscribe(["orders"], group="billing", member="m", ordering="key", start="earliest")
+    while True:
+        if await member.receive(1_000, 1 << 24, 1.0):
+            print("owner", flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def only_the_bell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No member looks by itself for a ring that was lost."""
+    monkeypatch.setattr("onward.brokers.sqlite.subscription._LOOK_S", 60.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shop.db"
+
+
+@asynccontextmanager
+async def opened(path: Path, lease_s: float = 20.0) -> AsyncIterator[Broker]:
+    broker = open_broker(f"sqlite:///{path}", Settings(partitions=PARTITIONS, lease_s=lease_s, takeover_grace_s=0.1))
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+@contextmanager
+def member_process(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A member in another process that owns partitions, until it is killed."""
+    with subprocess.Popen([sys.executable, "-c", MEMBER, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "owner\n"
+            yield process
+        finally:
+            process.kill()
+
+
+async def join(broker: Broker, topic: str = "orders") -> Subscription:
+    return await broker.subscribe([topic], group="billing", member="m", ordering="key", start="earliest")
+
+
+def event(index: int, number: int = 0, topic: str = "orders") -> Event:
+    return Event(new_id(), topic, KEYS[index], b"%d" % number)
+
+
+async def assigned(*members: Subscription, count: int) -> None:
+    """Receive until each of them has this many partitions; what is to be given up is released."""
+    held: dict[Subscription, set[Partition]] = {member: set() for member in members}
+    async with asyncio.timeout(40):
+        while any(len(mine) != count for mine in held.values()):
+            for member, mine in held.items():
+                for message in await member.receive(1_000, 1 << 24, 0.05):
+                    if isinstance(message, Assigned):
+                        mine.add(message.partition)
+                    elif isinstance(message, Revoked):
+                        await member.release(message.partitions, drained=True)
+                        mine.difference_update(message.partitions)
+
+
+async def keep_receiving(member: Subscription) -> None:
+    while True:
+        await member.receive(1_000, 1 << 24, 1.0)
+
+
+async def following(subscription: Subscription) -> Delivery:
+    """The next event. It is waited for in one receive: after a lost ring it does not come in time."""
+    async with asyncio.timeout(20):
+        while True:
+            for message in await subscription.receive(1_000, 1 << 24, 60.0):
+                if isinstance(message, Delivery):
+                    return message
+
+
+def bells(path: Path) -> set[Path]:
+    folder = path.with_name("shop.db-bells")
+    return {*folder.iterdir()} if folder.exists() else set()
+
+
+def bell_of(path: Path, index: int) -> Path:
+    """The bell of the partition's owner."""
+    query = "SELECT g.owner FROM onward_group g JOIN onward_partition p ON p.id = g.part WHERE p.idx = ?"
+    with closing(sqlite3.connect(path)) as db:
+        owner = str(db.execute(query, (index,)).fetchone()[0])
+    return path.with_name("shop.db-bells") / owner.rpartition(":")[2]
+
+
+def append_again(path: Path) -> None:
+    """Append the only event a second time, without a ring."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(
+            "INSERT INTO onward_log (at, count, time, before, data) SELECT at + 1, 1, time, 0, data FROM onward_log"
+        )
+        db.execute("UPDATE onward_partition SET next = next + 1 WHERE next > 0")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(40):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+# Who is woken
+
+
+def rung(files: Iterable[Path]) -> set[Path]:
+    """Which rang since their times were set to long ago. A write sets one of a file's times, a ring sets both."""
+    return {file for file in files if file.stat().st_atime != LONG_AGO[0]}
+
+
+def test_a_commit_rings_for_the_owner_and_for_no_other_member(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as one, opened(path) as two, opened(path) as publisher:
+            await assigned(await join(one), await join(two), count=2)
+            for index in range(PARTITIONS):
+                files = {*bells(path), path.with_name("shop.db-lock")}
+                for file in files:
+                    os.utime(file, LONG_AGO)
+                await publisher.publish([event(index)])
+                assert rung(files) == {bell_of(path, index)}
+
+    asyncio.run(scenario())
+
+
+def test_a_settle_rings_for_no_member(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as broker:
+            member = await join(broker)
+            await broker.publish([event(0)])
+            done = await following(member)
+            files = {*bells(path), path.with_name("shop.db-lock")}
+            for file in files:
+                os.utime(file, LONG_AGO)
+            assert not await member.settle([Progress(done.partition, done.epoch, done.position + 1)])
+            assert rung(files) == set()
+
+    asyncio.run(scenario())
+
+
+def test_a_file_rings_for_its_member_and_the_lock_file_for_all(tmp_path: Path) -> None:
+    lock, mine, other = (tmp_path / name for name in ("lock", "mine", "other"))
+    for file in (lock, mine, other):
+        file.touch()
+    doorbell = Doorbell(lock)
+    try:
+        bells = {file: doorbell.bell(file) for file in (mine, other)}
+        assert all(doorbell.watch(file) for file in bells)
+        before = [bell.listen() for bell in bells.values()]
+        os.utime(mine)
+        assert [bell.listen() for bell in bells.values()] == [before[0] + 1, before[1]]
+        os.utime(lock)
+        assert [bell.listen() for bell in bells.values()] == [before[0] + 2, before[1] + 1]
+    finally:
+        doorbell.close()
+
+
+# No ring is lost
+
+
+def test_an_event_published_just_before_a_member_waits_wakes_it(path: Path, only_the_bell: None) -> None:
+    async def scenario() -> None:
+        async with opened(path) as broker, opened(path) as publisher:
+            member = await join(broker)
+            await assigned(member, count=PARTITIONS)
+            for n in range(300):
+                receiving = asyncio.create_task(following(member))
+                await asyncio.sleep((n % 30) * 1e-4)  # from before its look at the store until long after
+                await publisher.publish([event(n % PARTITIONS, n)])
+                assert (await receiving).event.value == b"%d" % n
+
+    asyncio.run(scenario())
+
+
+def test_an_event_wakes_its_owner_while_ownership_moves(path: Path, only_the_bell: None) -> None:
+    """A publisher that had the old owner in mind would ring for a member that is about to lose the partition."""
+
+    async def receive_all(member: Subscription, found: set[int]) -> None:
+        while True:
+            for message in await member.receive(1_000, 1 << 24, 60.0):
+                if isinstance(message, Delivery):
+                    found.add(int(message.event.value or b""))
+                    await member.settle([Progress(message.partition, message.epoch, message.position + 1)])
+                elif isinstance(message, Revoked):
+                    await member.release(message.partitions, drained=True)
+
+    async def publish_all(publisher: Broker, sent: list[int]) -> None:
+        while True:
+            await publisher.publish([event(len(sent) % PARTITIONS, len(sent))])
+            sent.append(len(sent))
+
+    async def scenario() -> None:
+        async with opened(path) as broker, opened(path) as publisher:
+            sent: list[int] = []
+            found: set[int] = set()
+            receiving = [asyncio.create_task(receive_all(await join(broker), found))]
+            publishing = asyncio.create_task(publish_all(publisher, sent))
+            for _ in range(10):
+                async with opened(path) as other:
+                    receiving.append(asyncio.create_task(receive_all(await join(other), found)))
+                    goal = len(sent) + 40
+                    await until(lambda goal=goal: len(sent) > goal)  # type: ignore[misc]
+            publishing.cancel()
+            await asyncio.wait([publishing])
+            await until(lambda: found >= {*sent})
+            for task in receiving:
+                task.cancel()
+            await asyncio.wait(receiving)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_without_a_bell_is_woken_by_the_lock_file(path: Path, only_the_bell: None) -> None:
+    """As one of an older release, which watches nothing else."""
+
+    async def scenario() -> None:
+        async with opened(path) as broker, opened(path) as publisher:
+            member = await join(broker)
+            await assigned(member, count=PARTITIONS)
+            for bell in bells(path):
+                bell.unlink()
+            for n in range(5):
+                receiving = asyncio.create_task(following(member))
+                await asyncio.sleep(0.05)  # so that it waits
+                await publisher.publish([event(0, n)])
+                assert (await receiving).event.value == b"%d" % n
+
+    asyncio.run(scenario())
+
+
+def test_a_publisher_that_rings_with_the_lock_file_wakes_a_member(path: Path, only_the_bell: None) -> None:
+    """As one of an older release, which knows of no bells."""
+
+    async def scenario() -> None:
+        async with opened(path) as broker:
+            member = await join(broker)
+            await broker.publish([event(0)])
+            first = await following(member)
+            receiving = asyncio.create_task(following(member))
+            await asyncio.sleep(0.05)  # so that it waits
+            append_again(path)
+            os.utime(path.with_name("shop.db-lock"))
+            assert (await receiving).position == first.position + 1
+
+    asyncio.run(scenario())
+
+
+def test_a_member_looks_by_itself_for_what_no_ring_announced(path: Path) -> None:
+    """As after a publisher that was killed between its commit and its ring."""
+
+    async def scenario() -> None:
+        async with opened(path) as broker:
+            member = await join(broker)
+            await broker.publish([event(0)])
+            first = await following(member)
+            append_again(path)
+            assert (await following(member)).position == first.position + 1
+
+    asyncio.run(scenario())
+
+
+# The files
+
+
+def test_a_bell_comes_with_a_member_and_goes_with_it(path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(path) as broker:
+            await broker.publish([event(0)])
+            assert not bells(path)
+            one, two = await join(broker), await join(broker)
+            assert [stat.S_IMODE(bell.stat().st_mode) for bell in bells(path)] == [0o600, 0o600]
+            assert stat.S_IMODE(path.with_name("shop.db-bells").stat().st_mode) == 0o700
+            await one.close()
+            assert len(bells(path)) == 1
+            await two.close()
+            assert not path.with_name("shop.db-bells").exists()
+
+    asyncio.run(scenario())
+
+
+def test_the_bell_of_a_killed_member_goes_when_it_is_struck_off(path: Path) -> None:
+    async def scenario() -> None:
+        with member_process(path) as process:
+            theirs = bells(path)
+            async with opened(path, lease_s=1.0) as broker:
+                receiving = asyncio.create_task(keep_receiving(await join(broker)))
+                assert theirs < bells(path)
+                process.kill()
+                await until(lambda: not theirs & bells(path))
+                assert len(bells(path)) == 1
+                receiving.cancel()
+                await asyncio.wait([receiving])
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_was_struck_off_while_it_slept_hangs_its_bell_again(path: Path) -> None:
+    async def scenario() -> None:
+        with member_process(path) as process:
+            theirs = bells(path)
+            async with opened(path, lease_s=1.0) as broker:
+                receiving = asyncio.create_task(keep_receiving(await join(broker)))
+                with Gate(lock_path(path)).held():  # so that it does not sleep with the lock
+                    process.send_signal(signal.SIGSTOP)
+                await until(lambda: not theirs & bells(path))
+                process.send_signal(signal.SIGCONT)
+                await until(lambda: theirs < bells(path))
+                receiving.cancel()
+                await asyncio.wait([receiving])
+
+    asyncio.run(scenario())
+
+
+def test_a_member_joins_where_no_bell_can_be_hung(path: Path, only_the_bell: None) -> None:
+    async def scenario() -> None:
+        async with opened(path) as broker, opened(path) as publisher:
+            path.with_name("shop.db-bells").touch()  # not a folder
+            member = await join(broker)
+            await assigned(member, count=PARTITIONS)
+            receiving = asyncio.create_task(following(member))
+            await asyncio.sleep(0.05)  # so that it waits
+            await publisher.publish([event(0)])
+            await receiving
+
+    asyncio.run(scenario())
