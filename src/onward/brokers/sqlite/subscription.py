@@ -16,7 +16,7 @@ from onward.brokers.sqlite.lease_manager import Held, LeaseManager, LogPlace
 from onward.brokers.sqlite.progress import Claimed, SettleWrite, settle
 from onward.brokers.sqlite.reader import StoreReader
 from onward.brokers.sqlite.writer import Writer
-from onward.errors import AsideError, BadStore, BrokerError
+from onward.errors import AsideError, BadStore, BrokerError, StoreLost
 from onward.event import Delivery, Partition
 from onward.settings import Settings
 
@@ -51,7 +51,11 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
         claims = {partition: Claimed(hold.own.part, hold.fence) for partition, hold in holds.items()}
         enrolment = self._manager.enrolment
         call = SettleWrite(enrolment.group, enrolment.owner, claims, progress, aside, gone)
-        answer = await self._writer.call(lambda tx: settle(tx.db, call))
+        try:
+            answer = await self._writer.call(lambda tx: settle(tx.db, call))
+        except StoreLost as lost:
+            self._manager.lose(lost)
+            raise
         if answer.lost:
             self._manager.look_at(0.0)
         if answer.refused:
@@ -94,10 +98,14 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
             raise BrokerError(self._writer.too_late()) from None
 
     async def _read(self, limit: int, max_bytes: int) -> None:
-        if self._holdings.is_stocked(limit, max_bytes):
+        if self._manager.failure is not None or self._holdings.is_stocked(limit, max_bytes):
             return
         # The thread only reads: deliveries built there would compete with the loop for the interpreter.
-        for hold, rows, reached in await self._reader.run(lambda db: self._fill(db, limit, max_bytes)):
+        try:
+            found = await self._reader.run(lambda db: self._fill(db, limit, max_bytes))
+        except StoreLost as lost:
+            return self._manager.lose(lost)  # receive reports it, after what is fenced
+        for hold, rows, reached in found:
             self._stock(hold, rows, reached)
 
     def _stock(self, hold: Held, found: Sequence[log.Rows], reached: int) -> None:
