@@ -14,6 +14,7 @@ OnwardError
 ├── Undecodable                 a stored value does not fit the handler's annotation
 ├── BrokerError                 the broker failed, or its answer was lost
 │   ├── BadStore                not our file, a damaged file, or one from a newer version
+│   │   └── StoreLost           the file was deleted, replaced or overwritten while it was in use
 │   ├── GroupDropped            the group was dropped while this member was away
 │   ├── Closed                  the broker, subscription or application is closed
 │   ├── PublishError            some events were refused, or it is unknown whether they were stored
@@ -75,6 +76,7 @@ __all__ = [
     "RemoteError",
     "RetryLater",
     "Skip",
+    "StoreLost",
     "Superseded",
     "TooLarge",
     "Undecodable",
@@ -138,6 +140,10 @@ class BrokerError(OnwardError):
 
 
 class BadStore(BrokerError):
+    pass
+
+
+class StoreLost(BadStore):
     pass
 
 

@@ -23,7 +23,7 @@ from onward.brokers.sqlite.bells import Bells
 from onward.brokers.sqlite.leases import Lease, MovedRow
 from onward.brokers.sqlite.topics import Topic
 from onward.brokers.sqlite.transaction import Transaction
-from onward.errors import GroupDropped, OnwardError
+from onward.errors import GroupDropped, OnwardError, StoreLost
 from onward.event import Partition
 from onward.settings import Settings
 
@@ -137,6 +137,8 @@ class LeaseManager:
 
     @property
     def troubles(self) -> list[str]:
+        if self.failure is not None:
+            return [str(self.failure)]
         damaged = [hold for hold in self._holdings.all() if hold.own.damage]
         return [f"{hold.partition} of group {self.group} stands still: {hold.own.damage}" for hold in damaged]
 
@@ -164,6 +166,14 @@ class LeaseManager:
     def leave(self) -> "asyncio.Future[None]":
         self._requests.leaving = True
         return self._next_turn()
+
+    def lose(self, error: StoreLost) -> None:
+        """Nothing can be settled any more: what is held is fenced, and no release or leave waits for a turn."""
+        with self._holdings.lock:
+            self.failure = error
+            self._holdings.drop(list(self._holdings.held.values()), fenced=True)
+            waiters, self._requests.waiters = self._requests.waiters, []
+        _answer(waiters)
 
     def _next_turn(self) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
@@ -196,6 +206,8 @@ class LeaseManager:
 
     def failed(self, error: Exception) -> None:
         self._holdings.restore()
+        if isinstance(error, StoreLost):
+            self.lose(error)
 
     def _dropped_topic(self, tx: Transaction) -> str:
         """Only a join creates a group: a member that slept while it was dropped must not create it at some position."""

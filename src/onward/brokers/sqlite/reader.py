@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from onward.brokers.sqlite.store import Store, explained
+from onward.brokers.sqlite.store import Store
 from onward.errors import Closed
 
 T = TypeVar("T")
@@ -37,12 +37,14 @@ class StoreReader:
                 self._db = self._store.connect()
             self._db.execute("BEGIN")
             try:
-                return query(self._db)
+                found = query(self._db)
+                self._store.check()
+                return found
             finally:
                 if self._db.in_transaction:
                     self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise explained(error, self._store.path) from error
+            raise self._store.explained(error) from error
 
     def _disconnect(self) -> None:
         if self._db is not None:

@@ -9,11 +9,18 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from onward.brokers.sqlite import mounts
+from onward.brokers.sqlite.file_watch import FileWatch
 from onward.brokers.sqlite.gate import Gate
-from onward.errors import BadSetting, BadStore, BrokerError
+from onward.errors import BadSetting, BadStore, BrokerError, StoreLost
 from onward.settings import Settings, redacted
 
-_SCRIPTS = ("schema.sql", "schema_2.sql", "schema_3.sql", "schema_4.sql")  # from each version of the tables to the next
+_SCRIPTS = (
+    "schema.sql",
+    "schema_2.sql",
+    "schema_3.sql",
+    "schema_4.sql",
+    "schema_5.sql",
+)  # from each version of the tables to the next
 SCHEMA_VERSION = len(_SCRIPTS)
 _SQLITE_NEEDED = (3, 35, 0)  # RETURNING
 _BUSY_MS = 1_000
@@ -42,6 +49,7 @@ class Store:
         self.path = path
         self._patience_s = settings.publish_timeout_s
         self._synchronous = "NORMAL" if settings.durability == "window" else "FULL"
+        self._watch = FileWatch(path)
 
     def prepare(self, gate: Gate) -> None:
         """Make the tables where they are missing, and bring older ones up to date."""
@@ -70,6 +78,31 @@ class Store:
             db.close()
             raise
         return db
+
+    def connect_watched(self) -> sqlite3.Connection:
+        """A connection that stays open as long as the store is used: from now on `check` watches the file."""
+        try:
+            db = self.connect()
+            self._watch.start(db)
+        except sqlite3.Error as error:
+            raise explained(error, self.path) from error
+        return db
+
+    def check(self) -> None:
+        """StoreLost: the file was deleted, replaced or overwritten since it was opened."""
+        self._watch.check()
+
+    def compare(self, db: sqlite3.Connection) -> None:
+        """StoreLost: the store has gone back to an older state. Ask before the transaction has written anything."""
+        self._watch.compare(db)
+
+    def explained(self, error: sqlite3.Error) -> BrokerError:
+        """SQLite's error in words. A file that was replaced is the better reason for what SQLite finds in it."""
+        try:
+            self.check()
+        except StoreLost as lost:
+            return lost
+        return explained(error, self.path)
 
 
 def check(path: Path) -> None:

@@ -16,7 +16,7 @@ from onward.brokers.sqlite.lease_manager import Held, LeaseManager, LogPlace
 from onward.brokers.sqlite.progress import Claimed, SettleWrite, settle
 from onward.brokers.sqlite.reader import StoreReader
 from onward.brokers.sqlite.writer import Writer
-from onward.errors import AsideError, BadStore, BrokerError
+from onward.errors import AsideError, BadStore, BrokerError, StoreLost
 from onward.event import Delivery, Partition
 from onward.settings import Settings
 
@@ -56,7 +56,11 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
         claims = {partition: Claimed(hold.own.part, hold.fence) for partition, hold in holds.items()}
         enrolment = self._manager.enrolment
         call = SettleWrite(enrolment.group, enrolment.owner, claims, progress, aside, gone)
-        answer = await self._writer.call(lambda tx: settle(tx.db, call))
+        try:
+            answer = await self._writer.call(lambda tx: settle(tx.db, call))
+        except StoreLost as lost:
+            self._manager.lose(lost)
+            raise
         if answer.lost:
             self._manager.look_at(0.0)
         if answer.refused:
@@ -99,7 +103,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
             raise BrokerError(self._writer.too_late()) from None
 
     async def _read(self, limit: int, max_bytes: int) -> None:
-        if self._holdings.is_stocked(limit, max_bytes):
+        if self._manager.failure is not None or self._holdings.is_stocked(limit, max_bytes):
             return
         news = self._holdings.bell.listen(), frozenset(self._holdings.flowing())
         if news == self._exhausted:
@@ -107,7 +111,10 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
             return
         self._exhausted = None
         # The thread only reads: deliveries built there would compete with the loop for the interpreter.
-        found, is_all = await self._reader.run(lambda db: self._fill(db, limit, max_bytes))
+        try:
+            found, is_all = await self._reader.run(lambda db: self._fill(db, limit, max_bytes))
+        except StoreLost as lost:
+            return self._manager.lose(lost)  # receive reports it, after what is fenced
         for hold, rows, reached in found:
             self._stock(hold, rows, reached)
         if is_all:

@@ -20,9 +20,9 @@ from onward.brokers.sqlite.bells import Bells
 from onward.brokers.sqlite.gate import Gate
 from onward.brokers.sqlite.outgoing import Appended, Appender, Parcel
 from onward.brokers.sqlite.queue import Batch, Job, Queue, answer, outcomes, refused
-from onward.brokers.sqlite.store import Store, error_code, explained
+from onward.brokers.sqlite.store import Store, error_code
 from onward.brokers.sqlite.transaction import Transaction, guarded
-from onward.errors import BrokerError, Closed, PublishError
+from onward.errors import BrokerError, Closed, PublishError, StoreLost
 from onward.settings import Settings
 
 _RETRY_S = 0.5  # a chore that failed
@@ -40,7 +40,7 @@ class Writer:
         self._courier = courier
         self._timeout_s = settings.publish_timeout_s
         self._obstacle = ""  # why no transaction could begin, when it is not the lock file
-        self._db = store.connect()
+        self._db = store.connect_watched()
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"onward-writer-{store.path.name}", daemon=True)
         self._thread.start()
@@ -114,9 +114,8 @@ class Writer:
         try:
             with self._gate.held():
                 batch, rings = self._transaction()
-        except (OSError, sqlite3.Error) as error:
-            why = explained(error, self._store.path) if isinstance(error, sqlite3.Error) else BrokerError(str(error))
-            return self.queue.fail_all(why, chores_at=clock.now() + _RETRY_S)
+        except OSError as error:
+            return self.queue.fail_all(BrokerError(str(error)), chores_at=clock.now() + _RETRY_S)
         if not self._bells.ring(batch.owners) or rings:
             self._gate.ring()
         for after in batch.after:
@@ -130,25 +129,34 @@ class Writer:
         """One transaction; returns what was in it, and whether all readers must be woken, not only some owners."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if error_code(error) != sqlite3.SQLITE_BUSY:
-                raise
-            # Another program writes; callers wait until their own time is over.
-            self._obstacle = str(explained(error, self._store.path))
-            return Batch((), (), ()), False
+        except sqlite3.Error as error:
+            why = self._store.explained(error)
+            if error_code(error) == sqlite3.SQLITE_BUSY:
+                # Another program writes; callers wait until their own time is over.
+                self._obstacle = str(why)
+                return Batch((), (), ()), False
+            batch = self.queue.take()
+            self._roll_back(batch, why, certain=True)
+            return batch, False
         self._obstacle = ""
         batch = self.queue.take()
         tx = Transaction(self._db)
         committing = False
         try:
+            if batch.chores:
+                self._store.compare(self._db)
             self._do_jobs(tx, batch)  # before the chores: a settle counts before the release that follows it
             self._do_chores(tx, batch)
             self._append(tx, batch)
+            self._store.check()
             committing = True
             self._db.execute("COMMIT")
+        except StoreLost as lost:
+            self._roll_back(batch, lost, certain=True)
+            return batch, False
         except sqlite3.Error as error:
             certain = not committing or error_code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
-            self._roll_back(batch, explained(error, self._store.path), certain=certain)
+            self._roll_back(batch, self._store.explained(error), certain=certain)
             return batch, False
         return batch, tx.rings
 
@@ -165,7 +173,7 @@ class Writer:
             outcome = guarded(tx, job.work)
             error = outcome.error
             if isinstance(error, sqlite3.Error):
-                error = explained(error, self._store.path)
+                error = self._store.explained(error)
             if error is not None:
                 self._courier.forget()  # it may have declared a topic
             batch.answers.append((job, outcome.result, error))
@@ -178,7 +186,7 @@ class Writer:
         if outcome.error is not None:
             self._courier.forget()
             error = outcome.error
-            why = str(explained(error, self._store.path)) if isinstance(error, sqlite3.Error) else repr(error)
+            why = str(self._store.explained(error)) if isinstance(error, sqlite3.Error) else repr(error)
             errors = {parcel: PublishError(why, refused=parcel.events) for parcel in batch.parcels}
         batch.owners = leases.live_owners(tx.db, parts, tx.now)  # in this transaction: ownership may move in the next
         batch.answers.extend((parcel, None, errors.get(parcel)) for parcel in batch.parcels)

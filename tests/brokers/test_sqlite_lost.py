@@ -1,0 +1,332 @@
+"""A SQLite file that is deleted, replaced or overwritten while in use: it is noticed, and nothing more is accepted."""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onward import Onward
+from onward.brokers.base import PASSING, Broker, Fenced, Progress, Subscription
+from onward.brokers.sqlite import open_broker
+from onward.errors import BrokerError, PublishError, StoreLost
+from onward.event import Delivery, Event, new_id
+from onward.settings import Settings
+
+CURE = "stop all processes that use it, put the right file in place .* and start again"
+
+
+def event(n: int, topic: str = "orders") -> Event:
+    return Event(new_id(), topic, f"k{n}", str(n).encode())
+
+
+@asynccontextmanager
+async def opened(path: Path, **options: Any) -> AsyncIterator[Broker]:
+    broker = open_broker(f"sqlite:///{path}", Settings(**{"partitions": 2} | options))
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+async def join(broker: Broker, group: str = "billing", topic: str = "orders") -> Subscription:
+    return await broker.subscribe([topic], group=group, member="m", ordering="key", start="earliest")
+
+
+async def publish_some(path: Path, numbers: range) -> None:
+    async with opened(path) as broker:
+        for n in numbers:
+            await broker.publish([event(n)])
+
+
+async def take(subscription: Subscription, count: int) -> list[Delivery]:
+    found: list[Delivery] = []
+    async with asyncio.timeout(40):
+        while len(found) < count:
+            found += [each for each in await subscription.receive(100, 1 << 20, 1.0) if isinstance(each, Delivery)]
+    return found
+
+
+def back_up(path: Path, copy: Path) -> None:
+    with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(copy)) as to:
+        db.backup(to)
+
+
+def checkpoint(path: Path) -> None:
+    """As SQLite does by itself now and then: the log is written into the file."""
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA wal_checkpoint").fetchone()[0] == 0
+
+
+# What people do to a file. Each gets the file, a backup that is older, and another database of ours.
+
+
+def delete(path: Path, backup: Path, other: Path) -> None:
+    path.unlink()
+
+
+def delete_all(path: Path, backup: Path, other: Path) -> None:
+    for each in path.parent.glob("shop.db*"):
+        each.unlink()
+
+
+def delete_the_log(path: Path, backup: Path, other: Path) -> None:
+    Path(f"{path}-wal").unlink()
+    Path(f"{path}-shm").unlink()
+
+
+def move_another_over_it(path: Path, backup: Path, other: Path) -> None:
+    other.rename(path)
+
+
+def move_the_backup_over_it(path: Path, backup: Path, other: Path) -> None:
+    backup.rename(path)
+
+
+def copy_another_over_it(path: Path, backup: Path, other: Path) -> None:
+    shutil.copyfile(other, path)
+
+
+def copy_the_backup_over_it(path: Path, backup: Path, other: Path) -> None:
+    shutil.copyfile(backup, path)
+
+
+def copy_the_backup_and_its_times(path: Path, backup: Path, other: Path) -> None:
+    shutil.copy2(backup, path)
+
+
+def copy_the_backup_and_delete_the_log(path: Path, backup: Path, other: Path) -> None:
+    shutil.copyfile(backup, path)
+    delete_the_log(path, backup, other)
+
+
+def copy_a_page_wise_copy_over_it(path: Path, backup: Path, other: Path) -> None:
+    """The file without its log, as `cp` made it some checkpoints ago."""
+    shutil.copyfile(backup.with_name("copied.db"), path)
+
+
+def copy_a_text_over_it(path: Path, backup: Path, other: Path) -> None:
+    path.write_text("Dear diary\n" * 1000)
+
+
+def empty_it(path: Path, backup: Path, other: Path) -> None:
+    os.truncate(path, 0)
+
+
+def restore_into_it(path: Path, backup: Path, other: Path) -> None:
+    """As sqlite3's .restore: SQLite itself writes the older state."""
+    back_up(backup, path)
+
+
+ACCIDENTS = [
+    (delete, r"shop\.db was deleted"),
+    (delete_all, r"shop\.db was deleted"),
+    (delete_the_log, r"shop\.db-wal was deleted"),
+    (move_another_over_it, r"shop\.db was replaced by another file"),
+    (move_the_backup_over_it, r"shop\.db was replaced by another file"),
+    (copy_another_over_it, r"shop\.db was overwritten with another database"),
+    (copy_the_backup_over_it, r"shop\.db was overwritten with an older copy"),
+    (copy_the_backup_and_its_times, r"shop\.db was overwritten with an older copy"),
+    (copy_the_backup_and_delete_the_log, r"shop\.db-wal was deleted"),
+    (copy_a_page_wise_copy_over_it, r"shop\.db was overwritten with an older copy"),
+    (copy_a_text_over_it, r"shop\.db was overwritten with something else"),
+    (empty_it, r"shop\.db was overwritten with another database"),
+]
+
+
+async def prepared(path: Path, accident: Callable[[Path, Path, Path], None]) -> Callable[[], None]:
+    """A file with ten events and its backups, each younger than a checkpoint; returns what causes the accident."""
+    backup, other = path.with_name("backup.db"), path.with_name("other.db")
+    await publish_some(path, range(5))
+    back_up(path, backup)
+    shutil.copyfile(path, path.with_name("copied.db"))
+    await publish_some(other, range(8))
+    await publish_some(path, range(5, 10))
+    return lambda: accident(path, backup, other)
+
+
+@pytest.mark.parametrize(("accident", "says"), ACCIDENTS)
+def test_a_publisher_is_refused_and_told_the_cause(tmp_path: Path, accident: Any, says: str) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        cause = await prepared(path, accident)
+        async with opened(path) as broker:
+            await broker.publish([event(10)])
+            cause()
+            for n in (11, 12):
+                late = event(n)
+                with pytest.raises(PublishError, match=f"{says}.*{CURE}") as caught:
+                    await broker.publish([late])
+                assert caught.value.refused == (late,)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("accident", "says"), ACCIDENTS)
+def test_a_member_that_only_reads_notices_it(tmp_path: Path, accident: Any, says: str) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        cause = await prepared(path, accident)
+        async with opened(path, lease_s=600.0) as broker:
+            member = await join(broker)
+            held = {each.partition for each in await take(member, 10)}
+            cause()
+            (fenced,) = await member.receive(100, 1 << 20, 30.0)
+            assert isinstance(fenced, Fenced)
+            assert set(fenced.partitions) == held
+            with pytest.raises(StoreLost, match=says):
+                await member.receive(100, 1 << 20, 30.0)
+            (trouble,) = member.troubles()
+            assert str(path) in trouble
+            async with asyncio.timeout(5):
+                await member.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_backup_of_this_run_is_noticed_too(tmp_path: Path, checkpointed: bool) -> None:
+    """What the process has open and in memory would hide the older copy until the next start."""
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            await broker.publish([event(1)])
+            back_up(path, tmp_path / "backup.db")
+            await broker.publish([event(2)])
+            if checkpointed:
+                checkpoint(path)
+                await broker.publish([event(3)])
+            shutil.copyfile(tmp_path / "backup.db", path)
+            with pytest.raises(PublishError, match=f"{path} was overwritten with an older copy of itself"):
+                await broker.publish([event(4)])
+
+    asyncio.run(scenario())
+
+
+def test_a_restore_into_the_open_file_is_noticed_by_a_lease_turn(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        cause = await prepared(path, restore_into_it)
+        async with opened(path, lease_s=0.3, takeover_grace_s=0.0) as broker:
+            member = await join(broker)
+            await take(member, 10)
+            cause()
+            assert isinstance((await member.receive(100, 1 << 20, 40.0))[0], Fenced)
+            with pytest.raises(StoreLost, match="overwritten with an older copy"):
+                await member.receive(100, 1 << 20, 40.0)
+            with pytest.raises(PublishError, match="overwritten with an older copy"):
+                await broker.publish([event(11)])
+
+    asyncio.run(scenario())
+
+
+def test_a_settle_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        cause = await prepared(path, delete)
+        async with opened(path, lease_s=600.0) as broker:
+            member = await join(broker)
+            done = (await take(member, 10))[-1]
+            cause()
+            with pytest.raises(StoreLost, match="was deleted"):
+                await member.settle([Progress(done.partition, done.epoch, done.position + 1)])
+            assert isinstance((await member.receive(0, 1, 30.0))[0], Fenced)
+            assert member.troubles()
+
+    asyncio.run(scenario())
+
+
+def test_an_application_is_not_ready_and_handles_nothing_more(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    app = Onward(f"sqlite:///{path}", partitions=1, drain_timeout_s=5.0)
+    handled: list[int] = []
+    going, lost = asyncio.Event(), asyncio.Event()
+
+    @app.handler("orders", concurrency=1)
+    async def bill(order: int) -> None:
+        handled.append(order)
+        going.set()
+        await lost.wait()
+
+    async def scenario() -> None:
+        async with app:
+            for n in range(50):
+                await app.publish("orders", n, key="k")
+        async with app.running():
+            await going.wait()
+            path.unlink()
+            async with asyncio.timeout(40):
+                while not any("was deleted" in trouble for trouble in app.health().troubles):
+                    await asyncio.to_thread(time.sleep, 0.02)
+            assert not app.health().ready
+            lost.set()  # whatever is queued could start now
+            for n in range(50):  # each takes some turns of the event loop
+                with pytest.raises(BrokerError, match="was deleted"):
+                    await app.publish("orders", n, key="k")
+        assert handled == [0]
+
+    asyncio.run(scenario())
+
+
+def test_what_sqlite_and_other_programs_may_do_is_no_loss(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path, lease_s=0.3, takeover_grace_s=0.0) as broker, opened(path) as other:
+            member = await join(broker)
+            for n, statement in enumerate(
+                [
+                    "PRAGMA wal_checkpoint(TRUNCATE)",
+                    "CREATE TABLE mine (x)",
+                    "VACUUM",
+                    "PRAGMA wal_checkpoint(TRUNCATE)",
+                    "DROP TABLE mine",
+                    "PRAGMA wal_checkpoint(RESTART)",
+                ]
+            ):
+                await broker.publish([event(n), event(n, "passing")])
+                with closing(sqlite3.connect(path, timeout=20, isolation_level=None)) as db:
+                    db.execute(statement)
+                passing = await join(other, f"{PASSING}tail", "passing")
+                await passing.close()
+                await other.drop_group("passing", f"{PASSING}tail")
+                await other.drop_topic("passing")
+                assert len(await take(member, 1)) == 1
+            os.link(path, tmp_path / "hard-link.db")
+            path.chmod(0o640)
+            await other.publish([event(99)])
+            assert len(await take(member, 1)) == 1
+            assert not member.troubles()
+
+    asyncio.run(scenario())
+
+
+def test_looking_into_the_file_leaves_its_locks_and_descriptors_alone(tmp_path: Path) -> None:
+    def held() -> list[str]:
+        mine = [line.split(None, 1)[1] for line in Path("/proc/locks").read_text().splitlines()]
+        return sorted(line for line in mine if f" {os.getpid()} " in line and line.startswith("POSIX"))
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            for n in range(3):
+                await broker.publish([event(n)])
+            checkpoint(path)
+            await broker.publish([event(3)])
+            before, descriptors = held(), len(os.listdir("/proc/self/fd"))
+            assert before
+            for n in range(20):
+                os.utime(path)  # as after a checkpoint: the next commit looks into the file
+                await broker.publish([event(n)])
+            assert held() == before
+            assert len(os.listdir("/proc/self/fd")) == descriptors
+
+    if not Path("/proc/locks").exists():
+        pytest.skip("needs Linux")
+    asyncio.run(scenario())
