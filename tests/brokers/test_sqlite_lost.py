@@ -4,6 +4,8 @@ import asyncio
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
@@ -72,8 +74,8 @@ def delete(path: Path, backup: Path, other: Path) -> None:
 
 
 def delete_all(path: Path, backup: Path, other: Path) -> None:
-    for each in path.parent.glob("shop.db*"):
-        each.unlink()
+    for suffix in ("", "-wal", "-shm", "-lock"):
+        Path(f"{path}{suffix}").unlink()
 
 
 def delete_the_log(path: Path, backup: Path, other: Path) -> None:
@@ -329,4 +331,51 @@ def test_looking_into_the_file_leaves_its_locks_and_descriptors_alone(tmp_path: 
 
     if not Path("/proc/locks").exists():
         pytest.skip("needs Linux")
+    asyncio.run(scenario())
+
+
+# A checkpoint as SQLite makes it, page by page in their order, and killed after some of them.
+KILLED_CHECKPOINT = """
+import struct, sys
+path, share = sys.argv[1], float(sys.argv[2])
+log = open(path + "-wal", "rb").read()
+size = struct.unpack(">I", log[8:12])[0]
+salts, pages, waiting = log[16:24], {}, {}
+for at in range(32, len(log) - size - 23, size + 24):
+    number, commits = struct.unpack(">II", log[at : at + 8])
+    if log[at + 8 : at + 16] != salts:
+        break
+    waiting[number] = log[at + 24 : at + 24 + size]
+    if commits:
+        pages.update(waiting)
+        waiting.clear()
+with open(path, "r+b") as file:
+    for number in sorted(pages)[: int(share * len(pages))]:
+        file.seek((number - 1) * size)
+        file.write(pages[number])
+print(len(pages))
+"""
+
+
+@pytest.mark.parametrize("share", [0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])
+def test_a_checkpoint_that_was_killed_is_no_accident(tmp_path: Path, share: float) -> None:
+    """The file alone is then damaged, until the next checkpoint; with its log it is whole."""
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        await publish_some(path, range(3))
+        async with opened(path, lease_s=600.0) as broker:
+            member = await join(broker)
+            await take(member, 3)
+            for topic in range(40):
+                await broker.publish([event(n, f"topic-{topic:03}-{'x' * 150}") for n in range(20)])
+            kill = [sys.executable, "-c", KILLED_CHECKPOINT, str(path), str(share)]
+            pages = await asyncio.to_thread(subprocess.check_output, kill)
+            assert int(pages) > 50
+            await broker.publish([event(3)])
+            await take(member, 1)
+            checkpoint(path)
+            await broker.publish([event(4)])
+            await take(member, 1)
+
     asyncio.run(scenario())

@@ -6,7 +6,6 @@ When the file itself was written, it reads what is in the file without SQLite's 
 checkpoint may write to it, and that brings newer pages, never older ones.
 """
 
-import contextlib
 import os
 import sqlite3
 import threading
@@ -16,12 +15,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from onward import clock
 from onward.brokers.base import PASSING
 from onward.errors import StoreLost
 
 _SUFFIXES = ("", "-wal", "-shm")
 _LOOKS = 3  # a file that another program is just writing to may look damaged for a moment
 _PAUSE_S = 0.05
+_AGAIN_S = 1.0  # until the next look into a file that could not be read
 _CURE = "nothing more is read from it or written to it; stop all processes that use it, put the right file in place"
 _IDENTITY = "SELECT value FROM onward_meta WHERE name = 'identity'"
 # Numbers that only grow. The schema's version is one of them: a copy made with .backup begins at 1.
@@ -49,6 +50,7 @@ class FileWatch:
         self._files: list[tuple[int, int]] = []  # device and inode of each
         self._stamp: tuple[int, ...] = ()  # of the database file, when it was last looked into
         self._identity = ""
+        self._next_look = 0.0
         self._content = FileContent(None, {})
         self._committed: Mapping[str, int] = {}
         self._lost = ""
@@ -60,8 +62,7 @@ class FileWatch:
         found = [os.stat(path) for path in self._paths]
         self._files = [(each.st_dev, each.st_ino) for each in found]
         self._stamp = _stamp(found[0])
-        with contextlib.suppress(sqlite3.DatabaseError):  # a process was killed while it wrote the log into the file
-            self._content = _content(self._paths[0]) or self._content
+        self._content = _content(self._paths[0]) or self._content
 
     def check(self) -> None:
         """StoreLost: these are no longer the files that were opened. It costs a few microseconds."""
@@ -92,7 +93,7 @@ class FileWatch:
 
     def _look(self, stamp: tuple[int, ...]) -> None:
         with self._lock:
-            if stamp == self._stamp:
+            if stamp == self._stamp or clock.now() < self._next_look:
                 return  # another thread has looked
             for look in range(_LOOKS):
                 time.sleep(_PAUSE_S if look else 0.0)
@@ -100,12 +101,14 @@ class FileWatch:
                     content = _content(self._paths[0])
                     why = "" if content is None else self._difference(content)
                 except sqlite3.DatabaseError as error:
-                    why = f"overwritten with something else, or damaged ({error}),"
+                    why = f"overwritten with something else ({error})"
                 if not why:
                     break
             else:
                 self._lose(f"{self._paths[0]} was {why} while it was in use")
-            if content is not None:
+            if content is None:
+                self._next_look = clock.now() + _AGAIN_S
+            else:
                 self._stamp, self._content = stamp, content
 
     def _difference(self, content: FileContent) -> str:
@@ -137,7 +140,10 @@ def _gone_back(before: Mapping[str, int], after: Mapping[str, int]) -> str:
 
 
 def _content(path: str) -> FileContent | None:
-    """Read the file without its log. None: it cannot be read just now. DatabaseError: it is damaged or no database.
+    """Read the file without its log. DatabaseError: it is no database.
+
+    None: it cannot be read now. A checkpoint that is being written, or was killed, leaves pages of two states in the
+    file until the next one; with its log it is whole.
 
     Through SQLite, because closing a descriptor of our own would drop the locks of the whole process."""
     uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
@@ -147,7 +153,7 @@ def _content(path: str) -> FileContent | None:
                 return FileContent(None, {})
             identity = db.execute(_IDENTITY).fetchone()
             return FileContent(identity and identity[0], _counters(db))
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # a table of ours is missing
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_NOTADB:
             raise
         return None
