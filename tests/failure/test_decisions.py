@@ -71,6 +71,7 @@ def test_in_a_batch_each_event_has_its_own_end_and_the_order_holds(tmp_path: Pat
             well = 100 - len(late) - len(sick) - len(void)
             await until(lambda: sum(map(len, done.values())) >= well, "all the rest is handled")
             await until(lambda: app.readings()[0].declined >= len(void), "the skipped are counted")
+            await until(lambda: app.readings()[0].dead >= len(late) + len(sick), "the dead are counted")
             assert f'onward_events_declined_total{{group="billing",topic="orders"}} {len(void)}.0' in app.metrics()
             app.stop()
             await running
