@@ -112,7 +112,7 @@ class KafkaBroker:
             await self._cluster.topics.resolve(topic)
             if not await asyncio.to_thread(self._aside_log(group).prepare, topic):
                 log.warning("Kafka: %s", missing(group, topic))
-        subscription = self._subscribed(JoinSpec(group, member, names, start))
+        subscription = self._subscribed(JoinSpec(group, member, names, start, supervised))
         self._subscriptions = {kept for kept in self._subscriptions if not kept.is_closed} | {subscription}
         return subscription
 
