@@ -121,7 +121,7 @@ class KafkaBroker:
         holdings: KafkaHoldings = Holdings(Bell())
         aside = AsideOwner(self._aside_log(group), holdings, group)
         membership = Membership(cluster, spec, holdings, aside, self._epochs)
-        reader = LogReader(cluster, holdings, group=group, displaced=membership.displaced)
+        reader = LogReader(cluster, holdings, group=group, topics=spec.topics, displaced=membership.displaced)
         timeout_s = cluster.settings.publish_timeout_s
         return KafkaSubscription(membership, reader, aside, holdings, cluster.admin.client, timeout_s=timeout_s)
 
