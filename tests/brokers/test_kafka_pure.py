@@ -31,7 +31,7 @@ LOG = LogBounds("log-a", low=0, high=100, start=100)
 def text_of(watermark: int, *, fence: int = 7, clean: bool = True, log_id: str = "log-a", count: int = 4) -> str:
     progress = Progress(PLACE, 1, watermark, [(60, 70)], tries={55: Tries(failed=2)})
     suffix = commit_metadata.suffix_of(log_id, count)
-    text, _ = commit_metadata.write(progress, fence, clean=clean, suffix=suffix, limit=TextLimit())
+    text, _ = commit_metadata.write(progress, fence, clean=clean, owner="", suffix=suffix, limit=TextLimit())
     return text
 
 
@@ -89,7 +89,7 @@ def test_refused_metadata_becomes_smaller_and_keeps_the_lowest_positions() -> No
     progress = Progress(PLACE, 1, 0, [(n, n + 1) for n in range(1, 90_000, 3)])
     limit, suffix = TextLimit(), commit_metadata.suffix_of("log", 1)
     for _ in range(4):
-        text, encoded = commit_metadata.write(progress, 3, clean=False, suffix=suffix, limit=limit)
+        text, encoded = commit_metadata.write(progress, 3, clean=False, owner="", suffix=suffix, limit=limit)
         assert len(text) <= limit.chars
         found = commit_metadata.read(text, 0).progress
         assert found.fence == 3

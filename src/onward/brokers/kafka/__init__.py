@@ -14,6 +14,7 @@ arrivals.py         partitions that the group assigned to us, until they are our
 ownership.py        partitions that are revoked, lost, released or handed over; recreated.py: whose topic is another one
 certainty.py        until when the member is sure
 commits.py          sends commits; commit_queue.py: what waits; commit_metadata.py: their text (pure)
+owner_marks.py      how they name the owner, and how long the next one waits for it (pure)
 reader.py           the thread that reads events; stall_check.py: whether its client still reads
 hold.py, message.py what this broker keeps with a partition; an event that is decoded late
 

@@ -11,6 +11,7 @@ from onward.brokers.core.holdings import Hold
 from onward.brokers.kafka.aside_owner import AsideOwner
 from onward.brokers.kafka.commits import Commits
 from onward.brokers.kafka.hold import KafkaHold, KafkaHoldings, KafkaOwn
+from onward.brokers.kafka.owner_marks import OwnerMarks, TakeoverWait
 from onward.brokers.kafka.start_points import Located, StartPoints
 from onward.event import Partition
 
@@ -23,9 +24,10 @@ _NOTICE_S = 1.0  # a client that lost its connection checks once a second whethe
 class Claims:
     """Looks up where partitions start, and marks their asides as ours."""
 
-    def __init__(self, start_points: StartPoints, aside: AsideOwner, epochs: Iterator[int]) -> None:
+    def __init__(self, start_points: StartPoints, aside: AsideOwner, marks: OwnerMarks, epochs: Iterator[int]) -> None:
         self._start_points = start_points
         self._aside = aside
+        self._marks = marks
         self._epochs = epochs
 
     @property
@@ -55,17 +57,27 @@ class Claims:
         point = where.point
         assigned = Assigned(partition, next(self._epochs), fence, where.log_id, point.stored, point.unclean)
         latest = point.stored or Progress(partition, assigned.epoch, point.position)
-        return Hold(assigned, KafkaOwn(where.suffix, latest, marked_at), position=point.position)
+        wait = self._marks.wait(point.owner) if point.unclean else TakeoverWait.NONE
+        return Hold(
+            assigned, KafkaOwn(where.suffix, latest, marked_at, self._marks.mine, wait), position=point.position
+        )
 
 
 class Arrivals:
     """Only the member's thread calls it, except for `troubles`."""
 
-    def __init__(self, claims: Claims, commits: Commits, holdings: KafkaHoldings, *, takeover_grace_s: float) -> None:
+    def __init__(
+        self, claims: Claims, commits: Commits, holdings: KafkaHoldings, *, takeover_grace_s: float, session_s: float
+    ) -> None:
         self._claims = claims
         self._commits = commits
         self._holdings = holdings
-        self._takeover_grace_s = takeover_grace_s
+        grace_s = takeover_grace_s + _NOTICE_S
+        self._wait_s = {
+            TakeoverWait.NONE: 0.0,
+            TakeoverWait.GRACE: grace_s,
+            TakeoverWait.SESSION: session_s + grace_s,
+        }
         self._waiting: dict[Partition, None] = {}
         self._fencing: dict[Partition, KafkaHold] = {}  # whose fence is being stored, or was when we began to leave
         self._retry_at = 0.0
@@ -135,6 +147,5 @@ class Arrivals:
             self.retry(hold.partition)
             self._retry_at = clock.now() + _RETRY_S
             return
-        grace_s = self._takeover_grace_s + _NOTICE_S if hold.assigned.unclean else 0.0
-        hold.ready_at = clock.now() + grace_s
+        hold.ready_at = clock.now() + self._wait_s[hold.own.wait]
         self._holdings.add(hold)

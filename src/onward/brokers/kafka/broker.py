@@ -109,7 +109,7 @@ class KafkaBroker:
             await self._placement.check(topic)
             if not await asyncio.to_thread(self._aside_log(group).prepare, topic):
                 log.warning("Kafka: %s", missing(group, topic))
-        subscription = self._subscribed(JoinSpec(group, member, names, start))
+        subscription = self._subscribed(JoinSpec(group, member, names, start, supervised))
         self._subscriptions = {kept for kept in self._subscriptions if not kept.is_closed} | {subscription}
         return subscription
 
@@ -118,7 +118,7 @@ class KafkaBroker:
         holdings: KafkaHoldings = Holdings(Bell())
         aside = AsideOwner(self._aside_log(group), holdings, group)
         membership = Membership(cluster, spec, holdings, aside, self._epochs)
-        reader = LogReader(cluster, holdings, group=group, displaced=membership.displaced)
+        reader = LogReader(cluster, holdings, group=group, topics=spec.topics, displaced=membership.displaced)
         timeout_s = cluster.settings.publish_timeout_s
         return KafkaSubscription(membership, reader, aside, holdings, cluster.admin.client, timeout_s=timeout_s)
 

@@ -1,7 +1,8 @@
 """What a commit's metadata says, and where an owner starts, given what the last owner committed. Pure.
 
-The metadata is the progress codec's text, then "." and the log's id, then "." and how many partitions the topic had
-when the group began. Metadata of another log means that its offset does not apply to this one.
+The metadata is the progress codec's text, then "." and the owner's mark, then "." and the log's id, then "." and how
+many partitions the topic had when the group began. Earlier versions wrote no mark. Metadata of another log means that
+its offset does not apply to this one.
 """
 
 import time
@@ -29,6 +30,7 @@ class Metadata(NamedTuple):
     progress: Decoded
     log_id: str  # empty: the text is not ours
     partitions: int  # of the topic when the group began
+    owner: str = ""  # the mark of the member that committed; empty: unknown
 
 
 class Committed(NamedTuple):
@@ -54,16 +56,20 @@ class StartPoint(NamedTuple):
     stored: Progress | None
     fence: int
     unclean: bool
+    owner: str = ""  # the mark of the last one
     note: str = ""  # for the operator: events are lost, or come again
     blank: bool = False  # the commit says nothing about this log, so the aside may hold a higher fence
 
 
-def write(progress: Progress, fence: int, *, clean: bool, suffix: str, limit: TextLimit) -> tuple[str, Encoded]:
+def write(
+    progress: Progress, fence: int, *, clean: bool, owner: str, suffix: str, limit: TextLimit
+) -> tuple[str, Encoded]:
     """The metadata for a commit of this progress. `suffix` comes from `suffix_of`."""
     log_id = suffix.split(".")[1]
-    room = limit.chars - len(suffix)
+    tail = f".{owner}{suffix}"
+    room = limit.chars - len(tail)
     encoded = encode(progress, fence=fence, clean=clean, log_id=log_id, limit=room, alphabet=limit.alphabet)
-    return encoded.text + suffix, encoded
+    return encoded.text + tail, encoded
 
 
 def suffix_of(log_id: str, partitions: int) -> str:
@@ -72,12 +78,13 @@ def suffix_of(log_id: str, partitions: int) -> str:
 
 def read(text: str, offset: int) -> Metadata:
     """What the metadata of a commit of this offset says."""
-    body, _, partitions = text.rpartition(".")
-    body, _, log_id = body.rpartition(".")
+    body, *owner, log_id, partitions = parts if len(parts := text.split(".")) in (3, 4) else ("", "", "")
     if not body or not partitions.isascii() or not partitions.isdigit():
         return Metadata(Decoded(), "", 0)
     progress = decode(body, offset, log_id=log_id)
-    return Metadata(progress, log_id, int(partitions)) if progress.fence is not None else Metadata(Decoded(), "", 0)
+    if progress.fence is None:
+        return Metadata(Decoded(), "", 0)
+    return Metadata(progress, log_id, int(partitions), "".join(owner))
 
 
 def partitions_at_start(commits: dict[int, Committed], now: int) -> int:
@@ -95,14 +102,14 @@ def start_point(partition: Partition, committed: Committed, bounds: LogBounds, *
     fence = _next_fence(found.progress.fence)
     note = _mismatch(partition, committed.offset, found.log_id, bounds)
     if note:
-        return StartPoint(bounds.low, _progress(partition, bounds.low), fence, False, note, blank=True)
+        return StartPoint(bounds.low, _progress(partition, bounds.low), fence, False, note=note, blank=True)
     position = max(committed.offset, bounds.low)
     if position > committed.offset:
         removed = f"positions {committed.offset} to {position}"
         note = f"{partition}: {removed} were removed by retention before they were handled"
     blank = found.progress.fence is None
     unclean = not blank and not found.progress.clean
-    return StartPoint(position, _resumed(partition, position, found.progress), fence, unclean, note, blank)
+    return StartPoint(position, _resumed(partition, position, found.progress), fence, unclean, found.owner, note, blank)
 
 
 def _mismatch(partition: Partition, offset: int, log_id: str, bounds: LogBounds) -> str:

@@ -171,8 +171,9 @@ class Commits:
         self._tried = self._limit
         for order in orders:
             hold = order.hold
+            owner = hold.own.mark if hold.announced else hold.own.wait or hold.own.mark
             text, encoded = commit_metadata.write(
-                order.progress, hold.fence, clean=order.clean, suffix=hold.own.suffix, limit=self._limit
+                order.progress, hold.fence, clean=order.clean, owner=owner, suffix=hold.own.suffix, limit=self._limit
             )
             self._holdings.throttle(hold, throttled=encoded.done_dropped > 0)
             places.append(TopicPartition(*hold.partition, order.progress.watermark, text))

@@ -2,15 +2,17 @@
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as NoAnswer
+from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 from onward import clock
-from onward.brokers.base import Start
+from onward.brokers.base import MemberInfo, Start, Supervised
 from onward.brokers.core.session_clock import BEATS
 from onward.brokers.kafka.client import REQUEST_S, explained
 from onward.brokers.kafka.topics import Cluster
@@ -23,6 +25,8 @@ _POLL_S = 0.02
 _ANSWER_S = 0.5
 _LEAVE_S = 10.0
 _USUAL_SESSION_S = 45.0
+_SLOT_CHARS = 200  # of 249
+_ILLEGAL = re.compile(r"[^A-Za-z0-9._-]")
 
 _FORBIDDEN = frozenset(
     {
@@ -47,6 +51,7 @@ class JoinSpec(NamedTuple):
     member: str
     topics: Sequence[str]
     start: Start
+    supervised: Supervised | None = None
 
 
 class Listener(Protocol):
@@ -69,8 +74,11 @@ class GroupConsumer:
         self._is_cooperative = self.is_modern or "cooperative" in str(
             settings.client.get("partition.assignment.strategy", "cooperative-sticky")
         )
+        own = "" if spec.supervised is None or self.is_modern else instance_id(spec.supervised.slot, spec.topics)
+        self.instance = "" if self.is_modern else str(settings.client.get("group.instance.id", own))
         self.client: Consumer = cluster.factory.consumer(**self._conf(), on_commit=on_commit)
         self.is_subscribed = False
+        self.is_dead = False  # the client takes part in nothing any more, and calls nobody back
         self.failure: OnwardError | None = None  # why we can never be in the group
 
     def _conf(self) -> dict[str, Any]:
@@ -79,7 +87,7 @@ class GroupConsumer:
         longest_s = max(settings.max_poll_gap_s, settings.revoke_grace_s + 10, session_ms / 1000)
         conf: dict[str, Any] = {
             "group.id": self._spec.group,
-            "client.id": self._spec.member,
+            "client.id": self._client_id,
             "max.poll.interval.ms": int(longest_s * 1000),
         }
         if not self.is_modern:
@@ -88,7 +96,17 @@ class GroupConsumer:
                 "heartbeat.interval.ms": max(1, session_ms // BEATS),
                 "partition.assignment.strategy": "cooperative-sticky",
             }
+        if self.instance:
+            conf["group.instance.id"] = self.instance
         return conf
+
+    @property
+    def _client_id(self) -> str:
+        """The coordinator keeps the client id of the first process of a slot, so all of them have the slot's name."""
+        member, supervised = MemberInfo.parse(self._spec.member), self._spec.supervised
+        if supervised is None or not self.instance:
+            return self._spec.member
+        return supervised.slot if member.endpoint is None else f"{supervised.slot}@{member.endpoint}"
 
     @property
     def _session_ms(self) -> int:
@@ -112,6 +130,11 @@ class GroupConsumer:
     def member_id(self) -> str:
         """Given by the coordinator; another one means that it ended our session."""
         return str(self.client.memberid())
+
+    @property
+    def has_assignment(self) -> bool:
+        """A fenced client has none, also while a callback keeps us from polling."""
+        return bool(self.client.assignment())
 
     def join(self, listener: Listener) -> None:
         self.client.subscribe(
@@ -149,7 +172,7 @@ class GroupConsumer:
         members wait for us for a whole session. The coordinator answers in order, so an answer to a later request
         means that it has read the earlier one."""
         end = clock.now() + min(self._settings.lease_s, _LEAVE_S)
-        if self.is_subscribed and self._is_answered(end):
+        if self.is_subscribed and not self.is_dead and self._is_answered(end):
             self.client.unsubscribe()
             self._is_answered(end)
         self.client.close()
@@ -169,8 +192,20 @@ class GroupConsumer:
                 f"{_session_setting(self._settings)}: the cluster does not allow such a session; its limits are "
                 "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms"
             )
+        elif error.code() == KafkaError._FATAL and self.instance:
+            self.is_dead = True
+            self.failure = BadSetting(
+                f"group {self._spec.group}: another process has joined as {self.instance}, so this one was fenced. "
+                "Each process needs a slot (or client.group.instance.id) of its own: stop one of the two"
+            )
         elif error.code() in _FORBIDDEN:
             self.failure = explained(error, f"joining the group for {', '.join(self._spec.topics)}")
+
+
+def instance_id(slot: str, topics: Sequence[str]) -> str:
+    """The group.instance.id of a slot's member for these topics, in the characters and the length that Kafka allows."""
+    digest = blake2b("\0".join([slot, *sorted(topics)]).encode(), digest_size=8).hexdigest()
+    return f"{_ILLEGAL.sub('-', slot)[:_SLOT_CHARS]}.{digest}"
 
 
 def _session_setting(settings: Settings) -> str:

@@ -4,12 +4,15 @@ import msgspec
 
 from onward.brokers.base import Progress
 from onward.brokers.core.holdings import Hold, Holdings
+from onward.brokers.kafka.owner_marks import TakeoverWait
 
 
 class KafkaOwn(msgspec.Struct):
     suffix: str  # of the metadata of its commits
     latest: Progress  # as last committed
     marked_at: int  # the offset in its aside's log at which the aside became ours
+    mark: str  # of this member, for its commits
+    wait: TakeoverWait  # before it is announced
 
 
 KafkaHold = Hold[KafkaOwn]

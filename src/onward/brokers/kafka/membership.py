@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from confluent_kafka import KafkaException
 
 from onward import clock
-from onward.brokers.base import Progress
+from onward.brokers.base import MemberInfo, Progress
 from onward.brokers.core.session_clock import SessionClock
 from onward.brokers.kafka.arrivals import Arrivals, Claims
 from onward.brokers.kafka.aside_owner import AsideOwner
@@ -17,6 +17,7 @@ from onward.brokers.kafka.commit_queue import WaitingSettle
 from onward.brokers.kafka.commits import Commits
 from onward.brokers.kafka.group_consumer import GroupConsumer, JoinSpec
 from onward.brokers.kafka.hold import KafkaHold, KafkaHoldings
+from onward.brokers.kafka.owner_marks import OwnerMarks
 from onward.brokers.kafka.ownership import Ownership
 from onward.brokers.kafka.recreated import LogIds, RecreatedTopics
 from onward.brokers.kafka.start_points import StartPoints
@@ -37,11 +38,19 @@ class Membership:
         self.group = spec.group
         self._holdings = holdings
         self._consumer = GroupConsumer(cluster, spec, lambda *answer: self._commits.answered(*answer))
+        gone = spec.supervised.gone if spec.supervised is not None else frozenset[str]()
+        marks = OwnerMarks(MemberInfo.parse(spec.member).name, instance=self._consumer.instance, gone=gone)
         self._commits = Commits(self._consumer.client, holdings, settings.publish_timeout_s)
         session = SessionClock(self._consumer.session_s, clock.now(), reports_loss=not self._consumer.is_modern)
         self._certainty = Certainty(session, self._commits, holdings, max_poll_gap_s=settings.max_poll_gap_s)
-        claims = Claims(StartPoints(self._consumer.client, cluster, spec.start), aside, epochs)
-        self._arrivals = Arrivals(claims, self._commits, holdings, takeover_grace_s=settings.takeover_grace_s)
+        claims = Claims(StartPoints(self._consumer.client, cluster, spec.start), aside, marks, epochs)
+        self._arrivals = Arrivals(
+            claims,
+            self._commits,
+            holdings,
+            takeover_grace_s=settings.takeover_grace_s,
+            session_s=self._consumer.session_s,
+        )
         self._ownership = Ownership(
             self._consumer,
             self._commits,
@@ -108,6 +117,8 @@ class Membership:
     def _turn(self) -> None:
         self._keep_subscription()
         self._consumer.poll()
+        if self._consumer.is_dead:
+            self._ownership.lose_all()
         self._certainty.look()
         self._commands.serve()
         self._recreated.look()
@@ -117,6 +128,8 @@ class Membership:
     def _keep_subscription(self) -> None:
         """Stay in the group while receive is called and this member has not begun to leave."""
         idle = self._certainty.is_idle
+        if self._consumer.is_dead:
+            return
         if not self._consumer.is_subscribed:
             if not idle and not self._ownership.is_retiring:
                 self._consumer.join(self._ownership)

@@ -109,7 +109,7 @@ class Ownership:
         while clock.now() < deadline and not self._holdings.closed and not self._certainty.is_idle:
             if clock.now() > looked + _MEMBER_LOOK_S:
                 looked = clock.now()
-                if self._consumer.member_id != member:
+                if self._consumer.member_id != member or not self._consumer.has_assignment:
                     return  # the group did not wait for us
                 self._certainty.look()
             self.commands.serve_one(_POLL_S)
@@ -153,10 +153,13 @@ class Ownership:
             self.lose([hold])
             self._arrivals.retry(hold.partition)
 
-    def drop_out(self) -> None:
-        """Leave the group without a release."""
+    def lose_all(self) -> None:
         self._arrivals.take_back_all()
         self.lose(self._holdings.all())
+
+    def drop_out(self) -> None:
+        """Leave the group without a release."""
+        self.lose_all()
         self._consumer.unsubscribe()
 
     def leave(self) -> None:

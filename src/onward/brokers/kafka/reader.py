@@ -3,9 +3,10 @@
 It is not in the group, so a rebalance does not keep it from reading what is still ours.
 """
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -25,6 +26,7 @@ log = logging.getLogger("onward")
 _BATCH = 1_000
 _POLL_S = 0.05
 _LOOK_S = 0.1  # between two looks at how far the log was read
+_WARM_UP_S = 5.0
 _AHEAD = 1_000  # events of a paused partition that are read before its fetching stops
 _LOST_PLACE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 
@@ -33,7 +35,13 @@ class LogReader:
     """Ends when the holdings are closed. `displaced` is called with a hold whose next position is not in the log."""
 
     def __init__(
-        self, cluster: Cluster, holdings: KafkaHoldings, *, group: str, displaced: Callable[[KafkaHold], None]
+        self,
+        cluster: Cluster,
+        holdings: KafkaHoldings,
+        *,
+        group: str,
+        topics: Sequence[str],
+        displaced: Callable[[KafkaHold], None],
     ) -> None:
         conf = {"group.id": group, "queued.max.messages.kbytes": 32_768, "fetch.wait.max.ms": 100}
         self._connect = partial(cluster.factory.consumer, **conf)
@@ -45,15 +53,18 @@ class LogReader:
         self._stopped: set[KafkaHold] = set()
         self._version = -1
         self._looked = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"onward-kafka-reader-{group}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(topics,), name=f"onward-kafka-reader-{group}", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
         """Wait for the end; the holdings must be closed before."""
         self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, topics: Sequence[str]) -> None:
         try:
+            self._warm_up(topics)
             while not self._holdings.closed:
                 try:
                     self._follow()
@@ -67,6 +78,13 @@ class LogReader:
                     self._holdings.hungry.wait(_POLL_S)
         finally:
             self._consumer.close()
+
+    def _warm_up(self, topics: Sequence[str]) -> None:
+        """Learn the leaders before the first partition is ours: a client that has not yet asked for them begins to
+        read up to a second late."""
+        for topic in topics:
+            with contextlib.suppress(KafkaException):
+                self._consumer.list_topics(topic, _WARM_UP_S)
 
     def _read(self) -> None:
         first = self._consumer.poll(_POLL_S)
