@@ -165,12 +165,12 @@ def test_a_broker_that_does_not_list_members_starts_all_the_same(app: Onward, mo
     async def bill(order: dict[str, int]) -> None:
         handled.append(order["n"])
 
-    async def groups(topic: str) -> Sequence[GroupInfo]:
+    async def owners(topic: str, group: str) -> Sequence[MemberInfo]:
         raise BrokerError("not now")
 
     async def main() -> None:
         async with app:
-            monkeypatch.setattr(app.broker, "groups", groups)
+            monkeypatch.setattr(app.broker, "owners", owners)
             async with app.running():
                 await app.publish("orders", {"n": 1})
                 await until(lambda: handled == [1])

@@ -352,6 +352,9 @@ class ReferenceBroker:
             for group in self._store.groups(topic)
         ]
 
+    async def owners(self, topic: str, group: str) -> Sequence[MemberInfo]:
+        return self._alive(self._store.members(), topic, group)
+
     async def drop_group(self, topic: str, group: str) -> None:
         if self._alive(self._store.members(), topic, group):
             raise BrokerError(f"group {group} has members; stop them first")

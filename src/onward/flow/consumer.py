@@ -81,11 +81,11 @@ class HandlerSubscription:
         handler, gone = self._handler, self._supervised.gone if self._supervised else ()
         try:
             async with asyncio.timeout(_LOOK_S):
-                groups = await self._broker.groups(handler.topic)
+                owners = await self._broker.owners(handler.topic, handler.group)
         except Exception as error:  # the broker's state is its own matter: joining shows it
-            log.debug("%s: the members of its group are not known: %s", handler.name, error)
+            log.warning("%s: its group cannot be checked for another ordering: %s", handler.name, error)
             return
-        for member in (each for info in groups if info.group == handler.group for each in info.members):
+        for member in owners:
             if member.ordering not in (None, handler.ordering) and member.name not in gone:
                 raise BadHandler(
                     f"{handler.name} has ordering={handler.ordering!r}, but member {member.name} of group "

@@ -104,8 +104,11 @@ class GroupScenarios:
         member = await Member(subscription, yields=True).hold(4)
         (info,) = await broker.groups(kit.topic)
         assert list(info.members) == [listed]
+        assert list(await broker.owners(kit.topic, "billing")) == [listed]
+        assert not list(await broker.owners(kit.topic, "other"))
         assert {standing.owner for standing in info.partitions.values()} == {"web-1"}
         await member.subscription.close()
+        assert not list(await broker.owners(kit.topic, "billing"))
 
     @scenario()
     async def test_topics_are_listed_and_dropped(self, kit: Kit) -> None:

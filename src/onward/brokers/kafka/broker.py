@@ -11,6 +11,7 @@ from onward.brokers.base import (
     Features,
     Finding,
     GroupInfo,
+    MemberInfo,
     Ordering,
     Relay,
     Start,
@@ -141,6 +142,10 @@ class KafkaBroker:
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
         self._check_open()
         return await asyncio.to_thread(self._groups.of, topic)
+
+    async def owners(self, topic: str, group: str) -> Sequence[MemberInfo]:
+        self._check_open()
+        return await asyncio.to_thread(self._groups.owners, topic, group)
 
     async def drop_group(self, topic: str, group: str) -> None:
         self._check_open()

@@ -51,6 +51,11 @@ class Groups:
         ends = self._ends(sorted({Partition(topic, place.partition) for each in progress.values() for place in each}))
         return [_info(group, topic, progress[group], members[group], ends) for group in progress]
 
+    def owners(self, topic: str, group: str) -> list[MemberInfo]:
+        """While the group rebalances there are none."""
+        members = self._members([group])[group]
+        return [each.info for each in members if any(partition.topic == topic for partition in each.partitions)]
+
     def names(self) -> list[str]:
         doing = "listing groups"
         try:

@@ -13,6 +13,7 @@ from onward.brokers.base import (
     Features,
     Finding,
     GroupInfo,
+    MemberInfo,
     Ordering,
     Relay,
     Start,
@@ -168,6 +169,10 @@ class SqliteBroker:
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
         self._check_open()
         return await self._reader.run(lambda db: figures.groups(db, topic, clock.now(), clock.boot_id()))
+
+    async def owners(self, topic: str, group: str) -> Sequence[MemberInfo]:
+        self._check_open()
+        return await self._reader.run(lambda db: figures.owners(db, group, topic, clock.now(), clock.boot_id()))
 
     async def drop_group(self, topic: str, group: str) -> None:
         self._check_open()

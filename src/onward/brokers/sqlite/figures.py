@@ -48,6 +48,13 @@ def alive(db: sqlite3.Connection, group: str, topic: int, now: float, boot: str)
     return [leases.member_of(name) for name, lease in sorted(listed.items()) if lease.counts(now, boot)]
 
 
+def owners(db: sqlite3.Connection, group: str, topic: str, now: float, boot: str) -> list[MemberInfo]:
+    """The members whose leases on partitions count."""
+    number = topic_id(db, topic)
+    listed = {} if number is None else leases.owners(db, group, number)
+    return [leases.member_of(name) for name, lease in sorted(listed.items()) if lease.counts(now, boot)]
+
+
 def group_names(db: sqlite3.Connection, topic: int) -> list[str]:
     query = "SELECT DISTINCT g.grp FROM onward_partition p JOIN onward_group g ON g.part = p.id WHERE p.topic = ?"
     return [name for (name,) in db.execute(f"{query} ORDER BY g.grp", (topic,))]
