@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onward.cli import find, leash, policy
+from onward.cli.exit_limit import limit_exit
 from onward.cli.health import METRICS, place_of
 from onward.errors import OnwardError
 
@@ -77,6 +78,7 @@ def run(
     app = find.load(application)
     # After the import: an application that configured logging itself is left alone.
     _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
+    limit_exit(app.settings.drain_timeout_s)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_run(app, place) if held is None else _run_supervised(app, held, place))

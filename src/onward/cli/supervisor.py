@@ -17,6 +17,7 @@ from onward.cli.leash import MARKER, Hello, Message
 from onward.cli.watch import Watch
 from onward.observe.workers import Report, Workers
 from onward.settings import Settings, redacted
+from onward.signals import ECHO_S, STOP_SIGNALS
 
 log = logging.getLogger("onward")
 
@@ -25,11 +26,9 @@ GRACE_S = 12.0  # beyond drain_timeout_s: a consumer takes some seconds for its 
 START_LIMIT = 3
 _TICK_S = 0.25
 _LOOK_S = 0.5  # between two looks at the files and at the lock
-_ECHO_S = 0.3  # `timeout` and other wrappers send a signal twice; a person's second one comes later
 _CHUNK_BYTES = 65_536
 _CHUNKS = 4  # read from one child before the next one's turn
 _MESSAGE_LIMIT_BYTES = 16 << 20  # a report on 1,000 partitions has less than 1 MiB
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ChildProcess:
@@ -241,7 +240,7 @@ class Supervisor:
                 log.info("%s: stopping; once more ends at once", number.name)
                 self._asked_at = clock.now()
                 self.stop()
-            elif clock.now() - self._asked_at > _ECHO_S:
+            elif clock.now() - self._asked_at > ECHO_S:
                 log.warning("%s: ending at once; what was not settled is handled again", number.name)
                 self.kill(128 + number)
 
@@ -283,8 +282,15 @@ class Supervisor:
         if child.kill_at is None and self.code is None:
             self._replace(slot, end, now)
         else:
-            log.log(logging.INFO if end.code in (0, -signal.SIGTERM) else logging.WARNING, "%s %s", slot, end)
+            self._ended_as_asked(slot, end)
         slot.child = None
+
+    def _ended_as_asked(self, slot: Slot, end: policy.End) -> None:
+        """A child that was cut, or failed at its end, makes the whole stop a failure."""
+        well = end.code in (policy.OK, -signal.SIGTERM)
+        log.log(logging.INFO if well else logging.WARNING, "%s %s", slot, end)
+        if self.code == policy.OK and not well:
+            self.code = policy.NO
 
     def _listen(self, slot: Slot, child: ChildProcess) -> None:
         unreadable = child.unreadable
@@ -331,8 +337,6 @@ class Supervisor:
                 log.error("%s did not end in time: killed; what it had not settled is handled again", slot)
                 child.process.kill()
                 child.kill_at = math.inf
-                if self.code == 0:
-                    self.code = 1
 
     def _look_at_files(self, now: float) -> None:
         changed = None if self._watch is None or self.code is not None else self._watch.changed()
@@ -363,7 +367,7 @@ def _caught() -> Iterator[tuple[list[signal.Signals], socket.socket]]:
     bell.setblocking(False)
     ringer.setblocking(False)
     before = {
-        number: signal.signal(number, lambda got, _: asked.append(signal.Signals(got))) for number in _STOP_SIGNALS
+        number: signal.signal(number, lambda got, _: asked.append(signal.Signals(got))) for number in STOP_SIGNALS
     }
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
     ring = signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)

@@ -14,7 +14,7 @@ from onward.engines import forks
 from onward.engines.base import Call, Ended, EngineHealth, MayStartUntil, Report, Work, always, drained
 from onward.engines.runner import Runner
 
-_CLOSE_S = 5.0  # how long close waits for handlers that catch their cancellation
+_CLOSE_S = 2.0  # how long close waits for handlers that catch their cancellation
 _TURN_S = 0.01  # how long handlers may start within one turn of the event loop, before other callbacks get theirs
 
 Task = asyncio.Task[None]
