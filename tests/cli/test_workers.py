@@ -88,6 +88,13 @@ def test_a_killed_worker_is_replaced(shell: Shell) -> None:
     assert running.out.count("billed") == 10
 
 
+def test_a_single_worker_is_replaced_too(shell: Shell) -> None:
+    running = started(shell, workers=1)
+    os.kill(pids(running)[0], signal.SIGKILL)
+    running.saw("takes orders", times=2)
+    assert stopped(running) == 0
+
+
 def test_workers_die_with_a_killed_supervisor(shell: Shell) -> None:
     running = started(shell)
     running.send(signal.SIGKILL)
@@ -161,7 +168,8 @@ def test_what_is_wrong_with_a_topic_is_not_tried_again(shell: Shell) -> None:
 
 
 def test_reload_restarts_on_an_edit(shell: Shell) -> None:
-    running = started(shell, "--reload", workers=1)
+    running = shell.start("run", "shop:app", "--reload")
+    running.saw("takes orders")
     good = (shell.folder / "shop.py").read_text()
     shell.write("shop.py", "1 / 0")
     running.saw("shop.py changed: restarting")
