@@ -235,6 +235,8 @@ class Supervisor:
             self._next_look = now + _LOOK_S
             self._lock.look(self.slots, now)
             self._look_at_files(now)
+            for line in self._board.news():
+                log.warning("%s", line)
         self._board.tended()
         self._kill_overdue(now)
         if self.code is None:
