@@ -137,6 +137,10 @@ def test_other_unknown_names_in_the_environment_are_one_warning(
         settings.load()
     (line,) = caplog.messages
     assert ", ".join(names) in line
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setattr("onward.context.in_worker", True)
+    settings.load()
+    assert len(caplog.messages) == 1, "a worker of the process engine repeats it"
 
 
 def test_names_of_the_command_line_and_of_the_tests_are_known(

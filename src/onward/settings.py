@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta
 
+from onward import context
 from onward.errors import BadName, BadSetting
 
 log = logging.getLogger("onward")
@@ -188,7 +189,7 @@ def _judge_unknown(names: Sequence[str]) -> None:
     for name in names:
         if near := difflib.get_close_matches(name.removeprefix(_PREFIX), ours, 1, _NEAR):
             raise BadSetting(f"the environment sets {name}, which is no setting; did you mean {_PREFIX}{near[0]}?")
-    if not _warned.issuperset(names):
+    if not _warned.issuperset(names) and not context.in_worker:  # its parent has said it
         _warned.update(names)
         log.warning("the environment sets what is no setting of Onward, and is ignored: %s", ", ".join(names))
 
