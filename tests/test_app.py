@@ -513,6 +513,31 @@ def test_a_scheme_that_no_broker_speaks() -> None:
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("sqlite://shop.db", "sqlite:///shop.db"),
+        ("sqlite:shop.db", "sqlite:///shop.db"),
+        ("shop.db", "sqlite:///shop.db"),
+        ("./data/shop.db", "sqlite:///data/shop.db"),
+        ("/data/shop.sqlite3", "sqlite:////data/shop.sqlite3"),
+        ("sqllite:///shop.db", "sqlite:///shop.db"),
+        ("kafak://host:9092", "kafka://host:9092"),
+    ],
+)
+def test_a_url_that_is_nearly_right_gives_a_hint(url: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {re.escape(meant)}\?"):
+        asyncio.run(Onward(url).__aenter__())
+
+
+@pytest.mark.parametrize("url", ["sqlite://user:secret@host/x", "kafak://user:secret@host/x", "host:9092", "sqlite://"])
+def test_a_hint_shows_no_password_and_makes_nothing_up(url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        asyncio.run(Onward(url).__aenter__())
+    assert "secret" not in str(raised.value)
+    assert "did you mean sqlite" not in str(raised.value)
+
+
 def test_a_missing_extra_names_its_cure(app: Onward) -> None:
     schemes = {"sqlite": Scheme("onward.brokers.sqlite", "SQLite", needs="no_such_client", extra="kafka")}
     with pytest.raises(MissingExtra, match=r"pip install 'onward\[kafka\]'"):

@@ -108,6 +108,57 @@ def test_the_same_in_the_file_and_in_the_environment(tmp_path: Path, monkeypatch
         settings.load()
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ONWARD_PATITIONS", "ONWARD_PARTITIONS"),
+        ("ONWARD_DRAIN_TIMEOUT", "ONWARD_DRAIN_TIMEOUT_S"),
+        ("ONWARD_APPS", "ONWARD_APP"),
+        ("ONWARD_METRIC", "ONWARD_METRICS"),
+    ],
+)
+def test_a_misspelt_name_in_the_environment_is_an_error_that_names_the_right_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    monkeypatch.setenv(name, "4")
+    with pytest.raises(BadSetting, match=f"the environment sets {name}, .* did you mean {meant}\\?"):
+        settings.load()
+
+
+def test_other_unknown_names_in_the_environment_are_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kubernetes sets such names for a service named onward, and for one named onward-metrics."""
+    monkeypatch.setattr(settings, "_warned", set())
+    names = ["ONWARD_METRICS_PORT", "ONWARD_PORT", "ONWARD_PORT_80_TCP_ADDR", "ONWARD_SERVICE_HOST"]
+    for name in names:
+        monkeypatch.setenv(name, "tcp://10.0.0.1:80")
+    for _ in range(2):
+        settings.load()
+    (line,) = caplog.messages
+    assert ", ".join(names) in line
+    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setattr("onward.context.in_worker", True)
+    settings.load()
+    assert len(caplog.messages) == 1, "a worker of the process engine repeats it"
+
+
+def test_names_of_the_command_line_and_of_the_tests_are_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("ONWARD_METRICS", "ONWARD_CHILD", "ONWARD_STORM_S", "ONWARD_APP"):
+        monkeypatch.setenv(name, "1")
+    settings.load()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("heading", ["[onward]", "[tool.onward]"])
+def test_settings_under_a_heading_of_their_own_are_an_error_with_the_cure(tmp_path: Path, heading: str) -> None:
+    (tmp_path / "onward.toml").write_text(f"{heading}\npartitions = 4\n")
+    with pytest.raises(BadSetting, match=r"settings stand at its top, under no heading; remove the line \[.*onward\]"):
+        settings.load()
+
+
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "onward.toml").write_text("partitions = = 2")
     with pytest.raises(BadSetting, match=r"onward\.toml"):

@@ -283,7 +283,10 @@ class Onward:
 
     async def __aenter__(self) -> Self:
         if self._opening or self._opened is not None:
-            raise ConfigError("the application is already open, or another task is opening it")
+            raise ConfigError(
+                "the application is already open, or another task is opening it: use the open one, and write "
+                "`async with app:` once, around all of it"
+            )
         self._opening = True
         try:
             self._opened = Opened(await self._open(), asyncio.get_running_loop())
@@ -361,7 +364,11 @@ class Onward:
         if not self.handlers:
             raise ConfigError("nothing to run: no handler is declared; decorate one with @app.handler(topic)")
         if self._crew is not None:
-            raise ConfigError("the handlers of this application already run")
+            raise ConfigError(
+                "the handlers of this application already run: call app.run() or app.running() once; in the body of "
+                "`async with app.running():` they run until it ends. To run more of them at once, start another "
+                "process, as `onward run --workers` does"
+            )
 
     @contextlib.asynccontextmanager
     async def _beside(self, stops: int) -> AsyncIterator[asyncio.Task[None]]:

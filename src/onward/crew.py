@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -31,13 +31,30 @@ from onward.flow.quarantine import Quarantine
 from onward.handler import Handler
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
-from onward.observe.health import Health, report
+from onward.observe.health import Health, last_line, report
 from onward.observe.metrics import Registry
 from onward.observe.reading import PartitionReading, Reading
 from onward.observe.standstill import EVERY_S, Patience, Standstill
 from onward.settings import Settings
 
 log = logging.getLogger("onward")
+
+
+class Identity(NamedTuple):
+    """Who this process is to the members of its groups."""
+
+    member: MemberInfo
+    supervised: Supervised | None
+
+    @classmethod
+    def make(cls, supervised: Supervised | None, endpoint: str | None) -> "Identity":
+        name = supervised.member if supervised else f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        return cls(MemberInfo(name, endpoint), supervised)
+
+    def __str__(self) -> str:
+        """As `subscribe` takes it."""
+        name, endpoint = self.member.name, self.member.endpoint
+        return name if endpoint is None else f"{name}@{endpoint}"
 
 
 class Crew:
@@ -60,9 +77,7 @@ class Crew:
         self._settings = settings
         self._hooks = hooks
         self._durations = registry.histogram("handler_duration_seconds", "How long runs took.", ("topic", "group"))
-        name = supervised.member if supervised else f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
-        self._member = MemberInfo(name, endpoint)
-        self._supervised = supervised
+        self._identity = Identity.make(supervised, endpoint)
         self._standstill = Standstill({(each.topic, each.group): _patience(each) for each in handlers})
         self._phase: Literal["starting", "running", "stopping"] = "starting"
         self._counted: dict[tuple[str, str], Tally] = {}  # the dead letters, by topic and group
@@ -112,15 +127,14 @@ class Crew:
 
     async def _consume(self, started: Callable[[], None]) -> None:
         quarantine = Quarantine()
-        member = self._member.name if self._member.endpoint is None else f"{self._member.name}@{self._member.endpoint}"
         self.consumers = [
             Consumer(
                 self._broker,
                 _engine(each),
                 each,
                 self._settings,
-                member=member,
-                supervised=self._supervised,
+                member=str(self._identity),
+                supervised=self._identity.supervised,
                 quarantine=quarantine,
                 took=functools.partial(self._durations.observe, (each.topic, each.group)),
             )
@@ -141,6 +155,7 @@ class Crew:
             for task in (*tasks, *beside):
                 task.cancel()
             await asyncio.wait([*tasks, *beside])
+            log.info(last_line(self.readings()))
             self.consumers = []
 
     def _joining(self, started: Callable[[], None]) -> Callable[[], None]:
@@ -250,7 +265,8 @@ class Crew:
             return True
         groups = await self._broker.groups(handler.topic)
         names = [member.name for each in groups if each.group == handler.group for member in each.members]
-        return self._member.name == min((*names, self._member.name))
+        ours = self._identity.member.name
+        return ours == min((*names, ours))
 
     def _dead_depth(self, handler: Handler) -> dict[str, Any]:
         """As the monitor last counted."""

@@ -1,9 +1,10 @@
 """Settings: frozen, parsed once at the edge. A keyword wins over the URL's query, then ONWARD_* in the environment,
 then onward.toml in the current folder, then the defaults below."""
 
+import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
@@ -11,7 +12,10 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta
 
+from onward import context
 from onward.errors import BadName, BadSetting
+
+log = logging.getLogger("onward")
 
 _MOST_S = 100 * 366 * 86_400.0  # a hundred years; so no time is infinite
 Count = Annotated[int, Meta(ge=1)]
@@ -53,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_parked: Count = 100_000  # records set aside, per partition: at that it is paused
     max_gap: Count = 1_000_000  # events done behind one that is not, per partition: at that it is paused
     crash_limit: Count = 3  # crashes of the process that one event may cause
-    dead_threshold: Count = 100  # more dead letters of a topic and group are an alert
+    dead_threshold: Annotated[int, Meta(ge=0)] = 100  # more dead letters of a topic and group are an alert; 0: any is
 
     # seeing it
     metrics_prefix: Annotated[str, Meta(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")] = "onward"
@@ -86,6 +90,10 @@ _TYPES: Mapping[str, Any] = {
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _EXAMPLES = {"app": "shop:app", "partitions": 8, "replication": 3}  # of those without a default
 _BROKEN = "half a surrogate pair, which is no character: write it in UTF-8"
+_PREFIX = "ONWARD_"  # of names in the environment
+_OTHER_NAMES = ("metrics", "child", "storm_s")  # of the command line, of a worker, and of Onward's own tests
+_NEAR = 0.8  # how alike a misspelt name is; less and ONWARD_METRICS_PORT, which Kubernetes may set, would be one
+_warned: set[str] = set()
 _CLIENT = "client."  # before the client library's own names, in a URL
 
 
@@ -148,6 +156,9 @@ def _toml() -> dict[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadSetting(f"onward.toml cannot be read: {error}") from error
+    for heading, table in (("[onward]", found.get("onward")), ("[tool.onward]", found.get("tool"))):
+        if isinstance(table, dict):
+            raise BadSetting(f"onward.toml: settings stand at its top, under no heading; remove the line {heading}")
     if isinstance(client := found.get("client"), dict):
         found["client"] = dict(_dotted(client))
     return found
@@ -163,8 +174,24 @@ def _dotted(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
 
 
 def _environment() -> dict[str, str]:
-    # Other programs own other ONWARD_ variables, so here an unknown name is no error.
-    return {name: os.environ[f"ONWARD_{name.upper()}"] for name in _TYPES if f"ONWARD_{name.upper()}" in os.environ}
+    found = {name.removeprefix(_PREFIX).lower(): name for name in os.environ if name.startswith(_PREFIX)}
+    if unknown := sorted(name for short, name in found.items() if short not in _TYPES and short not in _OTHER_NAMES):
+        _judge_unknown(unknown)
+    return {short: os.environ[name] for short, name in found.items() if short in _TYPES}
+
+
+def _judge_unknown(names: Sequence[str]) -> None:
+    """A name that is nearly one of ours is an error. Others may be set by Kubernetes, for a service named onward, and
+    are named in a warning, once."""
+    import difflib
+
+    ours = [known.upper() for known in (*_TYPES, *_OTHER_NAMES)]
+    for name in names:
+        if near := difflib.get_close_matches(name.removeprefix(_PREFIX), ours, 1, _NEAR):
+            raise BadSetting(f"the environment sets {name}, which is no setting; did you mean {_PREFIX}{near[0]}?")
+    if not _warned.issuperset(names) and not context.in_worker:  # its parent has said it
+        _warned.update(names)
+        log.warning("the environment sets what is no setting of Onward, and is ignored: %s", ", ".join(names))
 
 
 def _split(url: Any) -> tuple[str, dict[str, Any]]:

@@ -191,8 +191,11 @@ class TestWorkers:
         assert fetch(f"{where}/health/ready")[0] == 503
         assert fetch(f"{where}/health/live")[0] == 200
         assert fetch(f"{where}/metrics")[0] == 200
+        running.saw("not ready: worker 2 has not reported")
         os.kill(hung, signal.SIGCONT)
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "it reports again")
+        running.saw("worker 2 reports again")
+        assert running.err.count("not ready: worker 2 has not reported") == 1
         os.kill(hung, signal.SIGSTOP)
         os.kill(hung, signal.SIGKILL)
         running.saw("starting another")

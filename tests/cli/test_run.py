@@ -1,12 +1,14 @@
 """`onward run` in one process."""
 
 import signal
+import time
 
 import pytest
 
-from onward.cli import policy
-from tests.cli.shell import Shell
-from tests.cli.system import publish
+from onward.cli import exit_limit, policy
+from onward.signals import ECHO_S
+from tests.cli.shell import Running, Shell, is_alive, until
+from tests.cli.system import owners, publish
 
 SLEEPER = """
 import asyncio
@@ -20,6 +22,80 @@ async def sleep(order: dict) -> None:
     print("sleeping", flush=True)
     await asyncio.sleep(60)
 """
+
+
+LINGERER = """
+import asyncio, atexit, os, threading, time
+from onward import Onward
+from onward.cli import exit_limit
+
+exit_limit.SPARE_S = {spare_s}
+app = Onward("sqlite:///shop.db", drain_timeout_s=0.5)
+handler = app.handler("orders", group="g", timeout_s=None)
+atexit.register(print, "at exit", flush=True)
+
+
+def linger():
+    print("lingering", os.getpid(), flush=True)
+    threading.Event().wait()
+"""
+
+THREAD = """
+@handler
+async def leave(order: dict) -> None:
+    threading.Thread(target=linger, name="left-behind").start()
+"""
+
+POOL = """
+@handler
+async def wait(order: dict) -> None:
+    await asyncio.to_thread(linger)
+"""
+
+SWALLOWER = """
+@handler
+async def swallow(order: dict) -> None:
+    print("lingering", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+"""
+
+BLOCKER = """
+@handler
+async def block(order: dict) -> None:
+    linger()
+"""
+
+BUSY_THREAD = """
+@handler
+def wait(order: dict) -> None:
+    linger()
+"""
+
+WORKERS = """
+@app.handler("orders", group="p", engine="processes", workers=1, timeout_s=None)
+def work(order: dict) -> None:
+    linger()
+
+
+@handler
+async def block(order: dict) -> None:
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.01)
+    linger()
+"""
+
+
+def lingering(shell: Shell, handlers: str, *, spare_s: float = 1.0) -> Running:
+    """An application that has begun to handle an event, and something of it does not end."""
+    shell.write("lingerer.py", LINGERER.format(spare_s=spare_s) + handlers)
+    publish(shell.folder, 1)
+    running = shell.start("run", "lingerer:app")
+    running.saw("lingering")
+    return running
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -44,8 +120,78 @@ def test_a_second_signal_ends_it_at_once(shell: Shell) -> None:
     running.saw("sleeping")
     running.send(signal.SIGTERM)
     running.saw("once more ends at once")
+    time.sleep(ECHO_S)  # sooner it would be taken for the same signal sent twice
     running.send(signal.SIGTERM)
     assert running.ended() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_sent_twice_counts_once(shell: Shell, first: signal.Signals) -> None:
+    shell.write("napper.py", SLEEPER.replace("sleep(60)", "sleep(1)"))
+    publish(shell.folder, 1)
+    running = shell.start("run", "napper:app")
+    running.saw("sleeping")
+    running.send(first)
+    time.sleep(0.05)
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
+    assert running.err.count("once more ends at once") == 1
+
+
+def test_a_signal_that_is_sent_twice_does_not_cut_the_last_moments(shell: Shell) -> None:
+    """When the second one arrives, the handlers have ended and the process has not."""
+    shell.write("lazy.py", "import atexit, time\nfrom shop import app\natexit.register(time.sleep, 1)\n")
+    running = shell.start("run", "lazy:app")
+    running.saw("takes orders")
+    for _ in range(2):
+        running.send(signal.SIGTERM)
+        time.sleep(0.05)
+    assert running.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("handlers", "culprit"),
+    [
+        (THREAD, "thread left-behind in linger at "),
+        (POOL, " in linger at "),
+        (SWALLOWER, " in swallow at "),
+        (BLOCKER, "thread MainThread in linger at "),
+    ],
+)
+def test_what_holds_up_the_end_is_named_and_cut(shell: Shell, handlers: str, culprit: str) -> None:
+    running = lingering(shell, handlers)
+    running.send(signal.SIGTERM)
+    assert running.ended(20.0) == policy.NO
+    (line,) = [line for line in running.err.splitlines() if "still running: " in line]
+    assert culprit in line
+
+
+@pytest.mark.slow
+def test_the_end_comes_five_seconds_after_the_drain(shell: Shell) -> None:
+    running = lingering(shell, SWALLOWER, spare_s=exit_limit.SPARE_S)
+    asked_at = time.monotonic()
+    running.send(signal.SIGTERM)
+    assert running.ended(20.0) == policy.NO
+    assert time.monotonic() - asked_at < 0.5 + 5.0 + 5.0  # the last for a busy machine
+    assert not owners(shell.folder, "g"), "it left its group before it was cut"
+
+
+def test_a_thread_of_the_engine_does_not_hold_up_the_end(shell: Shell) -> None:
+    running = lingering(shell, BUSY_THREAD, spare_s=30.0)
+    running.send(signal.SIGTERM)
+    assert running.ended(20.0) == policy.OK
+    assert running.out.endswith("at exit\n"), "what the application registered for its exit runs"
+
+
+def test_engine_workers_do_not_outlive_a_process_that_is_cut(shell: Shell) -> None:
+    running = lingering(shell, WORKERS)
+    worker = int(running.out.split()[1])
+    shell.write("go", "")
+    running.saw("lingering", times=2)
+    running.send(signal.SIGTERM)
+    assert running.ended(20.0) == policy.NO
+    assert worker != running.process.pid
+    until(lambda: not is_alive(worker), "the worker has ended")
 
 
 @pytest.mark.slow

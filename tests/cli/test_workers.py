@@ -11,9 +11,10 @@ import pytest
 from onward.cli import policy, supervisor
 from onward.cli.supervisor import Supervisor
 from onward.observe.workers import Workers
+from onward.signals import ECHO_S
 from tests.cli.shell import Running, Shell, is_alive, until
 from tests.cli.system import publish
-from tests.cli.test_run import SLEEPER
+from tests.cli.test_run import LINGERER, SLEEPER, SWALLOWER
 
 pytestmark = pytest.mark.slow  # real processes, seconds each
 
@@ -87,6 +88,13 @@ def test_a_killed_worker_is_replaced(shell: Shell) -> None:
     assert running.out.count("billed") == 10
 
 
+def test_a_single_worker_is_replaced_too(shell: Shell) -> None:
+    running = started(shell, workers=1)
+    os.kill(pids(running)[0], signal.SIGKILL)
+    running.saw("takes orders", times=2)
+    assert stopped(running) == 0
+
+
 def test_workers_die_with_a_killed_supervisor(shell: Shell) -> None:
     running = started(shell)
     running.send(signal.SIGKILL)
@@ -101,10 +109,20 @@ def test_a_second_signal_ends_all_at_once(shell: Shell) -> None:
     running.saw("sleeping")
     running.send(signal.SIGTERM)
     running.saw("SIGTERM: stopping")
-    time.sleep(supervisor._ECHO_S)  # sooner it would be taken for the same signal sent twice
+    time.sleep(ECHO_S)  # sooner it would be taken for the same signal sent twice
     running.send(signal.SIGTERM)
     assert running.ended() == 128 + signal.SIGTERM
     assert not any(map(is_alive, pids(running)))
+
+
+def test_what_holds_up_the_end_of_a_worker_is_named_and_cut(shell: Shell) -> None:
+    shell.write("lingerer.py", LINGERER.format(spare_s=1.0) + SWALLOWER)
+    publish(shell.folder, 1)
+    running = started(shell, application="lingerer:app")
+    running.saw("lingering")
+    assert stopped(running) == policy.NO
+    assert running.err.count("still running: ") == 1
+    assert " in swallow at " in running.err
 
 
 def test_a_crash_loop_gives_up(shell: Shell) -> None:
@@ -150,7 +168,8 @@ def test_what_is_wrong_with_a_topic_is_not_tried_again(shell: Shell) -> None:
 
 
 def test_reload_restarts_on_an_edit(shell: Shell) -> None:
-    running = started(shell, "--reload", workers=1)
+    running = shell.start("run", "shop:app", "--reload")
+    running.saw("takes orders")
     good = (shell.folder / "shop.py").read_text()
     shell.write("shop.py", "1 / 0")
     running.saw("shop.py changed: restarting")

@@ -140,3 +140,26 @@ def test_an_application_is_watched_while_it_runs(tmp_path: Path) -> None:
     assert (tally.topic, tally.group) == ("orders", "billing")
     assert 5 < tally.depth <= 8
     assert 0 <= tally.oldest_age_s <= time.time() - begun
+
+
+def test_an_application_with_a_threshold_of_zero_alerts_on_the_first_dead_letter(tmp_path: Path) -> None:
+    heard: list[Alert] = []
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", dead_threshold=0, dead_check_s=0.1)
+    app.alert(heard.append)
+
+    @app.handler("orders", group="billing")
+    async def bill(event: Event) -> None:
+        raise GiveUp("never")
+
+    async def alerted() -> bool:
+        return bool(heard)
+
+    async def main() -> None:
+        async with app.running():
+            await app.publish("orders", {"n": 1}, key="c-1")
+            await eventually(alerted, "the alert")
+
+    asyncio.run(main())
+    assert heard[0].kind == "high"
+    assert heard[0].tally is not None
+    assert heard[0].tally.depth == 1

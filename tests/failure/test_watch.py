@@ -16,6 +16,10 @@ def test_one_alert_above_the_threshold_and_one_notice_well_below_it() -> None:
     assert told == [[], [], ["high"], [], [], [], [], ["recovered"], ["high"]]
 
 
+def test_a_threshold_of_zero_alerts_on_the_first_one_and_is_over_with_the_last() -> None:
+    assert depths(Watchman(Thresholds(depth=0)), 0, 1, 2, 1, 0, 3) == [[], ["high"], [], [], ["recovered"], ["high"]]
+
+
 def test_the_alert_tells_depth_growth_age_and_what_to_do() -> None:
     watchman = Watchman(Thresholds(depth=100))
     watchman.see([Tally("orders", "billing", 40)])

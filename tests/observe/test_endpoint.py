@@ -176,7 +176,7 @@ def test_a_running_application_can_be_scraped_and_runs_on_uvloop(shell: Shell) -
 def test_a_running_application_logs_how_its_engines_are_doing(shell: Shell) -> None:
     publish(shell.folder, *range(3))
     running = shell.start("run", "shop:app")
-    running.saw("orders for billing: processes 1 workers, 0 busy, 0 restarted; 3 done, 0 retried, 0 dead")
+    running.saw("6 events done (orders for billing 3, orders for loop 3), 0 retried, 0 dead; 0 running")
     running.send(signal.SIGTERM)
     assert running.ended() == 0
 

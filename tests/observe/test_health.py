@@ -22,11 +22,18 @@ READING = reading()
 
 
 def test_the_line() -> None:
-    assert line(READING) == (
-        "orders for billing: tasks 100 workers, 12 busy, 0 restarted, oldest 0.4 s; 12,345 done, 3 retried, 0 dead"
+    assert line([READING]) == "12,345 events done, 3 retried, 0 dead; 12 running, the oldest for 0.4 s"
+    idle = msgspec.structs.replace(READING, busy=0, oldest_running_s=None, restarted=2)
+    assert line([idle]) == "12,345 events done, 3 retried, 0 dead; 0 running; 2 workers restarted"
+
+
+def test_the_line_sums_all_handlers_up() -> None:
+    other = msgspec.structs.replace(READING, group="mail", done=5, busy=1, oldest_running_s=2.0)
+    assert line([READING, other]) == (
+        "12,350 events done (orders for billing 12,345, orders for mail 5), 6 retried, 0 dead; 13 running, "
+        "the oldest for 2.0 s"
     )
-    idle = msgspec.structs.replace(READING, busy=0, oldest_running_s=None)
-    assert "0 busy, 0 restarted; 12,345 done" in line(idle)
+    assert "orders for billing 12,345, 2 more)" in line([READING] * 7)
 
 
 def test_a_line_is_logged_when_something_happened(caplog: pytest.LogCaptureFixture) -> None:
@@ -38,10 +45,11 @@ def test_a_line_is_logged_when_something_happened(caplog: pytest.LogCaptureFixtu
 
     with caplog.at_level(logging.INFO, "onward"):
         asyncio.run(main())
-    assert [record.getMessage() for record in caplog.records] == [line(idle)]
+    assert [record.getMessage() for record in caplog.records] == [line([idle])]
 
 
-def test_a_running_application_shows_each_handler(tmp_path: Path) -> None:
+def test_a_running_application_shows_each_handler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "onward")
     app = Onward(f"sqlite:///{tmp_path}/shop.db")
 
     @app.handler("orders", group="billing")
@@ -66,6 +74,8 @@ def test_a_running_application_shows_each_handler(tmp_path: Path) -> None:
     assert 'onward_events_done_total{group="billing",topic="orders"} 5.0' in text
     assert 'onward_events_done_total{group="shipping",topic="orders"} 5.0' in text
     assert app.readings() == []
+    stopped = [each.getMessage() for each in caplog.records if each.getMessage().startswith("stopped")]
+    assert stopped == ["stopped: 10 events done (orders for billing 5, orders for shipping 5), 0 retried, 0 dead"]
 
 
 def test_the_metrics_show_how_far_behind_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

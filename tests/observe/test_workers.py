@@ -63,6 +63,19 @@ def test_a_dead_worker_is_not_ready_until_its_replacement_is(workers: Workers) -
     assert workers.health().ready
 
 
+def test_a_worker_that_falls_silent_is_news_once(workers: Workers, clock: Clock) -> None:
+    both(workers)
+    assert workers.news() == []
+    clock.now += SILENT_S + 1
+    workers.heard(2, report())
+    assert workers.news() == ["not ready: worker 1 has not reported for 5 s"]
+    clock.now += 1
+    assert workers.news() == []
+    workers.heard(1, report())
+    assert workers.news() == ["worker 1 reports again, or was replaced"]
+    assert workers.news() == []
+
+
 def test_a_silent_worker_is_not_ready_and_its_gauges_are_left_out(workers: Workers, clock: Clock) -> None:
     both(workers, open=3, done=10)
     clock.now += SILENT_S + 1

@@ -6,6 +6,7 @@ entry point group `onward.brokers`: the scheme's name, and their `open_broker`.
 """
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -122,6 +123,16 @@ def _found(url: str, schemes: Mapping[str, Scheme] = SCHEMES) -> _Found:
     return _Found(module, module.open_broker)
 
 
+def _hint(name: str, url: str, schemes: Mapping[str, Scheme]) -> str:
+    """The URL that was probably meant; empty: nothing comes near."""
+    import difflib
+
+    if not name and re.fullmatch(r"[^:@?]+\.(db|sqlite3?)", url):
+        return f"did you mean {embedded(Path(url))}?"
+    near = difflib.get_close_matches(name, schemes, 1)
+    return f"did you mean {redacted(near[0] + url[len(name) :])}?" if near else ""
+
+
 def _foreign(name: str, url: str, schemes: Mapping[str, Scheme]) -> _Found:
     """The scheme of another package. Looked up only when it is needed: it reads the data of every installed package."""
     from importlib.metadata import entry_points
@@ -129,9 +140,8 @@ def _foreign(name: str, url: str, schemes: Mapping[str, Scheme]) -> _Found:
     found = [point for point in entry_points(group=GROUP) if point.name == name]
     if not found:
         known = ", ".join(f"{known}://" for known in (*schemes, *sorted(entry_points(group=GROUP).names)))
-        raise UnknownScheme(
-            f"no broker for {redacted(url)!r}: there are {known}; another package may add one (entry point {GROUP})"
-        )
+        hint = _hint(name, url, schemes) or f"another package may add one (entry point {GROUP})"
+        raise UnknownScheme(f"no broker for {redacted(url)!r}: there are {known}; {hint}")
     if len({point.value for point in found}) > 1:
         raise UnknownScheme(f"{name}:// is claimed by {' and '.join(p.value for p in found)}; uninstall one of them")
     try:

@@ -1,7 +1,8 @@
 """The command line. One file per command, each imported only when it is asked for.
 
 run.py        `onward run`, through supervisor.py when there are several processes: its decisions are in policy.py,
-              its tie to a child in leash.py, the files of --reload in watch.py
+              its tie to a child in leash.py, a slot's earlier processes in predecessors.py, the files of --reload in
+              watch.py; exit_limit.py cuts what holds up the end of a process
 health.py     `onward health`
 publish.py    `onward publish`
 tail.py       `onward tail`: follow.py reads, show.py makes lines of events

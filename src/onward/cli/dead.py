@@ -24,7 +24,7 @@ from onward.cli.say import confirm, say
 
 if TYPE_CHECKING:
     from onward.app import Onward
-    from onward.failure.dead import Dropped, Where
+    from onward.failure.dead import Dropped, Replayed, Where
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ def replay(
         replay = system.dead.replaying(limit=limit, rate=rate, **where)
         answer = await replay.rehearse() if dry_run else await run(replay)
         verb = "would be replayed" if dry_run else "replayed"
-        note = f"{answer.replayed:,} {verb}, {answer.failed:,} were not dead any more, {answer.left:,} left"
+        note = f"{answer.replayed:,} {verb}, {_rest(answer)}"
         print_answer(answer, note, json=json)
         if replay.stopped:
             say("stopped by you; run it again for the rest")
@@ -168,7 +168,7 @@ def drop(
 
     answer = _with(app, url, work)
     verb = "would be dropped" if dry_run else "dropped"
-    note = f"{answer.dropped:,} {verb}, {answer.failed:,} were not dead any more, {answer.left:,} left"
+    note = f"{answer.dropped:,} {verb}, {_rest(answer)}"
     print_answer(answer, note, json=json)
 
 
@@ -230,6 +230,10 @@ def send(
 
     sent = _with(app, url, work)
     typer.echo(f'{{"sent":{sent}}}' if json else f"{sent:,} copies sent to {to}")
+
+
+def _rest(answer: "Replayed | Dropped") -> str:
+    return f"{answer.failed:,} were not dead any more, {answer.left:,} matching dead letters left"
 
 
 def _with(app: str | None, url: str | None, work: Callable[["Onward"], Awaitable[T]]) -> T:

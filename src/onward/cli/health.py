@@ -21,15 +21,16 @@ def health(
         bool,
         typer.Option(
             "--live/--ready",
-            help="Alive: a restart would not help. Ready (default): handlers run and make progress.",
+            help="--live: does the process work? If not, restart it. --ready (default): do its handlers run and make "
+            "progress? If not, the reasons are printed.",
         ),
     ] = False,
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="[HOST:]PORT", envvar=METRICS, help="Where the application serves: its --metrics."),
+        typer.Option(metavar="[HOST:]PORT", envvar=METRICS, help="What `onward run --metrics` was given."),
     ] = None,
 ) -> None:
-    """Ask a running application whether it is ready, or alive. Exits with 0 for yes, and with 1 and the reasons for no.
+    """Ask a running `onward run --metrics` whether it is ready, or alive. The exit code is 0 for yes and 1 for no.
 
     \b
     Example:

@@ -17,13 +17,32 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from onward.brokers.base import Supervised
+
 if TYPE_CHECKING:
     from onward.observe.workers import Report
 
-MARKER = "ONWARD_CHILD"  # in the child's environment: its number
+MARKER = "ONWARD_CHILD"  # in the child's environment: its Place
 _PR_SET_PDEATHSIG = 1
 
 Message = TypeVar("Message")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a child is given at its start."""
+
+    number: int
+    slot: str
+    gone: tuple[str, ...] = ()  # see Supervised
+
+    def supervised(self) -> Supervised:
+        """This process, as the broker gets to know it."""
+        member = member_of(self.slot, os.getpid())
+        return Supervised(self.slot, member, frozenset(self.gone) - {member})  # a process id may come again
+
+
+def member_of(slot: str, pid: int) -> str:
+    return f"{slot}-{pid}"
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -36,8 +55,9 @@ class Hello(msgspec.Struct, frozen=True):
 class Leash:
     """The child's end."""
 
-    def __init__(self, number: int, link: socket.socket) -> None:
-        self.number = number
+    def __init__(self, place: Place, link: socket.socket) -> None:
+        self.number = place.number
+        self.supervised = place.supervised()
         self._link = link
         self._unsent = b""
 
@@ -68,8 +88,8 @@ def read(line: bytes | bytearray, kind: type[Message]) -> Message | None:
 
 def take() -> Leash | None:
     """The leash of this process, taken at its start; None: it has no supervisor."""
-    number = os.environ.pop(MARKER, None)  # popped: what this process starts is not on our leash
-    if number is None:
+    marker = os.environ.pop(MARKER, None)  # popped: what this process starts is not on our leash
+    if marker is None:
         return None
     if sys.platform == "linux":
         import ctypes  # here: every command but this one does without
@@ -80,7 +100,7 @@ def take() -> Leash | None:
     os.dup2(nothing, 0)  # the application's stdin is empty, and its own children do not inherit the link
     os.close(nothing)
     threading.Thread(target=_end_with, args=(link,), name="onward-leash", daemon=True).start()
-    return Leash(int(number), link)
+    return Leash(msgspec.json.decode(marker, type=Place), link)
 
 
 def _end_with(link: socket.socket) -> None:

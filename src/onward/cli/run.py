@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onward.cli import find, leash, policy
+from onward.cli.exit_limit import limit_exit
 from onward.cli.health import METRICS, place_of
 from onward.errors import OnwardError
 
@@ -39,7 +40,16 @@ def run(
             help="shop:app for app = Onward(...) in shop.py; else ONWARD_APP, or the app of onward.toml.",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="How many processes share the work.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=256,
+            help="How many processes share the work; one that dies is replaced, also with 1. Without this option it is "
+            "one process that no other watches.",
+        ),
+    ] = None,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a .py file below this folder changes.")
     ] = False,
@@ -58,7 +68,8 @@ def run(
     """Run an application's handlers until SIGTERM or Ctrl-C.
 
     It then takes no more events, lets the running ones finish, and exits with 0. A second signal ends it at once.
-    With --workers, a process that dies is replaced.
+    With --workers, a process that dies is replaced. What does not end within drain_timeout_s plus 5 s is cut off, with
+    exit code 1.
 
     \b
     Example:
@@ -70,13 +81,14 @@ def run(
     application = application or find.application("`onward run shop:app`")
     place = None if metrics is None else place_of(metrics)
     held = leash.take()
-    if held is None and (workers > 1 or reload):
+    if held is None and (workers is not None or reload):
         debug = bool(context.find_root().params["debug"])
         child = _child_command(application, log_level, debug)
-        raise typer.Exit(_supervise(child, workers, reload, log_level, place))
+        raise typer.Exit(_supervise(child, workers or 1, reload, log_level, place))
     app = find.load(application)
     # After the import: an application that configured logging itself is left alone.
     _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
+    limit_exit(app.settings.drain_timeout_s)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_run(app, place) if held is None else _run_supervised(app, held, place))
@@ -106,6 +118,7 @@ async def _run_supervised(app: "Onward", held: leash.Leash, place: "Address | No
     async with app:
         held.greet(leash.Hello(app.settings.drain_timeout_s, app.settings.url))
         app.endpoint = None if place is None else str(place.public)
+        app.supervised = held.supervised
         reporting = None if place is None else asyncio.create_task(_report(app, held))
         try:
             await app.run()

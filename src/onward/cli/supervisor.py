@@ -10,13 +10,18 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from uuid import uuid4
+
+import msgspec
 
 from onward import brokers, clock
 from onward.cli import leash, policy
-from onward.cli.leash import MARKER, Hello, Message
+from onward.cli.leash import MARKER, Hello, Message, Place
+from onward.cli.predecessors import Predecessors
 from onward.cli.watch import Watch
 from onward.observe.workers import Report, Workers
 from onward.settings import Settings, redacted
+from onward.signals import ECHO_S, STOP_SIGNALS
 
 log = logging.getLogger("onward")
 
@@ -24,18 +29,17 @@ LOCK_LIMIT_S = 5.0
 GRACE_S = 12.0  # beyond drain_timeout_s: a consumer takes some seconds for its last settle and release
 START_LIMIT = 3
 _TICK_S = 0.25
+_LEAVING_TICK_S = 0.02  # while a replacement waits for what its predecessor left
 _LOOK_S = 0.5  # between two looks at the files and at the lock
-_ECHO_S = 0.3  # `timeout` and other wrappers send a signal twice; a person's second one comes later
 _CHUNK_BYTES = 65_536
 _CHUNKS = 4  # read from one child before the next one's turn
 _MESSAGE_LIMIT_BYTES = 16 << 20  # a report on 1,000 partitions has less than 1 MiB
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ChildProcess:
     """A process, and what it has sent us."""
 
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    def __init__(self, place: Place, command: Sequence[str]) -> None:
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
         self._heard = bytearray()  # the start of a message
@@ -47,8 +51,9 @@ class ChildProcess:
         self.kill_at: float | None = None  # set when it was asked to end
         try:
             # A session of its own: Ctrl-C reaches the supervisor alone, or the child would get it twice.
+            marker = msgspec.json.encode(place).decode()
             self.process = subprocess.Popen(
-                command, stdin=theirs.fileno(), start_new_session=True, env={**os.environ, MARKER: str(number)}
+                command, stdin=theirs.fileno(), start_new_session=True, env={**os.environ, MARKER: marker}
             )
         except OSError:
             self._link.close()
@@ -119,8 +124,9 @@ class ChildProcess:
 class Slot:
     """A place for one child at a time."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, name: str) -> None:
         self.number = number
+        self.predecessors = Predecessors(name)
         self.child: ChildProcess | None = None
         self.record = policy.Record()
         self.start_at: float | None = 0.0  # None: not before a file changes
@@ -129,6 +135,16 @@ class Slot:
         """Is there a child that started well?"""
         child = self.child
         return child is not None and now - child.greeted_at > policy.QUICK_S
+
+    def is_due(self, now: float) -> bool:
+        """May a child start here?"""
+        if self.child is not None or self.start_at is None or self.start_at > now:
+            return False
+        return not self.predecessors.are_leaving(now)
+
+    def place(self) -> Place:
+        """For the next child."""
+        return Place(self.number, self.predecessors.slot, self.predecessors.gone())
 
     def __str__(self) -> str:
         return f"worker {self.number}" + ("" if self.child is None else f" (pid {self.child.pid})")
@@ -182,7 +198,8 @@ class Supervisor:
         lock_limit_s: float = LOCK_LIMIT_S,
         start_limit: int = START_LIMIT,
     ) -> None:
-        self.slots = [Slot(number) for number in range(1, size + 1)]
+        fleet = f"{socket.gethostname()}-{uuid4().hex[:8]}"
+        self.slots = [Slot(number, f"{fleet}-{number}") for number in range(1, size + 1)]
         self.code: int | None = None  # the exit code, known when the end has begun
         self._command = command
         self._watch = watch
@@ -203,7 +220,9 @@ class Supervisor:
             while not self.done:
                 self._heed(asked)
                 self.tend()
-                _wait(bell, [child.link for child in self._children() if child.talks and child.kill_at is None])
+                links = [child.link for child in self._children() if child.talks and child.kill_at is None]
+                leaving = any(slot.predecessors.are_leaving(clock.now()) for slot in self.slots if slot.child is None)
+                _wait(bell, links, _LEAVING_TICK_S if leaving else _TICK_S)
         assert self.code is not None
         return self.code
 
@@ -216,6 +235,8 @@ class Supervisor:
             self._next_look = now + _LOOK_S
             self._lock.look(self.slots, now)
             self._look_at_files(now)
+            for line in self._board.news():
+                log.warning("%s", line)
         self._board.tended()
         self._kill_overdue(now)
         if self.code is None:
@@ -241,7 +262,7 @@ class Supervisor:
                 log.info("%s: stopping; once more ends at once", number.name)
                 self._asked_at = clock.now()
                 self.stop()
-            elif clock.now() - self._asked_at > _ECHO_S:
+            elif clock.now() - self._asked_at > ECHO_S:
                 log.warning("%s: ending at once; what was not settled is handled again", number.name)
                 self.kill(128 + number)
 
@@ -256,12 +277,18 @@ class Supervisor:
             # The first one goes alone, so that what is wrong with the application is reported once.
             idle = [] if any(child.hello is None for child in self._children()) else idle[:1]
         for slot in idle:
-            if slot.start_at is not None and slot.start_at <= now:
+            if slot.is_due(now):
                 self._start(slot, now)
 
     def _start(self, slot: Slot, now: float) -> None:
+        if left := slot.predecessors.left():
+            log.warning(
+                "the last %s has left processes that still run: %s; what it owned waits for its lease and the "
+                "takeover grace",
+                *(slot, ", ".join(left)),
+            )
         try:
-            slot.child = ChildProcess(slot.number, self._command)
+            slot.child = ChildProcess(slot.place(), self._command)
         except OSError as error:
             log.error("worker %d cannot be started: %s", slot.number, error)
             self._replace(slot, policy.End(1, 0.0, greeted=False), now)
@@ -280,11 +307,19 @@ class Supervisor:
         if end is None:
             return
         self._board.ended(slot.number)
+        slot.predecessors.ended(child.pid, now)
         if child.kill_at is None and self.code is None:
             self._replace(slot, end, now)
         else:
-            log.log(logging.INFO if end.code in (0, -signal.SIGTERM) else logging.WARNING, "%s %s", slot, end)
+            self._ended_as_asked(slot, end)
         slot.child = None
+
+    def _ended_as_asked(self, slot: Slot, end: policy.End) -> None:
+        """A child that was cut, or failed at its end, makes the whole stop a failure."""
+        well = end.code in (policy.OK, -signal.SIGTERM)
+        log.log(logging.INFO if well else logging.WARNING, "%s %s", slot, end)
+        if self.code == policy.OK and not well:
+            self.code = policy.NO
 
     def _listen(self, slot: Slot, child: ChildProcess) -> None:
         unreadable = child.unreadable
@@ -331,8 +366,6 @@ class Supervisor:
                 log.error("%s did not end in time: killed; what it had not settled is handled again", slot)
                 child.process.kill()
                 child.kill_at = math.inf
-                if self.code == 0:
-                    self.code = 1
 
     def _look_at_files(self, now: float) -> None:
         changed = None if self._watch is None or self.code is not None else self._watch.changed()
@@ -363,7 +396,7 @@ def _caught() -> Iterator[tuple[list[signal.Signals], socket.socket]]:
     bell.setblocking(False)
     ringer.setblocking(False)
     before = {
-        number: signal.signal(number, lambda got, _: asked.append(signal.Signals(got))) for number in _STOP_SIGNALS
+        number: signal.signal(number, lambda got, _: asked.append(signal.Signals(got))) for number in STOP_SIGNALS
     }
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
     ring = signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
@@ -377,8 +410,8 @@ def _caught() -> Iterator[tuple[list[signal.Signals], socket.socket]]:
         ringer.close()
 
 
-def _wait(bell: socket.socket, others: Sequence[socket.socket]) -> None:
-    ready, _, _ = select.select([bell, *others], [], [], _TICK_S)
+def _wait(bell: socket.socket, others: Sequence[socket.socket], wait_s: float) -> None:
+    ready, _, _ = select.select([bell, *others], [], [], wait_s)
     if bell in ready:
         with contextlib.suppress(BlockingIOError):
             bell.recv(4096)

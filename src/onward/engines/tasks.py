@@ -17,7 +17,7 @@ from onward.engines.runner import Runner, described
 from onward.engines.where import in_coroutine
 from onward.error_report import harmless
 
-_CLOSE_S = 5.0  # how long close waits for handlers that catch their cancellation
+_CLOSE_S = 2.0  # how long close waits for handlers that catch their cancellation
 _TURN_S = 0.01  # how long handlers may start within one turn of the event loop, before other callbacks get theirs
 
 log = logging.getLogger("onward")

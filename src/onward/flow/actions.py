@@ -6,7 +6,7 @@ import msgspec
 
 from onward.brokers.base import AsideRecord, Progress
 from onward.engines.base import Work
-from onward.event import Partition
+from onward.event import Delivery, Partition
 
 
 class SettleCall(msgspec.Struct, frozen=True):
@@ -25,6 +25,14 @@ class LoadPage(msgspec.Struct, frozen=True):
     after: int | None
 
 
+class Accused(msgspec.Struct, frozen=True):
+    """An event that was running when its process died. It runs alone next, or is given up."""
+
+    delivery: Delivery
+    crashes: int  # of lone runs: these were its fault for certain
+    dead: bool = False
+
+
 class Actions(msgspec.Struct, frozen=True):
     """What to do now, in this order."""
 
@@ -36,6 +44,7 @@ class Actions(msgspec.Struct, frozen=True):
     drained: Sequence[Partition] = ()  # to release: nothing of them runs
     undrained: Sequence[Partition] = ()  # to release: the deadline came first
     wake_at: float | None = None  # tick again by then even if nothing happens
+    accused: Sequence[Accused] = ()  # to be logged
 
 
 class Counts(msgspec.Struct):

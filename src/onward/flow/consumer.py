@@ -207,6 +207,8 @@ class Consumer:
     # -- what the plane asks for --------------------------------------------------------------------------------
 
     async def _act(self, subscription: Subscription, actions: Actions) -> None:
+        for each in actions.accused:
+            self._outcomes.accuse(each, self._settings.crash_limit)
         if actions.work:
             self._submit(actions.work)
         for page in actions.load:

@@ -1,10 +1,11 @@
 """Which events start: each partition in turn gets a share of the free slots, and its oldest events go first. Pure."""
 
+from collections.abc import Sequence
 from heapq import heappop
 
 from onward.brokers.base import Failure
 from onward.engines.base import Work
-from onward.flow.actions import Counts
+from onward.flow.actions import Accused, Counts
 from onward.flow.batching import batch_of, waits_to_fill
 from onward.flow.blame import AMONG_OTHERS
 from onward.flow.entry import MARKING, RUNNING, BatchCall, Entry, Instant
@@ -17,7 +18,7 @@ from onward.flow.settling import Settling
 class Dispatch:
     """The slots of one plane, and which partition fills them next."""
 
-    __slots__ = ("_counts", "_limits", "_lone", "_marks", "_settling", "ready", "running")
+    __slots__ = ("_counts", "_limits", "_lone", "_marks", "_settling", "accused", "ready", "running")
 
     def __init__(self, limits: Limits, counts: Counts, lone: LoneRuns, settling: Settling) -> None:
         self._limits = limits
@@ -27,6 +28,7 @@ class Dispatch:
         self._marks = False  # some may wait for their start to be recorded
         self.running = 0  # calls of the handler
         self.ready: dict[Holding, None] = {}  # those with something ready, in turn
+        self.accused: list[Accused] = []  # since the last `take_accused`
 
     def free(self, entry: Entry) -> int:
         """The run of an event has ended: free its slot, if it was the last of its call. Returns the call's size."""
@@ -40,6 +42,13 @@ class Dispatch:
         if call.left == 0:
             self.running -= 1
         return call.size
+
+    def take_accused(self) -> Sequence[Accused]:
+        """Those that are new since the last call."""
+        if not self.accused:
+            return ()
+        accused, self.accused = self.accused, []
+        return accused
 
     def start(self, at: Instant) -> list[Work]:
         """Fill the free slots."""
@@ -122,6 +131,7 @@ class Dispatch:
             holding.shelve(entry)
         elif entry.suspect:
             self._lone.suspect(holding, entry)
+            self.accused.append(Accused(entry.delivery, entry.tries.crashes))
         elif not entry.marked:  # it has its slot from here on: what cannot run yet would be suspected in vain
             holding.mark(entry, AMONG_OTHERS)
             self._marks = True
@@ -163,4 +173,5 @@ class Dispatch:
             last=at.wall,
         )
         holding.dead(entry, failure, at)
+        self.accused.append(Accused(entry.delivery, crashes, dead=True))
         self._settling.press(holding)

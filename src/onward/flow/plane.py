@@ -164,7 +164,8 @@ class ControlPlane:
         self._lone.share(self._dispatch.running, sure=sure)
         settle = self._settlement(now)
         drained, undrained = self._releases(now) if self._revoking else ((), ())
-        return Actions(work, pause, resume, load, settle, drained, undrained, self._wake_at(now, sure=sure))
+        wake_at, accused = self._wake_at(now, sure=sure), self._dispatch.take_accused()
+        return Actions(work, pause, resume, load, settle, drained, undrained, wake_at, accused)
 
     def leave(self) -> None:
         """Nothing of it runs, and nothing ever will: the other handlers of this process need not wait for it."""

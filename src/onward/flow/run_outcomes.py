@@ -11,6 +11,7 @@ from onward.errors import Expired, Skip, Unfinished, Unreachable
 from onward.event import Delivery
 from onward.failure.expiry import is_expired
 from onward.failure.judge import ErrorJudge
+from onward.flow.actions import Accused
 from onward.flow.entry import DONE, RELEASED, SPLIT, Instant, Outcome, Released
 from onward.flow.outage import Outage
 from onward.handler import Handler
@@ -51,6 +52,20 @@ class RunOutcomes:
             log.info("%s: its inbox can be reached again", self._name)
             self._outage.over()
         return outcomes
+
+    def accuse(self, accused: Accused, crash_limit: int) -> None:
+        """Name the event that may have killed its process."""
+        delivery, crashes = accused.delivery, accused.crashes
+        name = f"event {delivery.event.id} of {delivery.partition} position {delivery.position}"
+        what = f"{self._name}: {name} key {delivery.event.key!r}"
+        if accused.dead:
+            log.error("%s is dead: it killed its process, time %d of crash_limit=%d", what, crashes, crash_limit)
+        elif crashes:
+            log.warning(
+                "%s killed its process, time %d of crash_limit=%d: it runs alone again", what, crashes, crash_limit
+            )
+        else:
+            log.warning("%s was running when its process died: it runs alone now, to see if that was its doing", what)
 
     def _rule(self, delivery: Delivery, error: BaseException | None) -> Outcome:
         if error is None:

@@ -11,6 +11,7 @@ from onward.observe.reading import Reading
 log = logging.getLogger("onward")
 
 EVERY_S = 10.0
+_MOST_NAMED = 5  # handlers in one line
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -21,21 +22,41 @@ class Health(msgspec.Struct, frozen=True):
 
 
 async def report(readings: Callable[[], Sequence[Reading]], every_s: float = EVERY_S) -> None:
-    """Log a line for each handler that has done something since the last one, or is doing it."""
-    before: dict[tuple[str, str], tuple[int, ...]] = {}
+    """Log one line on all handlers if some event was handled since the last one, or is being handled."""
+    before = (0, 0, 0)
     while True:
         await asyncio.sleep(every_s)
-        for reading in readings():
-            name, counts = (reading.topic, reading.group), (reading.done, reading.retried, reading.dead)
-            if reading.busy or counts != before.get(name, (0, 0, 0)):
-                log.info(line(reading))
-            before[name] = counts
+        found = readings()
+        counts = _counts(found)
+        if counts != before or any(reading.busy for reading in found):
+            log.info(line(found))
+        before = counts
 
 
-def line(reading: Reading) -> str:
-    oldest = "" if reading.oldest_running_s is None else f", oldest {reading.oldest_running_s:.1f} s"
+def line(readings: Sequence[Reading]) -> str:
+    ages_s = [reading.oldest_running_s for reading in readings if reading.oldest_running_s is not None]
+    oldest = f", the oldest for {max(ages_s):.1f} s" if ages_s else ""
+    restarted = sum(reading.restarted for reading in readings)
+    workers = f"; {restarted:,} workers restarted" if restarted else ""
+    return f"{_sums(readings)}; {sum(reading.busy for reading in readings):,} running{oldest}{workers}"
+
+
+def last_line(readings: Sequence[Reading]) -> str:
+    """When all handlers have stopped."""
+    return f"stopped: {_sums(readings)}"
+
+
+def _sums(readings: Sequence[Reading]) -> str:
+    done, retried, dead = _counts(readings)
+    by_handler = [f"{reading.topic} for {reading.group} {reading.done:,}" for reading in readings[:_MOST_NAMED]]
+    more = [f"{len(readings) - _MOST_NAMED} more"] if len(readings) > _MOST_NAMED else []
+    each = f" ({', '.join([*by_handler, *more])})" if len(readings) > 1 else ""
+    return f"{done:,} events done{each}, {retried:,} retried, {dead:,} dead"
+
+
+def _counts(readings: Sequence[Reading]) -> tuple[int, int, int]:
     return (
-        f"{reading.topic} for {reading.group}: {reading.engine} {reading.workers:,} workers, {reading.busy:,} busy, "
-        f"{reading.restarted:,} restarted{oldest}; "
-        f"{reading.done:,} done, {reading.retried:,} retried, {reading.dead:,} dead"
+        sum(reading.done for reading in readings),
+        sum(reading.retried for reading in readings),
+        sum(reading.dead for reading in readings),
     )

@@ -50,6 +50,7 @@ class Workers:
         self._retired: list[Family] = []  # what ended workers have counted
         self._prefix = "onward"
         self._tended_at = now()
+        self._silent: set[int] = set()  # as last reported by `news`
 
     # -- what the supervisor sees -------------------------------------------------------------------------------
 
@@ -73,6 +74,14 @@ class Workers:
             worker, self._workers[number] = self._workers[number], None
             if worker is not None:
                 self._retired = folded([self._retired, _totals(worker)])
+
+    def news(self) -> list[str]:
+        """Which workers have fallen silent, or report again, since the last call: for the log."""
+        with self._lock:
+            silent = {number for number, worker in self._workers.items() if self._silent_s(worker) > SILENT_S}
+        before, self._silent = self._silent, silent
+        fell = [f"not ready: worker {number} has not reported for {SILENT_S:g} s" for number in sorted(silent - before)]
+        return fell + [f"worker {number} reports again, or was replaced" for number in sorted(before - silent)]
 
     # -- what is asked ------------------------------------------------------------------------------------------
 

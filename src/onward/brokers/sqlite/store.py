@@ -1,6 +1,7 @@
 """The database file: where it may lie, what it must hold, how it is opened, and what its errors mean."""
 
 import os
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -32,7 +33,9 @@ def locate(url: str) -> Path:
     """The file that a URL names: sqlite:///relative.db or sqlite:////absolute.db."""
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite" or not rest.startswith("/") or rest == "/":
-        raise BadSetting(f"url={redacted(url)!r} names no file; use sqlite:///relative.db or sqlite:////absolute.db")
+        meant = re.fullmatch(r"sqlite:/{0,2}([^/:@?]+)", url)
+        cure = f"did you mean sqlite:///{meant[1]}?" if meant else "use sqlite:///relative.db or sqlite:////absolute.db"
+        raise BadSetting(f"url={redacted(url)!r} names no file; {cure}")
     name = unquote(rest[1:])
     if name.startswith(":memory:"):
         raise BadSetting(

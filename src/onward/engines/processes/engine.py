@@ -16,6 +16,7 @@ from onward.engines.processes.worker import WorkerHandle
 from onward.engines.runner import overrun
 from onward.engines.target import main_file
 from onward.errors import BadHandler, HandlerTimeout, WorkerDied
+from onward.event import Delivery
 
 _AHEAD_BYTES = 1 << 20  # what a worker has at hand, unless one event has more
 _SLOW_S = 0.03  # no work waits behind a run that takes longer, if another worker could run it
@@ -199,7 +200,7 @@ class ProcessEngine:
         begun = worker.begun()
         fate = "was killed, because its run was over its time" if timeout else worker.epitaph()
         if begun is not None:
-            died = WorkerDied(f"worker process {worker.pid} {fate} while it ran this event")
+            died = WorkerDied(f"worker process {worker.pid} {fate} while it ran {_named(begun)}")
             ended.append(Ended(begun, timeout or died))
         self._queue.put_back(worker.unstarted())
         self._pool.replace(worker, fate, ran=begun is not None or worker.finished > 0)
@@ -209,6 +210,10 @@ class ProcessEngine:
         self.failure = failure
         # Even if nothing is left to report: the caller must learn that no more results will come.
         asyncio.get_running_loop().call_soon(self._ended, _cancelled(self._queue.take_all()))
+
+
+def _named(work: Work) -> str:
+    return f"event {work.event.id}" if isinstance(work, Delivery) else f"{len(work)} events, {work[0].event.id} first"
 
 
 def _cancelled(works: Iterable[Work]) -> list[Ended]:

@@ -1,0 +1,98 @@
+"""The process of `onward run` ends within a time of the first stop signal, whatever its handlers have left running.
+
+Python waits for threads that are no daemons, and asyncio for tasks that catch their cancellation, for ever.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any
+
+from onward import signals
+from onward.cli import policy
+
+log = logging.getLogger("onward")
+
+SPARE_S = 5.0  # beyond drain_timeout_s
+_SAY_S = 1.0  # a log that blocks does not hold up the end
+_MOST = 10  # threads and tasks that are named
+_OURS = str(Path(__file__).parent.parent)
+_LIBRARY = str(Path(os.__file__).parent)
+
+
+def limit_exit(drain_timeout_s: float) -> None:
+    """End this process, with exit code 1, when it still runs SPARE_S after its drain should be over."""
+    # A thread that waits from the start on: a signal handler may interrupt code that holds the lock of new threads.
+    asked: SimpleQueue[asyncio.AbstractEventLoop] = SimpleQueue()
+    threading.Thread(
+        target=_cut_late, args=(asked, drain_timeout_s + SPARE_S), name="onward-exit-limit", daemon=True
+    ).start()
+    signals.at_first(asked.put)
+
+
+def _cut_late(asked: "SimpleQueue[asyncio.AbstractEventLoop]", limit_s: float) -> None:
+    loop = asked.get()
+    threading.Event().wait(limit_s)
+    saying = threading.Thread(target=_say, args=(loop, limit_s), daemon=True)
+    with contextlib.suppress(RuntimeError):  # the interpreter starts no more threads
+        saying.start()
+        saying.join(_SAY_S)
+    os._exit(policy.NO)
+
+
+def _say(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
+    found = [*_threads(), *_tasks(loop)]
+    more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
+    log.error(
+        "not at an end %g s after the stop signal: the process is cut off; still running: %s%s",
+        *(limit_s, "; ".join(found[:_MOST]) or "nothing that is known", more),
+    )
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _threads() -> Iterator[str]:
+    """Those that Python waits for. The main thread counts if it is in code of the application."""
+    frames = sys._current_frames()  # noqa: SLF001  # public, for all its underscore
+    for thread in threading.enumerate():
+        where = _where(frames.get(thread.ident or 0))
+        if not thread.daemon and (where or thread is not threading.main_thread()):
+            yield f"thread {thread.name}{where}"
+
+
+def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
+    for task in asyncio.all_tasks(loop):
+        yield f"task {task.get_name()}{_where(_innermost(task.get_coro()))}"
+
+
+def _where(frame: FrameType | None) -> str:
+    """The innermost code of the application, else the innermost code."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OURS, _LIBRARY, "<frozen")):
+            return f" in {frame.f_code.co_qualname} at {name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _innermost(steps: Any) -> FrameType | None:
+    """Where a suspended coroutine of the application waits."""
+    found = None
+    while steps is not None:
+        frame = getattr(steps, "cr_frame", None) or getattr(steps, "gi_frame", None)
+        if frame is None:
+            break
+        if _where(frame):
+            found = frame
+        # The task engine takes the handler's steps itself, so its own coroutine does not await the handler's.
+        steps = getattr(steps, "cr_await", None) or getattr(steps, "gi_yieldfrom", None) or frame.f_locals.get("steps")
+    return found

@@ -1,0 +1,76 @@
+"""Which processes filled a worker's slot before, and of which of them nothing runs any more.
+
+Each leads a process group, which its engine workers and the programs that its handlers start belong to. What a process
+owned at the broker is free at once only when its whole group is gone.
+"""
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from onward.cli.leash import member_of
+
+LEAVE_S = 1.5  # an engine worker takes a moment to notice that its parent is dead
+_MOST = 16  # members that are remembered; the leases of earlier ones are long over
+_PROC = Path("/proc")
+
+
+class Predecessors:
+    """Of one slot."""
+
+    def __init__(self, slot: str) -> None:
+        self.slot = slot
+        self._gone: deque[str] = deque(maxlen=_MOST)
+        self._left: dict[str, int] = {}  # by member, the process group: something of it may still run
+        self._last = 0  # the process group of the last one
+        self._wait_until = 0.0
+
+    def ended(self, pid: int, now: float) -> None:
+        """This one has ended, and was waited for."""
+        self._last = self._left[member_of(self.slot, pid)] = pid
+        self._wait_until = now + LEAVE_S
+        while len(self._left) > _MOST:
+            del self._left[next(iter(self._left))]
+
+    def gone(self) -> tuple[str, ...]:
+        """The members of which nothing is left."""
+        for member, group in list(self._left.items()):
+            if not is_running(group):
+                del self._left[member]
+                self._gone.append(member)
+        return tuple(self._gone)
+
+    def are_leaving(self, now: float) -> bool:
+        """Something of the last one still runs, and may end in a moment."""
+        return now < self._wait_until and is_running(self._last)
+
+    def left(self) -> list[str]:
+        """The processes that the last one left behind, for people."""
+        return list(running(self._last)) if self._last and is_running(self._last) else []
+
+
+def is_running(group: int) -> bool:
+    """Does a process of this group run? One that has ended and was not waited for does not."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass  # orphans are ours to wait for if we are the first process of a container
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not (_PROC / "self/stat").exists() or any(True for _ in running(group))
+
+
+def running(group: int) -> Iterator[str]:
+    """Process id and name of each process of the group that runs, as Linux lists them."""
+    for folder in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            before, _, after = (folder / "stat").read_text(errors="replace").rpartition(")")
+            state, _, found, *rest = after.split()
+            threads = int(rest[14])  # of a process that has ended: 1, unless some of its threads have not
+            if int(found) == group and (state not in "ZX" or threads > 1):
+                yield f"{folder.name} ({before.partition('(')[2]})"

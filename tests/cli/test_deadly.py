@@ -1,0 +1,71 @@
+"""An event that kills its process is named in the log."""
+
+import asyncio
+import signal
+
+import pytest
+
+from onward.app import Onward
+from tests.cli.shell import Shell
+from tests.cli.system import url
+from tests.cli.test_workers import started, stopped
+
+pytestmark = pytest.mark.slow  # real processes, seconds each
+
+DEADLY = """
+import os, signal
+from onward import Onward, Retry
+
+app = Onward("sqlite:///shop.db", lease_s=30.0, crash_limit=1, retry=Retry(attempts=1))
+
+
+@app.handler("orders", group="billing", {options})
+def bill(order: dict) -> None:
+    if order["id"] == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("billed", order["id"], flush=True)
+"""
+
+
+def publish(shell: Shell) -> str:
+    """A deadly order, and the next one of the same customer. Returns the id of the deadly one's event."""
+
+    async def run() -> str:
+        async with Onward(url(shell.folder)) as app:
+            events = await app.publish_many("orders", [("c-1", {"id": "deadly"}), ("c-1", {"id": "next"})])
+            return events[0].id
+
+    return asyncio.run(run())
+
+
+def test_the_event_that_killed_a_supervised_worker_is_named(shell: Shell) -> None:
+    shell.write("deadly.py", DEADLY.format(options=""))
+    running = started(shell, application="deadly:app")
+    deadly = publish(shell)
+    running.saw("billed next")
+    name = f"deadly.bill: event {deadly} of orders/"
+    assert [line for line in running.err.splitlines() if name in line and "was running when its process died" in line]
+    (line,) = [
+        line
+        for line in running.err.splitlines()
+        if name in line and " is dead: it killed its process, time 1 of crash_limit=1" in line
+    ]
+    assert "key 'c-1'" in line
+    assert stopped(running) == 0
+
+
+def test_the_event_that_killed_an_engine_worker_is_named(shell: Shell) -> None:
+    shell.write("deadly.py", DEADLY.format(options="engine='processes', workers=1"))
+    running = shell.start("run", "deadly:app")
+    running.saw("takes orders")
+    deadly = publish(shell)
+    running.saw("billed next")
+    (line,) = [
+        line
+        for line in running.err.splitlines()
+        if f"was killed by SIGKILL (out of memory?) while it ran event {deadly}" in line
+    ]
+    assert "deadly.bill: orders/" in line
+    assert "key 'c-1'" in line
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
