@@ -354,9 +354,12 @@ def test_the_bell_of_a_killed_member_goes_when_it_is_struck_off(path: Path) -> N
             async with opened(path, lease_s=1.0) as broker:
                 receiving = asyncio.create_task(keep_receiving(await join(broker)))
                 assert theirs < bells(path)
+                foreign = path.with_name("shop.db-bells") / "notes.txt"
+                foreign.touch()
                 process.kill()
                 await until(lambda: not theirs & bells(path))
-                assert len(bells(path)) == 1
+                assert len(bells(path) - {foreign}) == 1
+                assert foreign.exists()
                 await ended(receiving)
 
     asyncio.run(scenario())
