@@ -44,10 +44,10 @@ def _members(bench: Bench, path: Path, count: int) -> Iterator[None]:
     command = child_command("bench.contestants.member", {"path": str(path)})
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for _ in range(count):
-            started.append(
-                subprocess.Popen(command, cwd=bench.folder, env=child_environment(), stdout=subprocess.DEVNULL)
-            )
+        started += [
+            subprocess.Popen(command, cwd=bench.folder, env=child_environment(), stdout=subprocess.DEVNULL)
+            for _ in range(count)
+        ]
         yield
     finally:
         for process in started:
@@ -66,7 +66,7 @@ async def _balanced(path: Path, members: int) -> None:
     if not members:
         return
     async with application(path) as app, asyncio.timeout(CHILD_TIMEOUT_S):
-        while not await _is_balanced(app, members):
+        while not await _is_balanced(app, members):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
 
@@ -93,7 +93,7 @@ async def _published(path: Path, round_s: float) -> tuple[int, float]:
 
 async def _settled(path: Path, published: int) -> int:
     async with asyncio.timeout(CHILD_TIMEOUT_S):
-        while (done := await settled(path, GROUP) - 1) < published:
+        while (done := await settled(path, GROUP) - 1) < published:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     return done
 

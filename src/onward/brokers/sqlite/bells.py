@@ -1,16 +1,19 @@
 """The bells of members: an empty file each, in a folder beside the database.
 
-A publish wakes the owners of the partitions that got events, and no other member. Its owner's name leads to a bell, so
-the store needs no list of them. A member without a bell is woken by the lock file, which wakes every process: one of an
-older release, one of another user, one whose system has no watch left.
+A publish wakes the owners of the partitions that got events, and no other member. The name of an owner leads to its
+bell, so the store needs no list of bells. Some members have none: those of an older release, of another user, or of a
+system that has no watch left. For them the lock file is rung, which wakes every process.
 """
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from onward.brokers.sqlite.doorbell import Doorbell, MemberBell
+
+_BELL = re.compile("[0-9a-f]{32}")
 
 
 class Bells:
@@ -51,10 +54,11 @@ class Bells:
         self._remove(_name(owner))
 
     def sweep(self, owners: Collection[str]) -> None:
-        """Remove the bells of all others: they were killed, and are struck off."""
+        """Remove the bells of all others: they were killed, and are struck off. What is no bell stays."""
         with contextlib.suppress(OSError):
             for name in {*os.listdir(self._folder)} - {_name(owner) for owner in owners}:
-                self._remove(name)
+                if _BELL.fullmatch(name):
+                    self._remove(name)
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(OSError):
