@@ -22,6 +22,7 @@ Count = Annotated[int, Meta(ge=1)]
 Bytes = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=_MOST_S)]
 Positive = Annotated[float, Meta(gt=0, le=_MOST_S)]
+FileMode = Literal["private", "umask"]
 Lease = Annotated[float, Meta(ge=0.1, le=_MOST_S)]  # a shorter one is over before it can be renewed
 
 
@@ -43,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_partition_growth: Literal["stop", "accept"] = "stop"
     replication: Annotated[int, Meta(ge=1, le=32767)] | None = None  # copies of a new topic; the cluster's default
     durability: Literal["fsync", "window"] | None = None  # the broker's own; window: a power cut may take some events
+
+    file_mode: FileMode = "private"  # of the broker's files: for this user only, or as the umask says
 
     # limits
     max_event_bytes: Bytes = 1_048_576

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -377,5 +378,37 @@ def test_a_checkpoint_that_was_killed_is_no_accident(tmp_path: Path, share: floa
             checkpoint(path)
             await broker.publish([event(4)])
             await take(member, 1)
+
+    asyncio.run(scenario())
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "sqlite.md"
+BACKUPS, RESTORE = re.findall(
+    r"^```\n(.*?)^```", PAGE.read_text(encoding="utf-8").partition("## Backup")[2], re.M | re.S
+)
+
+
+def run(commands: str, folder: Path) -> None:
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(commands, shell=True, check=True, cwd=folder, env=os.environ | {"PATH": search})
+
+
+@pytest.mark.parametrize("command", BACKUPS.splitlines())
+def test_a_backup_is_made_while_it_runs_and_restored_as_the_docs_say(tmp_path: Path, command: str) -> None:
+    if shutil.which(command.split()[0]) is None and not command.startswith("python"):
+        pytest.skip("its program is not installed")
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            for n in range(5):
+                await broker.publish([event(n)])
+            run(command, tmp_path)
+            await broker.publish([event(5)])
+        run(RESTORE, tmp_path)
+        async with opened(path) as broker:
+            await broker.publish([event(6)])
+            found = await take(await join(broker), 6)
+            assert sorted(each.event.value or b"" for each in found) == [b"0", b"1", b"2", b"3", b"4", b"6"]
 
     asyncio.run(scenario())

@@ -40,7 +40,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "sqlite": Scheme(
         "onward.brokers.sqlite",
         "SQLite",
-        takes=frozenset({"durability", "max_backlog_bytes", "max_outgoing_bytes", "retention_bytes"}),
+        takes=frozenset({"durability", "file_mode", "max_backlog_bytes", "max_outgoing_bytes", "retention_bytes"}),
     ),
     "kafka": Scheme(
         "onward.brokers.kafka",

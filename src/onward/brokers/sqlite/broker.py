@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from onward import clock
 from onward.brokers.base import (
@@ -53,15 +54,29 @@ def open_broker(url: str, settings: Settings) -> Broker:
     try:
         path = path.resolve()  # whatever name leads to the file, its lock is one
         check(path)
-        store, gate = Store(path, settings), Gate(lock_path(path))
+        store, gate = Store(path, settings), _gate(path, settings)
     except (OSError, ValueError) as error:  # a name that no file can have, a file system that keeps none
         raise BadStore(f"{path} cannot be opened or created ({error}); name a file in a folder of yours") from error
     try:
         store.prepare(gate)
         return SqliteBroker(store, gate, settings)
+    except OSError as error:
+        gate.close()
+        raise BadStore(f"{path} cannot be created ({error}); name a file in a folder of yours") from error
     except BaseException:
         gate.close()
         raise
+
+
+def _gate(path: Path, settings: Settings) -> Gate:
+    lock = lock_path(path)
+    try:
+        return Gate(lock, settings.file_mode)
+    except PermissionError as error:
+        raise BadStore(
+            f"{path}: no permission to use its lock {lock}; run as the user that owns it, or set file_mode=umask for "
+            f"every process and change its mode"
+        ) from error
 
 
 class SqliteBroker:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from onward import clock
 from onward.brokers.base import PASSING, Features, Finding
-from onward.brokers.sqlite import figures, topics
+from onward.brokers.sqlite import figures, lock_holders, topics
 from onward.brokers.sqlite.backlog import drop_command, slowest
-from onward.brokers.sqlite.gate import lock_holder
+from onward.brokers.sqlite.gate import lock_path
 
 _LONG_S = 5.0  # a healthy writer holds the lock for milliseconds
 _BUSY_S = 2.0
@@ -37,11 +37,13 @@ def _file(db: sqlite3.Connection, path: Path, features: Features) -> Iterator[Fi
 
 
 def _lock(path: Path) -> Iterator[Finding]:
-    holder = lock_holder(path)
-    if holder is not None and clock.now() - holder.since > _LONG_S:
-        yield Finding("error", f"the write lock is held by {holder}", "continue that process (SIGCONT) or end it")
-    elif holder is None:
+    holder = lock_holders.find(lock_path(path))
+    if holder is None:
         yield from _foreign_lock(path)
+    elif holder.named is None:
+        yield Finding("error", f"the write lock {lock_path(path)} is held by {holder}", "end it")
+    elif clock.now() - holder.named.since > _LONG_S:
+        yield Finding("error", f"the write lock is held by {holder}", "continue that process (SIGCONT) or end it")
 
 
 def _foreign_lock(path: Path) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ the kernel, and the holder's line names its process. The database stays correct 
 
 import contextlib
 import fcntl
+import logging
 import math
 import os
 import sys
@@ -16,28 +17,50 @@ from pathlib import Path
 
 from onward import clock
 from onward.brokers.base import Holder
+from onward.brokers.sqlite import lock_holders
+from onward.settings import FileMode
 
-_LINE_BYTES = 128
-_BLANK = b" " * (_LINE_BYTES - 1) + b"\n"
+log = logging.getLogger("onward")
+
+PRIVATE, BY_UMASK = 0o600, 0o666
 
 
 class Gate:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file_mode: FileMode = "private") -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._mode = PRIVATE if file_mode == "private" else BY_UMASK
+        self._fd = self._opened()
+        self._holding = False
         self._program = _program()
         _gates.add(self)
+
+    def _opened(self) -> int:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._mode)
+        found = os.fstat(fd)
+        # A user who may read the file can lock it, and so stop every writer.
+        if self._mode == PRIVATE and found.st_mode & 0o077 and found.st_uid == os.geteuid():
+            os.fchmod(fd, PRIVATE)
+        return fd
 
     @contextlib.contextmanager
     def held(self, patience_s: float = math.inf) -> Iterator[None]:
         """Wait for the lock, and hold it. TimeoutError after `patience_s`."""
-        self._wait(patience_s)
+        self._take(patience_s)
         try:
-            self._write(_line(os.getpid(), clock.now(), self._program))
+            self._holding = True
+            self._write(lock_holders.line(os.getpid(), clock.now(), self._program))
             yield
         finally:
-            self._write(_BLANK)
+            self._write(lock_holders.BLANK)
+            self._holding = False
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _take(self, patience_s: float) -> None:
+        self._wait(patience_s)
+        while not self._is_in_place():
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._reopen()
+            self._wait(patience_s)
 
     def _wait(self, patience_s: float) -> None:
         if patience_s == math.inf:
@@ -48,20 +71,45 @@ class Gate:
                 return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if clock.now() >= end:
-                    raise TimeoutError(
-                        f"the lock {self.path} is held by {self.holder() or 'a process that left no name'}"
-                    ) from None
+                    raise TimeoutError(self.obstacle() or f"the lock {self.path} is busy") from None
                 time.sleep(0.01)
+
+    def _is_in_place(self) -> bool:
+        """Is the path still the file that we have locked? Others lock what they find there."""
+        mine = os.fstat(self._fd)
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+    def _reopen(self) -> None:
+        what = f"the lock {self.path} was deleted or replaced while it was in use"
+        try:
+            fd = self._opened()
+        except OSError as error:
+            raise OSError(
+                f"{what}, and cannot be opened again ({error}); delete what is there, and try again"
+            ) from error
+        log.warning("%s; it is opened again. Start this process again: its readers now look once a second", what)
+        os.close(self._fd)
+        self._fd = fd
 
     def ring(self) -> None:
         """Wake every process that waits for news of this database."""
         with contextlib.suppress(OSError):  # not our file to touch: readers look by themselves every second
             os.utime(self._fd)
 
-    def holder(self) -> Holder | None:
-        with contextlib.suppress(OSError):  # closed meanwhile
-            return _parsed(os.pread(self._fd, _LINE_BYTES, 0))
-        return None
+    def obstacle(self) -> str:
+        """Which other process holds the lock, and what to do about it; empty: none does."""
+        try:
+            holder = None if self._holding else lock_holders.find(self.path)
+        except OSError as error:
+            return f"the lock {self.path} cannot be opened ({error}); give it back to its user"
+        if holder is None:
+            return ""
+        cure = "continue or end that process" if holder.named else "end it"
+        return f"the lock {self.path} is held by {holder}; {cure}"
 
     def _write(self, line: bytes) -> None:
         # One write of a fixed length: a reader sees this line or the last one, and no file size changes.
@@ -89,32 +137,13 @@ def lock_path(database: Path) -> Path:
 
 
 def lock_holder(database: str | os.PathLike[str]) -> Holder | None:
-    """Who writes to the database at this moment, or None. It opens the lock file only, never the database."""
-    try:
-        fd = os.open(lock_path(Path(database).resolve()), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        # A killed holder leaves its line behind, so the lock itself is tried. Shared: two that try do not collide.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _parsed(os.pread(fd, _LINE_BYTES, 0))
-    else:
-        return None
-    finally:
-        os.close(fd)
+    """The process of ours that writes to the database at this moment, or None. It opens the lock file only, never the
+    database."""
+    found = lock_holders.find(lock_path(Path(database).resolve()))
+    return None if found is None else found.named
 
 
 def _program() -> str:
     path = Path(sys.argv[0] if sys.argv else "")
     name = path.parent.name if path.name == "__main__.py" else path.name
     return name or "python"
-
-
-def _line(pid: int, since: float, program: str) -> bytes:
-    return f"{pid} {since:.6f} {program}".encode()[: _LINE_BYTES - 1].ljust(_LINE_BYTES - 1) + b"\n"
-
-
-def _parsed(line: bytes) -> Holder | None:
-    fields = line.decode("utf-8", "replace").split(maxsplit=2)
-    return Holder(int(fields[0]), float(fields[1]), fields[2].strip()) if len(fields) == 3 else None

@@ -1,5 +1,6 @@
 """The database file: where it may lie, what it must hold, how it is opened, and what its errors mean."""
 
+import contextlib
 import os
 import re
 import sqlite3
@@ -11,7 +12,7 @@ from urllib.parse import unquote
 
 from onward.brokers.sqlite import mounts
 from onward.brokers.sqlite.file_watch import FileWatch
-from onward.brokers.sqlite.gate import Gate
+from onward.brokers.sqlite.gate import BY_UMASK, PRIVATE, Gate
 from onward.errors import BadSetting, BadStore, BrokerError, StoreLost
 from onward.settings import Settings, redacted
 
@@ -52,10 +53,12 @@ class Store:
         self.path = path
         self._patience_s = settings.publish_timeout_s
         self._synchronous = "NORMAL" if settings.durability == "window" else "FULL"
+        self._mode = PRIVATE if settings.file_mode == "private" else BY_UMASK
         self._watch = FileWatch(path)
 
     def prepare(self, gate: Gate) -> None:
         """Make the tables where they are missing, and bring older ones up to date."""
+        self._create_file()
         try:
             db = self.connect()
             try:
@@ -68,7 +71,12 @@ class Store:
         except sqlite3.Error as error:
             raise explained(error, self.path) from error
         except TimeoutError as error:
-            raise BrokerError(f"{self.path} cannot be set up: {error}; continue or end that process") from error
+            raise BrokerError(f"{self.path} cannot be set up: {error}") from error
+
+    def _create_file(self) -> None:
+        """SQLite gives -wal and -shm the mode of the database. A new file has no locks that a close could drop."""
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode))
 
     def connect(self) -> sqlite3.Connection:
         """A connection for one thread at a time; transactions are ours to begin and end."""

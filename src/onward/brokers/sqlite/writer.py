@@ -80,14 +80,8 @@ class Writer:
 
     def too_late(self) -> str:
         """Why nothing could be written in time."""
-        holder = self._gate.holder()
-        if self._obstacle:
-            why = self._obstacle
-        elif holder is None:
-            why = f"{self._store.path} is written too slowly; the disk or the machine is overloaded"
-        else:
-            why = f"the lock {self._gate.path} is held by {holder}; continue or end that process"
-        return f"not done within {self._timeout_s:g} s: {why}"
+        slow = f"{self._store.path} is written too slowly; the disk or the machine is overloaded"
+        return f"not done within {self._timeout_s:g} s: {self._obstacle or self._gate.obstacle() or slow}"
 
     async def stop(self) -> None:
         """Finish what was entered, then end the thread. What cannot be written in time is refused."""

@@ -1,0 +1,232 @@
+"""The lock file of the SQLite broker: who may use it, who is named as its holder, and what happens when it is gone."""
+
+import asyncio
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onward import clock
+from onward.brokers.base import Broker
+from onward.brokers.sqlite import lock_holder, open_broker
+from onward.brokers.sqlite.lock_holders import flock_pid, line
+from onward.errors import BrokerError, PublishError
+from onward.event import Event, new_id
+from onward.settings import Settings
+
+linux = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs Linux's list of locks")
+
+FOREIGN = """
+import fcntl, sys
+file = open(sys.argv[1], "rb")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+OURS = """
+import sys
+from pathlib import Path
+from onward.brokers.sqlite.gate import Gate
+with Gate(Path(sys.argv[1])).held():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def event() -> Event:
+    return Event(new_id(), "orders", "k", b"1")
+
+
+@asynccontextmanager
+async def opened(path: Path, **options: Any) -> AsyncIterator[Broker]:
+    broker = open_broker(f"sqlite:///{path}", Settings(**options))
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+@contextmanager
+def locked(path: Path, program: str = FOREIGN) -> Iterator[int]:
+    """Another process holds the lock; yields its id."""
+    arguments = [sys.executable, "-c", program, f"{path}-lock"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(path: Path) -> set[int]:
+    return {stat.S_IMODE(Path(f"{path}{suffix}").stat().st_mode) for suffix in ("", "-wal", "-shm", "-lock")}
+
+
+def written(path: Path) -> str:
+    """What stands in the lock file."""
+    return Path(f"{path}-lock").read_text()
+
+
+async def refusal(path: Path) -> str:
+    """Why a publish is refused whose time is over."""
+    async with opened(path, publish_timeout_s=0.3) as broker:
+        with pytest.raises(PublishError) as caught:
+            await broker.publish([event()])
+        return str(caught.value)
+
+
+@pytest.mark.parametrize(("options", "mode"), [({}, 0o600), ({"file_mode": "umask"}, 0o664)])
+def test_files_are_for_this_user_only_unless_the_umask_is_asked_for(
+    tmp_path: Path, options: dict[str, str], mode: int
+) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path, **options) as broker:
+            await broker.publish([event()])
+            assert modes(path) == {mode}
+
+    with umask(0o002):
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("options", "mode"), [({}, 0o600), ({"file_mode": "umask"}, 0o666)])
+def test_an_older_lock_that_all_may_read_is_closed_to_them(tmp_path: Path, options: dict[str, str], mode: int) -> None:
+    async def scenario() -> None:
+        lock = tmp_path / "shop.db-lock"
+        lock.touch()
+        lock.chmod(0o666)
+        async with opened(tmp_path / "shop.db", **options):
+            assert stat.S_IMODE(lock.stat().st_mode) == mode
+
+    asyncio.run(scenario())
+
+
+@linux
+def test_a_foreign_program_that_holds_the_lock_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path):
+            with locked(path) as pid:
+                why = await refusal(path)
+                assert f"{path}-lock is held by process {pid} (python" in why
+                assert "not one of Onward's" in why
+                assert "disk" not in why
+
+    asyncio.run(scenario())
+
+
+@linux
+def test_the_line_of_a_killed_process_is_not_believed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path):
+            with locked(path, OURS) as killed:
+                pass
+            assert written(path).startswith(f"{killed} "), "it left its line behind"
+            with locked(path) as pid:
+                why = await refusal(path)
+                assert f"held by process {pid} (" in why
+                assert str(killed) not in why.replace(str(path), "")
+                assert lock_holder(path) is None, "a supervisor must not take it for a child of its own"
+
+    asyncio.run(scenario())
+
+
+def test_a_process_of_ours_that_holds_the_lock_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path):
+            with locked(path, OURS) as pid:
+                why = await refusal(path)
+                assert f"{path}-lock is held by process {pid} (-c), which has held it for" in why
+                assert "continue or end that process" in why
+
+    asyncio.run(scenario())
+
+
+@linux
+def test_a_checkup_names_a_foreign_program_that_holds_the_lock(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            with locked(path) as pid:
+                (found,) = [finding for finding in await broker.diagnose() if finding.level == "error"]
+            assert f"process {pid} (" in found.what
+
+    asyncio.run(scenario())
+
+
+def test_a_deleted_lock_is_made_again_and_all_processes_share_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        path, lock = tmp_path / "shop.db", tmp_path / "shop.db-lock"
+        async with opened(path, publish_timeout_s=0.5) as one, opened(path, publish_timeout_s=0.5) as two:
+            await one.publish([event()])
+            lock.unlink()
+            await one.publish([event()])
+            await two.publish([event()])
+            assert len([each for each in caplog.records if f"{lock} was deleted or replaced" in each.message]) == 2
+            with locked(path):
+                for broker in (one, two):
+                    with pytest.raises(PublishError, match="is held by"):
+                        await broker.publish([event()])
+            await one.publish([event()])
+            await two.publish([event()])
+
+    asyncio.run(scenario())
+
+
+def test_a_lock_that_cannot_be_opened_again_stops_writers_until_it_can(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path, lock = tmp_path / "shop.db", tmp_path / "shop.db-lock"
+        async with opened(path) as broker:
+            await broker.publish([event()])
+            lock.unlink()
+            lock.mkdir()
+            with pytest.raises(BrokerError, match=f"the lock {lock} was deleted or replaced .* cannot be opened again"):
+                await broker.publish([event()])
+            lock.rmdir()
+            await broker.publish([event()])
+
+    asyncio.run(scenario())
+
+
+def test_a_lock_is_found_in_the_list_by_device_and_inode(tmp_path: Path) -> None:
+    found = tmp_path.stat()
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    others = (
+        f"1: POSIX  ADVISORY  WRITE 7 {place}:{found.st_ino} 0 EOF\n2: FLOCK  ADVISORY  WRITE 8 {place}:99999 0 EOF\n"
+    )
+    waits = f"3: -> FLOCK  ADVISORY  WRITE 9 {place}:{found.st_ino} 0 EOF\n"
+    elsewhere = f"4: FLOCK  ADVISORY  WRITE 10 ff:ff:{found.st_ino} 0 EOF\n"
+    ours = f"5: FLOCK  ADVISORY  READ  11 {place}:{found.st_ino} 0 EOF\n"
+    assert flock_pid(found, others + waits) is None
+    assert flock_pid(found, others + waits + elsewhere + ours) == 11
+    assert flock_pid(found, elsewhere) == 10, "some file systems list another device"
+
+
+def test_a_line_that_is_not_ours_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db-lock"
+    for text in (b"not a line of ours\n", b"", line(0, clock.now(), "x")):
+        path.write_bytes(text)
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert lock_holder(tmp_path / "shop.db") is None
