@@ -13,6 +13,7 @@ from confluent_kafka import Message as KafkaMessage
 
 from onward import clock
 from onward.brokers.core.holdings import Chunk
+from onward.brokers.kafka.client import poll
 from onward.brokers.kafka.closing import close_in_background
 from onward.brokers.kafka.hold import KafkaHold, KafkaHoldings
 from onward.brokers.kafka.message import received
@@ -69,7 +70,7 @@ class LogReader:
             self._consumer.close()
 
     def _read(self) -> None:
-        first = self._consumer.poll(_POLL_S)
+        first = poll(self._consumer, _POLL_S)
         if first is None:
             self._look()
             return
