@@ -5,6 +5,7 @@ client.py           makes librdkafka's clients; client_log.py logs their lines, 
 admin.py            requests to the cluster; topics.py, log_offsets.py and groups.py are about what it has
 cluster_facts.py    what diagnosis.py judges (pure)
 
+placement.py        among how many partitions keys are distributed; key_counts.py stores it in the cluster
 publisher.py        packs events for the core's publisher
 producer_thread.py  sends them; sending.py decides what became of each (pure), by sent_counts.py too
 

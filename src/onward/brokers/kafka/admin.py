@@ -1,6 +1,8 @@
 """Requests to the cluster. Each has a time limit, and an error that says what to do. Calls block."""
 
 import contextlib
+import time
+from concurrent.futures import wait
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -26,8 +28,8 @@ class Admin:
     def answer(self, future: Any, doing: str) -> Any:
         """The future's result. BrokerError: there is none, and why. KafkaException: the cluster refused."""
         since = refreshed = clock.now()
-        while not future.done():
-            self._wait(since, doing)
+        while wait([future], _POLL_S).not_done:
+            self._check(since, doing)
             if clock.now() > refreshed + _REFRESH_S:
                 self._refresh()
                 refreshed = clock.now()
@@ -42,7 +44,8 @@ class Admin:
             try:
                 return self.client.list_topics(timeout=_LIST_S)
             except KafkaException as error:
-                self._wait(since, doing)
+                time.sleep(_POLL_S)
+                self._check(since, doing)
                 if error.args[0].code() not in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT):
                     raise explained(error, doing) from error
 
@@ -52,11 +55,11 @@ class Admin:
         with contextlib.suppress(KafkaException):
             self.client.list_topics(timeout=_LIST_S)
 
-    def _wait(self, since: float, doing: str) -> None:
-        """Wait a moment for an answer; BrokerError if waiting longer is useless.
+    def _check(self, since: float, doing: str) -> None:
+        """BrokerError: waiting longer is useless.
 
         A cluster that has never answered is the wrong one or does not run; one that has answered may come back."""
-        self.client.poll(_POLL_S)
+        self.client.poll(0)  # for its errors
         waited_s = clock.now() - since
         where = f"Kafka at {self._factory.servers}"
         if self._factory.denied:

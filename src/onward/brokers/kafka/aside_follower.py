@@ -12,7 +12,7 @@ from onward import clock
 from onward.brokers.core.folded_aside import AsideTable, BodyRoom, LogEntry
 from onward.brokers.kafka.aside_topics import topic_name
 from onward.brokers.kafka.aside_writer import FENCE_HEADER
-from onward.brokers.kafka.client import REQUEST_S, explained
+from onward.brokers.kafka.client import REQUEST_S, explained, poll
 from onward.brokers.kafka.closing import close_in_background
 from onward.brokers.kafka.log_offsets import offsets
 from onward.brokers.kafka.topics import Cluster
@@ -71,7 +71,7 @@ class AsideFollower:
         """Fold what has arrived, or arrives within this time."""
         if self._consumer is None:
             return
-        first = self._consumer.poll(wait_s)
+        first = poll(self._consumer, wait_s)
         messages = [] if first is None else [first, *self._consumer.consume(1_000, 0)]
         names = {(topic_name(self._group, each.topic), each.index): each for each in self.tables}
         for message in messages:

@@ -1,18 +1,21 @@
 """Makes the clients of one cluster: the user's librdkafka settings, and those that our guarantees depend on."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
+from onward import clock
 from onward.brokers.kafka.client_log import ClientLog, server_and_cause
 from onward.errors import BadSetting, BrokerError
 from onward.settings import Settings
 
 REQUEST_S = 10.0  # time limit of one request to the cluster
 _PORT = 9092
+_NAP_S = 0.003  # between two looks for a message
 _OURS = frozenset(
     {
         "bootstrap.servers",
@@ -163,6 +166,16 @@ def explained(error: KafkaError | KafkaException | TimeoutError, doing: str) -> 
     cause = error.args[0] if isinstance(error, KafkaException) else error
     text = cause.str() if isinstance(cause, KafkaError) else str(cause) or "no answer in time"
     return BrokerError(f"Kafka: {doing}: {text}")
+
+
+def poll(consumer: Consumer, wait_s: float) -> Message | None:
+    """The next message or error, None if there is none for this long. Callbacks are called within.
+
+    The client's own wait ends at a time of the wall clock. If that is set back meanwhile, it takes that much longer."""
+    end = clock.now() + wait_s
+    while (message := consumer.poll(0)) is None and clock.now() < end:
+        time.sleep(_NAP_S)
+    return message
 
 
 def produce(producer: Producer, *message: Any, headers: Any) -> None:

@@ -14,7 +14,7 @@ from confluent_kafka.admin import ConfigResource, ResourceType
 from onward import clock
 from onward.brokers.base import MemberInfo, Start, Supervised
 from onward.brokers.core.session_clock import BEATS
-from onward.brokers.kafka.client import REQUEST_S, explained
+from onward.brokers.kafka.client import REQUEST_S, explained, poll
 from onward.brokers.kafka.topics import Cluster
 from onward.errors import BadSetting, OnwardError
 from onward.settings import Settings
@@ -161,7 +161,8 @@ class GroupConsumer:
 
     def poll(self) -> None:
         """Serve the group for a moment. A failure that lasts is kept in `failure`."""
-        message = self.client.poll(_POLL_S)
+        message = poll(self.client, _POLL_S)
+        self.client.memberid()  # it asks the client's own thread, and so wakes it: see `poll`
         if message is not None and message.error() is not None:
             self._note(message.error())
 
@@ -179,7 +180,7 @@ class GroupConsumer:
 
     def _is_answered(self, end: float) -> bool:
         while clock.now() < end:
-            self.client.poll(_POLL_S)
+            poll(self.client, _POLL_S)
             with contextlib.suppress(KafkaException):
                 self.client.committed([TopicPartition(self._spec.topics[0], 0)], _ANSWER_S)
                 return True

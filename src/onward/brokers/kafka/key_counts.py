@@ -13,7 +13,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from onward import clock
-from onward.brokers.kafka.client import REQUEST_S, ClientFactory, explained, produce
+from onward.brokers.kafka.client import REQUEST_S, ClientFactory, explained, poll, produce
 from onward.brokers.kafka.closing import close_in_background
 from onward.brokers.kafka.topics import COUNTS_TOPIC, FORBIDDEN, KafkaTopic, KafkaTopics
 from onward.errors import BrokerError
@@ -96,7 +96,7 @@ class KeyCounts:
         """Read up to this offset, or (None) to the end of the log."""
         end_at = clock.now() + REQUEST_S
         while clock.now() < end_at:
-            message = consumer.poll(_POLL_S)
+            message = poll(consumer, _POLL_S)
             error = None if message is None else message.error()
             if error is not None and error.code() == KafkaError._PARTITION_EOF and last is None:
                 return

@@ -14,6 +14,7 @@ from confluent_kafka import Message as KafkaMessage
 
 from onward import clock
 from onward.brokers.core.holdings import Chunk
+from onward.brokers.kafka.client import poll
 from onward.brokers.kafka.closing import close_in_background
 from onward.brokers.kafka.hold import KafkaHold, KafkaHoldings
 from onward.brokers.kafka.message import received
@@ -87,7 +88,7 @@ class LogReader:
                 self._consumer.list_topics(topic, _WARM_UP_S)
 
     def _read(self) -> None:
-        first = self._consumer.poll(_POLL_S)
+        first = poll(self._consumer, _POLL_S)
         if first is None:
             self._look()
             return
