@@ -51,11 +51,6 @@ class Identity(NamedTuple):
         name = supervised.member if supervised else f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         return cls(MemberInfo(name, endpoint), supervised)
 
-    def __str__(self) -> str:
-        """As `subscribe` takes it."""
-        name, endpoint = self.member.name, self.member.endpoint
-        return name if endpoint is None else f"{name}@{endpoint}"
-
 
 class Crew:
     """A consumer for each handler. Beside them: the inboxes' upkeep, the monitor of dead letters, the log line, and the
@@ -133,7 +128,7 @@ class Crew:
                 _engine(each),
                 each,
                 self._settings,
-                member=str(self._identity),
+                member=str(self._identity.member),
                 supervised=self._identity.supervised,
                 quarantine=quarantine,
                 took=functools.partial(self._durations.observe, (each.topic, each.group)),

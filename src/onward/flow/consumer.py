@@ -78,7 +78,8 @@ class HandlerSubscription:
     async def _check_ordering(self) -> None:
         """Refuse to join members that have another ordering: the order of a key would depend on which member owns its
         partition. A broker that does not answer prevents nothing."""
-        handler, gone = self._handler, self._supervised.gone if self._supervised else ()
+        handler, before = self._handler, self._supervised
+        gone = {before.slot, *before.gone} if before else ()
         try:
             async with asyncio.timeout(_LOOK_S):
                 owners = await self._broker.owners(handler.topic, handler.group)

@@ -1,6 +1,7 @@
 """Succession: a supervised process dies, and the next one in its slot takes over."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from onward.brokers.base import Revoked, Supervised
@@ -46,6 +47,24 @@ class SuccessionScenarios:
         await successor.take(8)
         assert now() - killed_at > 6.0
         assert successor.deliveries[0].partition in successor.assigned
+
+    @scenario(lease_s=6.0, takeover_grace_s=6.0)
+    async def test_a_gone_member_that_still_waited_proves_nothing_of_the_owner_before_it(self, kit: Kit) -> None:
+        """The first owner is only stopped, and its successor was killed before the grace for it was over."""
+        broker = await kit.broker()
+        await broker.publish(kit.events(8))
+        first = kit.child("hold")
+        while (await first.line())["said"] != "Delivery":
+            pass
+        first.stop()
+        waiting = kit.child("hold", slot="slot-1", member="second")
+        while not {each.name for each in await broker.owners(kit.topic, "group")} & {"slot-1", "second"}:
+            await asyncio.to_thread(time.sleep, 0.05)
+        waiting.kill()
+        killed_at = now()
+        third = Supervised("slot-1", "third", frozenset({"second"}))
+        await (await kit.member(broker, supervised=third)).take(8)
+        assert now() - killed_at > 5.9, "it did not wait for the first owner"
 
     @scenario(**_PATIENT)
     async def test_other_members_keep_what_they_own_while_a_successor_joins(self, kit: Kit) -> None:

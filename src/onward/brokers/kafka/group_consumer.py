@@ -8,6 +8,7 @@ from concurrent.futures import TimeoutError as NoAnswer
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource, ResourceType
 
@@ -103,10 +104,10 @@ class GroupConsumer:
     @property
     def _client_id(self) -> str:
         """The coordinator keeps the client id of the first process of a slot, so all of them have the slot's name."""
-        member, supervised = MemberInfo.parse(self._spec.member), self._spec.supervised
+        supervised = self._spec.supervised
         if supervised is None or not self.instance:
             return self._spec.member
-        return supervised.slot if member.endpoint is None else f"{supervised.slot}@{member.endpoint}"
+        return str(msgspec.structs.replace(MemberInfo.parse(self._spec.member), name=supervised.slot))
 
     @property
     def _session_ms(self) -> int:

@@ -238,7 +238,7 @@ class LeaseManager:
         turn.decisions = leasing.decide(situation, [view for view, _ in views.values()], tx.now)
         self._give_back(tx, turn)
         kept = {hold.own.part: hold for hold in turn.decisions.renewed if hold not in turn.decisions.unannounced}
-        leases.renew(tx.db, self.group, kept, turn.lease)
+        leases.renew(tx.db, self.group, {part: not hold.announced for part, hold in kept.items()}, turn.lease)
         for topic, (view, _) in views.items():
             self._list(tx, turn, topic, view.members)
         parts = self.enrolment.parts
@@ -274,13 +274,14 @@ class LeaseManager:
                 self.enrolment.bells.hang(me)
 
     def _claim(self, tx: Transaction, turn: LeaseTurn, seat: Seat, part: int) -> Held:
-        claim = leases.claim(tx.db, self.group, part, self.enrolment.owner, turn.lease)
+        own = LogPlace(part)
+        own.grace_s = 0.0 if seat.clean or seat.is_gone else self._settings.takeover_grace_s
+        waits = own.grace_s > 0
+        claim = leases.claim(tx.db, self.group, part, self.enrolment.owner, turn.lease, waits=waits)
         epoch = next(self.enrolment.epochs)
         stored = progress.decoded(seat.partition, epoch, claim)
         log_id = next(topic.log_id for topic in self.enrolment.topics if topic.name == seat.partition.topic)
         assigned = Assigned(seat.partition, epoch, claim.fence, log_id, stored, not seat.clean)
-        own = LogPlace(part)
-        own.grace_s = 0.0 if seat.clean or seat.is_gone else self._settings.takeover_grace_s
         return Hold(assigned, own, position=claim.watermark)
 
     def _free(self, tx: Transaction, hold: Held, *, clean: bool) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from onward import clock
@@ -17,7 +17,7 @@ from onward.event import Partition
 _ROUNDING_S = 1.0
 
 _SEATS = """
-SELECT p.id, p.idx, g.owner, g.fence, g.clean, g.until, g.ttl, g.boot
+SELECT p.id, p.idx, g.owner, g.fence, g.clean, g.waits, g.until, g.ttl, g.boot
 FROM onward_partition p JOIN onward_group g ON g.part = p.id AND g.grp = ? WHERE p.topic = ? ORDER BY p.idx
 """
 _NEW_ROWS = """
@@ -33,13 +33,14 @@ WHERE grp = ? AND part IN (SELECT id FROM onward_partition WHERE topic = ?)
 """
 _KNOWN = "SELECT 1 FROM onward_partition p JOIN onward_group g ON g.part = p.id WHERE p.topic = ? AND g.grp = ? LIMIT 1"
 _CLAIM = """
-UPDATE onward_group SET owner = ?, fence = fence + 1, until = ?, ttl = ?, boot = ?, clean = 0 WHERE part = ? AND grp = ?
+UPDATE onward_group SET owner = ?, fence = fence + 1, until = ?, ttl = ?, boot = ?, clean = 0, waits = ?
+WHERE part = ? AND grp = ?
 RETURNING fence, watermark, done_above, tries
 """
 _GIVE_BACK = """
 UPDATE onward_group SET owner = NULL, until = 0, clean = ? WHERE part = ? AND grp = ? AND owner = ? AND fence = ?
 """
-_RENEW = "UPDATE onward_group SET until = ?, ttl = ?, boot = ? WHERE part = ? AND grp = ?"
+_RENEW = "UPDATE onward_group SET until = ?, ttl = ?, boot = ?, waits = ? WHERE part = ? AND grp = ?"
 _OWNERS = "SELECT owner, until, ttl, boot FROM onward_group WHERE part = ? AND owner IS NOT NULL"
 _KNOWN_NAMES = "SELECT member FROM onward_member UNION SELECT owner FROM onward_group WHERE owner IS NOT NULL"
 _MEMBERS = "SELECT member, until, ttl, boot FROM onward_member WHERE grp = ? AND topic = ?"
@@ -113,14 +114,15 @@ def view(
     db.execute(_NEW_ROWS, {"grp": group, "topic": topic.id})
     found: list[Seat] = []
     expiries: list[float] = []
-    for _, index, owner, fence, clean, *rest in db.execute(_SEATS, (group, topic.id)):
+    for _, index, owner, fence, clean, waits, *rest in db.execute(_SEATS, (group, topic.id)):
         lease = Lease(*rest)
         is_gone = owner is not None and member_of(owner).name in gone
+        is_over = is_gone and not waits  # else it had not begun, because the owner before it might still run
         counts = owner is not None and not is_gone and lease.counts(now, boot)
         if counts and owner != me:
             expiries.append(lease.until)
         current = owner if counts or owner == me else None
-        found.append(Seat(Partition(topic.name, index), current, fence, bool(clean), is_gone))
+        found.append(Seat(Partition(topic.name, index), current, fence, bool(clean), is_over))
     listed = members(db, group, topic.id)
     alive = {name: member_of(name).name not in gone and lease.counts(now, boot) for name, lease in listed.items()}
     expiries += [lease.until for name, lease in listed.items() if alive[name] and name != me]
@@ -132,9 +134,10 @@ def member_of(owner: str) -> MemberInfo:
     return MemberInfo.parse(owner.rpartition(":")[0])
 
 
-def claim(db: sqlite3.Connection, group: str, part: int, owner: str, lease: Lease) -> StoredProgress:
+def claim(db: sqlite3.Connection, group: str, part: int, owner: str, lease: Lease, *, waits: bool) -> StoredProgress:
+    """`waits`: the new owner begins only when the last one has had its grace."""
     db.execute("DELETE FROM onward_moved WHERE grp = ? AND part = ?", (group, part))  # the new owner loads them
-    return StoredProgress(*db.execute(_CLAIM, (owner, *lease, part, group)).fetchone())
+    return StoredProgress(*db.execute(_CLAIM, (owner, *lease, waits, part, group)).fetchone())
 
 
 def give_back(db: sqlite3.Connection, group: str, owner: str, place: tuple[int, int], *, clean: bool) -> None:
@@ -143,8 +146,9 @@ def give_back(db: sqlite3.Connection, group: str, owner: str, place: tuple[int, 
     db.execute(_GIVE_BACK, (clean, part, group, owner, fence))
 
 
-def renew(db: sqlite3.Connection, group: str, parts: Iterable[int], lease: Lease) -> None:
-    db.executemany(_RENEW, [(*lease, part, group) for part in parts])
+def renew(db: sqlite3.Connection, group: str, parts: Mapping[int, bool], lease: Lease) -> None:
+    """By partition id: whether its owner still waits."""
+    db.executemany(_RENEW, [(*lease, waits, part, group) for part, waits in parts.items()])
 
 
 def members(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
@@ -153,7 +157,7 @@ def members(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
 
 def owners(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
     """The last owners of partitions, with their leases; they need not be members any more."""
-    return {row[2]: Lease(*row[5:]) for row in db.execute(_SEATS, (group, topic)) if row[2] is not None}
+    return {row[2]: Lease(*row[6:]) for row in db.execute(_SEATS, (group, topic)) if row[2] is not None}
 
 
 def live_owners(db: sqlite3.Connection, parts: Iterable[int], now: float) -> set[str]:

@@ -1,2 +1,5 @@
 -- Whose file this is: no other database has the same, but a copy of this one has.
 INSERT OR IGNORE INTO onward_meta VALUES ('identity', lower(hex(randomblob(16))));
+
+-- 1 from the claim of an unclean partition until the grace for its last owner is over.
+ALTER TABLE onward_group ADD COLUMN waits INTEGER NOT NULL DEFAULT 0;
