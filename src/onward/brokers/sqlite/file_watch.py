@@ -1,11 +1,17 @@
 """Notices that the database file was deleted, replaced or overwritten while it is open.
 
-SQLite notices none of this. It goes on with the files that it has open, and with pages that it read before, so a commit
-succeeds and its events are gone for the next process. The watch compares what the paths name now with what was opened.
-When the file itself was written, it reads what is in the file without SQLite's log: while the file is open, only a
-checkpoint may write to it, and that brings newer pages, never older ones.
+SQLite notices none of this. It goes on with the files that it has open and with pages that it read before, so a commit
+succeeds, and its events are gone for the next process. The watch compares what the paths name now with what was opened.
+When the file itself was written, the watch reads it without SQLite's log. While the file is open only a checkpoint may
+write to it, and a checkpoint brings newer pages, never older ones, and none newer than what a transaction sees.
+
+A checkpoint may stop halfway; then the pages in the file do not fit together. So the first page decides where it can.
+Its schema version grows with every change of a table, and copies that SQLite made have another one. What the tables in
+the file hold counts only while that version is the one of the start.
 """
 
+import contextlib
+import math
 import os
 import sqlite3
 import threading
@@ -15,30 +21,43 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from onward import clock
 from onward.brokers.base import PASSING
 from onward.errors import StoreLost
 
 _SUFFIXES = ("", "-wal", "-shm")
-_LOOKS = 3  # a file that another program is just writing to may look damaged for a moment
+_MAIN, _LOG, _INDEX = range(3)
+_LOOKS = 3  # a page that is just being written may look damaged for a moment
 _PAUSE_S = 0.05
-_AGAIN_S = 1.0  # until the next look into a file that could not be read
-_CURE = "nothing more is read from it or written to it; stop all processes that use it, put the right file in place"
+_CURE = (
+    "nothing more is read from it or written to it; stop all processes that use it, put the right file in place "
+    "without its old -wal and -shm, and start again"
+)
+_OTHER = "overwritten with another database"
+_OLDER = "overwritten with an older copy of itself"
 _IDENTITY = "SELECT value FROM onward_meta WHERE name = 'identity'"
-# Numbers that only grow. The schema's version is one of them: a copy made with .backup begins at 1.
+# Numbers that only grow. Where a page was split and only half of it is written, a row is found twice.
 _COUNTERS = f"""
-SELECT 'the bytes of topic ' || name || ' ' || log_id, bytes FROM onward_topic
-UNION ALL SELECT 'the version of group ' || grp, version FROM onward_roster WHERE grp NOT LIKE '{PASSING}%'
-UNION ALL SELECT 'the last id in ' || name, seq FROM sqlite_sequence WHERE name LIKE 'onward%'
-UNION ALL SELECT 'the version of the schema', schema_version FROM pragma_schema_version
+SELECT 'bytes of topic ' || log_id, max(bytes) FROM onward_topic GROUP BY log_id
+UNION ALL
+SELECT 'version of group ' || grp, max(version) FROM onward_roster WHERE grp NOT LIKE '{PASSING}%' GROUP BY grp
+UNION ALL SELECT 'last id in ' || name, max(seq) FROM sqlite_sequence WHERE name LIKE 'onward%' GROUP BY name
 """
 
 
-class FileContent(NamedTuple):
-    """What is in the file without the log: whose it is, and how far its counters are."""
+class Content(NamedTuple):
+    """What tables hold: whose they are, and how far their counters are."""
 
     identity: str | None
     counters: Mapping[str, int]
+
+    def difference(self, after: "Content") -> str:
+        """What has happened, if `after` is not a later state of this."""
+        if after.identity != self.identity:
+            return _OTHER
+        for name, count in self.counters.items():
+            if after.counters.get(name, count) < count:  # one that is missing was dropped
+                return f"{_OLDER} ({name} went from {count} back to {after.counters[name]})"
+        return ""
 
 
 class FileWatch:
@@ -49,77 +68,90 @@ class FileWatch:
         self._lock = threading.Lock()
         self._files: list[tuple[int, int]] = []  # device and inode of each
         self._stamp: tuple[int, ...] = ()  # of the database file, when it was last looked into
-        self._identity = ""
-        self._next_look = 0.0
-        self._content = FileContent(None, {})
-        self._committed: Mapping[str, int] = {}
+        self._schema = 0  # the schema version in the file
+        self._in_file: Content | None = None  # None: it cannot be relied on
+        self._committed = Content(None, {})
         self._lost = ""
 
     def start(self, db: sqlite3.Connection) -> None:
         """While this connection is open, SQLite itself replaces none of the files."""
-        (self._identity,) = db.execute(_IDENTITY).fetchone()
-        self._committed = _counters(db)
+        self._committed = _content(db)
         found = [os.stat(path) for path in self._paths]
         self._files = [(each.st_dev, each.st_ino) for each in found]
-        self._stamp = _stamp(found[0])
-        self._content = _content(self._paths[0]) or self._content
+        self._stamp = _stamp(found[_MAIN])
+        with contextlib.suppress(sqlite3.Error), closing(_without_log(self._paths[_MAIN])) as file:
+            self._schema = _schema(file)
+            in_file = _content(file) if self._schema == _schema(db) else None
+            self._in_file = in_file if in_file and in_file.identity == self._committed.identity else None
 
-    def check(self) -> None:
-        """StoreLost: these are no longer the files that were opened. It costs a few microseconds."""
+    def check(self, db: sqlite3.Connection | None = None) -> None:
+        """StoreLost: these are no longer the files that were opened. It costs a few microseconds. `db` is in a
+        transaction; without one, a newer schema in the file says nothing."""
         if self._lost:
             raise StoreLost(self._lost)
-        found, *_ = [self._still(path, file) for path, file in zip(self._paths, self._files, strict=True)]
+        found = self._still(_MAIN)
+        self._still(_LOG)
         if _stamp(found) != self._stamp:
-            self._look(_stamp(found))
-
-    def _still(self, path: str, file: tuple[int, int]) -> os.stat_result:
-        try:
-            found = os.stat(path)
-        except FileNotFoundError:
-            self._lose(f"{path} was deleted or moved while it was in use")
-        except OSError as error:
-            self._lose(f"{path} cannot be looked at any more ({error})")
-        if (found.st_dev, found.st_ino) != file:
-            self._lose(f"{path} was replaced by another file while it was in use")
-        return found
+            self._look(_stamp(found), db)
 
     def compare(self, db: sqlite3.Connection) -> None:
         """StoreLost: what is committed has gone back, as after a restore into the open file. Call it before anything
         is written in the transaction."""
-        counters = _counters(db)
-        if back := _gone_back(self._committed, counters):
-            self._lose(f"{self._paths[0]} was overwritten with an older copy of itself while it was in use ({back})")
-        self._committed = counters
+        self._still(_INDEX)
+        try:
+            committed = _content(db)
+        except sqlite3.Error:
+            return  # damaged: the work that needs these tables says so
+        if why := self._committed.difference(committed):
+            self._lose(_MAIN, f"was {why} while it was in use")
+        self._committed = committed
 
-    def _look(self, stamp: tuple[int, ...]) -> None:
+    def _still(self, which: int) -> os.stat_result:
+        try:
+            found = os.stat(self._paths[which])
+        except FileNotFoundError:
+            self._lose(which, "was deleted or moved while it was in use")
+        except OSError as error:
+            self._lose(which, f"cannot be looked at any more ({error})")
+        if (found.st_dev, found.st_ino) != self._files[which]:
+            self._lose(which, "was replaced by another file while it was in use")
+        return found
+
+    def _look(self, stamp: tuple[int, ...], db: sqlite3.Connection | None) -> None:
         with self._lock:
-            if stamp == self._stamp or clock.now() < self._next_look:
+            if stamp == self._stamp:
                 return  # another thread has looked
             for look in range(_LOOKS):
                 time.sleep(_PAUSE_S if look else 0.0)
-                try:
-                    content = _content(self._paths[0])
-                    why = "" if content is None else self._difference(content)
-                except sqlite3.DatabaseError as error:
-                    why = f"overwritten with something else ({error})"
-                if not why:
-                    break
-            else:
-                self._lose(f"{self._paths[0]} was {why} while it was in use")
-            if content is None:
-                self._next_look = clock.now() + _AGAIN_S
-            else:
-                self._stamp, self._content = stamp, content
+                if not (why := self._difference(db)):
+                    self._stamp = stamp
+                    return
+            self._lose(_MAIN, f"was {why} while it was in use")
 
-    def _difference(self, content: FileContent) -> str:
-        """What happened to the file, if it is not a newer state of what was in it before."""
-        if content.identity != self._identity and (content.identity or self._content.identity):
-            return "overwritten with another database"
-        back = _gone_back(self._content.counters, content.counters)
-        return f"overwritten with an older copy of itself ({back})" if back else ""
+    def _difference(self, db: sqlite3.Connection | None) -> str:
+        """What has happened to the file, if it is not a later state of what was in it before."""
+        newest = math.inf
+        with contextlib.suppress(sqlite3.Error):
+            newest = math.inf if db is None else _schema(db)
+        try:
+            with closing(_without_log(self._paths[_MAIN])) as file:
+                schema = _schema(file)
+                in_file = _readable(file)
+        except sqlite3.OperationalError:
+            return ""  # it cannot be opened just now
+        except sqlite3.DatabaseError as error:
+            return f"overwritten with something else ({error})"
+        if not self._schema <= schema <= newest:
+            return _OLDER if in_file and in_file.identity == self._committed.identity else _OTHER
+        if schema > self._schema:
+            self._schema, self._in_file = schema, None
+        why = self._in_file.difference(in_file) if self._in_file and in_file else ""
+        if self._in_file and in_file and not why:
+            self._in_file = in_file
+        return why
 
-    def _lose(self, what: str) -> NoReturn:
-        self._lost = self._lost or f"{what}; {_CURE} without its old -wal and -shm, and start again"
+    def _lose(self, which: int, what: str) -> NoReturn:
+        self._lost = self._lost or f"{self._paths[which]} {what}; {_CURE}"
         raise StoreLost(self._lost)
 
 
@@ -127,33 +159,29 @@ def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-def _counters(db: sqlite3.Connection) -> dict[str, int]:
-    return dict(db.execute(_COUNTERS).fetchall())
+def _schema(db: sqlite3.Connection) -> int:
+    (version,) = db.execute("PRAGMA schema_version").fetchone()
+    return int(version)
 
 
-def _gone_back(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """The first counter that is lower than it was. One that is missing was dropped."""
-    for name, count in before.items():
-        if after.get(name, count) < count:
-            return f"{name} went from {count} back to {after[name]}"
-    return ""
+def _content(db: sqlite3.Connection) -> Content:
+    row = db.execute(_IDENTITY).fetchone()
+    return Content(row and row[0], dict(db.execute(_COUNTERS).fetchall()))
 
 
-def _content(path: str) -> FileContent | None:
-    """Read the file without its log. DatabaseError: it is no database.
-
-    None: it cannot be read now. A checkpoint that is being written, or was killed, leaves pages of two states in the
-    file until the next one; with its log it is whole.
-
-    Through SQLite, because closing a descriptor of our own would drop the locks of the whole process."""
-    uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
+def _readable(file: sqlite3.Connection) -> Content | None:
+    """What the tables in the file hold; None: the pages do not fit together."""
     try:
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
-            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'onward_meta'").fetchone():
-                return FileContent(None, {})
-            identity = db.execute(_IDENTITY).fetchone()
-            return FileContent(identity and identity[0], _counters(db))
-    except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_NOTADB:
-            raise
+        return _content(file)
+    except sqlite3.OperationalError as error:
+        return Content(None, {}) if error.sqlite_errorcode == sqlite3.SQLITE_ERROR else None  # it has no such tables
+    except sqlite3.DatabaseError:
         return None
+
+
+def _without_log(path: str) -> sqlite3.Connection:
+    """Through SQLite, because closing a descriptor of our own would drop the locks of the whole process."""
+    uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
+    file = sqlite3.connect(uri, uri=True, isolation_level=None)
+    file.execute("PRAGMA writable_schema=ON")  # the first page may say more pages than are written yet
+    return file

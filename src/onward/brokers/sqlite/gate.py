@@ -29,18 +29,20 @@ class Gate:
     def __init__(self, path: Path, file_mode: FileMode = "private") -> None:
         self.path = path
         self._mode = PRIVATE if file_mode == "private" else BY_UMASK
-        self._fd = self._opened()
+        self._name = str(path)  # for a stat at every lock
+        self._fd, self._file = self._opened()
         self._holding = False
         self._program = _program()
         _gates.add(self)
 
-    def _opened(self) -> int:
+    def _opened(self) -> tuple[int, tuple[int, int]]:
+        """A descriptor, and which file it is."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._mode)
         found = os.fstat(fd)
         # A user who may read the file can lock it, and so stop every writer.
         if self._mode == PRIVATE and found.st_mode & 0o077 and found.st_uid == os.geteuid():
             os.fchmod(fd, PRIVATE)
-        return fd
+        return fd, (found.st_dev, found.st_ino)
 
     @contextlib.contextmanager
     def held(self, patience_s: float = math.inf) -> Iterator[None]:
@@ -76,24 +78,23 @@ class Gate:
 
     def _is_in_place(self) -> bool:
         """Is the path still the file that we have locked? Others lock what they find there."""
-        mine = os.fstat(self._fd)
         try:
-            there = os.stat(self.path)
+            there = os.stat(self._name)
         except FileNotFoundError:
             return False
-        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+        return (there.st_dev, there.st_ino) == self._file
 
     def _reopen(self) -> None:
         what = f"the lock {self.path} was deleted or replaced while it was in use"
         try:
-            fd = self._opened()
+            opened = self._opened()
         except OSError as error:
             raise OSError(
                 f"{what}, and cannot be opened again ({error}); delete what is there, and try again"
             ) from error
         log.warning("%s; it is opened again. Start this process again: its readers now look once a second", what)
         os.close(self._fd)
-        self._fd = fd
+        self._fd, self._file = opened
 
     def ring(self) -> None:
         """Wake every process that waits for news of this database."""

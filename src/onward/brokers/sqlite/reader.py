@@ -38,7 +38,7 @@ class StoreReader:
             self._db.execute("BEGIN")
             try:
                 found = query(self._db)
-                self._store.check()
+                self._store.check(self._db)
                 return found
             finally:
                 if self._db.in_transaction:

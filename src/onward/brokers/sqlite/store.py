@@ -99,9 +99,9 @@ class Store:
             raise explained(error, self.path) from error
         return db
 
-    def check(self) -> None:
-        """StoreLost: the file was deleted, replaced or overwritten since it was opened."""
-        self._watch.check()
+    def check(self, db: sqlite3.Connection) -> None:
+        """StoreLost: the file was deleted, replaced or overwritten since it was opened. `db` is in a transaction."""
+        self._watch.check(db)
 
     def compare(self, db: sqlite3.Connection) -> None:
         """StoreLost: the store has gone back to an older state. Ask before the transaction has written anything."""
@@ -110,7 +110,7 @@ class Store:
     def explained(self, error: sqlite3.Error) -> BrokerError:
         """SQLite's error in words. A file that was replaced is the better reason for what SQLite finds in it."""
         try:
-            self.check()
+            self._watch.check()
         except StoreLost as lost:
             return lost
         return explained(error, self.path)

@@ -142,7 +142,7 @@ class Writer:
             self._do_jobs(tx, batch)  # before the chores: a settle counts before the release that follows it
             self._do_chores(tx, batch)
             self._append(tx, batch)
-            self._store.check()
+            self._store.check(self._db)
             committing = True
             self._db.execute("COMMIT")
         except StoreLost as lost:
