@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions, NewTopic
 
 from onward.brokers.base import Broker, TopicSpec, Topology
@@ -38,7 +39,15 @@ class Publisher(Process):
 async def grow(stage: Stage, partitions: int) -> None:
     new = NewPartitions(stage.topic, partitions)
     stage.harness.admin.create_partitions([new])[stage.topic].result(30)
-    await until(lambda: stage.partitions() == partitions)
+    await until(lambda: stage.partitions() == partitions and _is_led(stage, partitions - 1))
+
+
+def _is_led(stage: Stage, index: int) -> bool:
+    """Its leader answers: the cluster shows a new partition a moment before."""
+    try:
+        return stage.end(index) >= 0
+    except KafkaException:
+        return False
 
 
 async def lanes(stage: Stage, broker: Broker, count: int) -> dict[str, list[tuple[int, int]]]:
