@@ -373,6 +373,7 @@ def test_a_member_that_was_struck_off_while_it_slept_hangs_its_bell_again(path: 
                 receiving = asyncio.create_task(keep_receiving(await join(broker)))
                 with Gate(lock_path(path)).held():  # so that it does not sleep with the lock
                     process.send_signal(signal.SIGSTOP)
+                    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # noqa: ASYNC222
                 await until(lambda: not theirs & bells(path))
                 process.send_signal(signal.SIGCONT)
                 await until(lambda: theirs < bells(path))

@@ -60,6 +60,10 @@ class Bells:
                 if _BELL.fullmatch(name):
                     self._remove(name)
 
+    def close(self) -> None:
+        """Hear nothing more, and end all waits."""
+        self._doorbell.close()
+
     def _remove(self, name: str) -> None:
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()

@@ -93,8 +93,7 @@ class SqliteBroker:
         self._settings = settings
         catalogue = Catalogue(settings)
         self._packer = Packer(catalogue, settings.max_event_bytes)
-        self._doorbell = Doorbell(gate.path)
-        self._bells = Bells(bells_path(store.path), self._doorbell)
+        self._bells = Bells(bells_path(store.path), Doorbell(gate.path))
         self._reader = StoreReader(store, "query")
         backlog = Backlog(settings.max_backlog_bytes)
         self._writer = Writer(store, gate, self._bells, Appender(catalogue, self._packer, backlog), settings)
@@ -224,7 +223,7 @@ class SqliteBroker:
         await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
         await self._writer.stop()
         await self._reader.close()
-        self._doorbell.close()
+        self._bells.close()
 
     def _check_open(self) -> None:
         if self._closed:
