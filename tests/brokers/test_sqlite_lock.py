@@ -180,7 +180,9 @@ def test_a_deleted_lock_is_made_again_and_all_processes_share_it(
         path, lock = tmp_path / "shop.db", tmp_path / "shop.db-lock"
         async with opened(path, publish_timeout_s=0.5) as one, opened(path, publish_timeout_s=0.5) as two:
             await one.publish([event()])
+            await two.publish([event()])
             lock.unlink()
+            await asyncio.sleep(0.15)  # looked at every 0.1 s
             await one.publish([event()])
             await two.publish([event()])
             assert len([each for each in caplog.records if f"{lock} was deleted or replaced" in each.message]) == 2
@@ -201,6 +203,7 @@ def test_a_lock_that_cannot_be_opened_again_stops_writers_until_it_can(tmp_path:
             await broker.publish([event()])
             lock.unlink()
             lock.mkdir()
+            await asyncio.sleep(0.15)  # looked at every 0.1 s
             with pytest.raises(BrokerError, match=f"the lock {lock} was deleted or replaced .* cannot be opened again"):
                 await broker.publish([event()])
             lock.rmdir()

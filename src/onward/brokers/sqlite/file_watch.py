@@ -21,6 +21,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from onward import clock
 from onward.brokers.base import PASSING
 from onward.errors import StoreLost
 
@@ -28,6 +29,9 @@ _SUFFIXES = ("", "-wal", "-shm")
 _MAIN, _LOG, _INDEX = range(3)
 _LOOKS = 3  # a page that is just being written may look damaged for a moment
 _PAUSE_S = 0.05
+# Since Linux 6.13 a stat makes the next write to the file slower, and the log is written with every commit. The file
+# itself is not, so it is looked at with every commit.
+_LOG_EVERY_S = 0.1
 _CURE = (
     "nothing more is read from it or written to it; stop all processes that use it, put the right file in place "
     "without its old -wal and -shm, and start again"
@@ -71,6 +75,7 @@ class FileWatch:
         self._schema = 0  # the schema version in the file
         self._in_file: Content | None = None  # None: it cannot be relied on
         self._committed = Content(None, {})
+        self._next = 0.0  # when the log's files are looked at again
         self._lost = ""
 
     def start(self, db: sqlite3.Connection) -> None:
@@ -90,14 +95,16 @@ class FileWatch:
         if self._lost:
             raise StoreLost(self._lost)
         found = self._still(_MAIN)
-        self._still(_LOG)
+        if (now := clock.now()) >= self._next:
+            self._next = now + _LOG_EVERY_S
+            self._still(_LOG)
+            self._still(_INDEX)
         if _stamp(found) != self._stamp:
             self._look(_stamp(found), db)
 
     def compare(self, db: sqlite3.Connection) -> None:
         """StoreLost: what is committed has gone back, as after a restore into the open file. Call it before anything
         is written in the transaction."""
-        self._still(_INDEX)
         try:
             committed = _content(db)
         except sqlite3.Error:

@@ -23,14 +23,15 @@ from onward.settings import FileMode
 log = logging.getLogger("onward")
 
 PRIVATE, BY_UMASK = 0o600, 0o666
+_LOOK_EVERY_S = 0.1
 
 
 class Gate:
     def __init__(self, path: Path, file_mode: FileMode = "private") -> None:
         self.path = path
         self._mode = PRIVATE if file_mode == "private" else BY_UMASK
-        self._name = str(path)  # for a stat at every lock
         self._fd, self._file = self._opened()
+        self._next = 0.0  # when it is asked again whether the file is in its place
         self._holding = False
         self._program = _program()
         _gates.add(self)
@@ -77,12 +78,18 @@ class Gate:
                 time.sleep(0.01)
 
     def _is_in_place(self) -> bool:
-        """Is the path still the file that we have locked? Others lock what they find there."""
+        """Is the path still the file that we have locked? Others lock what they find there. It looks now and then:
+        SQLite's own lock holds meanwhile, and a stat makes the next write to the file slower."""
+        if (now := clock.now()) < self._next:
+            return True
         try:
-            there = os.stat(self._name)
+            there = os.stat(self.path)
         except FileNotFoundError:
             return False
-        return (there.st_dev, there.st_ino) == self._file
+        if (there.st_dev, there.st_ino) != self._file:
+            return False
+        self._next = now + _LOOK_EVERY_S
+        return True
 
     def _reopen(self) -> None:
         what = f"the lock {self.path} was deleted or replaced while it was in use"
