@@ -1,5 +1,6 @@
 """The clock of leases and deadlines: time since boot, which neither a wall-clock step nor a sleep disturbs."""
 
+import functools
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ if sys.platform == "linux":
         """Seconds since boot, the same in every process of this machine."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
+    @functools.cache  # a process lives in one boot
     def boot_id() -> str:
         """Names this boot; a `now` of another boot cannot be compared."""
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
