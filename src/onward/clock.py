@@ -3,6 +3,7 @@
 Unix time is only written down and shown; other publishers may have set it to anything.
 """
 
+import functools
 import sys
 import time
 from datetime import datetime, tzinfo
@@ -30,6 +31,7 @@ if sys.platform == "linux":
         """Seconds since boot, the same in every process of this machine."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
+    @functools.cache  # a process lives in one boot
     def boot_id() -> str:
         """Names this boot; a `now` of another boot cannot be compared."""
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

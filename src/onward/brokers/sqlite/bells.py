@@ -32,7 +32,7 @@ class Bells:
         heard = True
         for owner in owners:
             try:
-                os.utime(self._path(owner))
+                os.utime(f"{self._folder}/{_name(owner)}")  # in a publisher's way: a Path takes twice as long
             except OSError:
                 heard = False
         return heard
