@@ -250,7 +250,9 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
         db.execute("ALTER TABLE onward_topic DROP COLUMN aside")
         db.execute("DROP TABLE onward_fence")
         db.execute("DROP TABLE onward_relay")
-        db.execute("UPDATE onward_meta SET value = '1'")
+        db.execute("ALTER TABLE onward_group DROP COLUMN waits")
+        db.execute("DELETE FROM onward_meta WHERE name = 'identity'")
+        db.execute("UPDATE onward_meta SET value = '1' WHERE name = 'schema'")
         rows = [(f"r{n}", n, state) for n, state in enumerate(("held", "dead"))]
         db.executemany(
             "INSERT INTO onward_aside (id, grp, part, position, state, data) VALUES (?, 'g', 1, ?, ?, x'0102')", rows
@@ -263,6 +265,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
     asyncio.run(scenario())
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT aside FROM onward_topic").fetchone() == (2,)
+        assert db.execute("SELECT value FROM onward_meta WHERE name = 'identity'").fetchone()
 
 
 def test_a_damaged_record_batch_stops_its_own_partition_only(
