@@ -39,6 +39,9 @@ class Bell:
             self._count += 1
             loops = list(self._waiters)
         for loop in loops:
+            if loop is _running_loop():
+                self._wake_all(loop)
+                continue
             with contextlib.suppress(RuntimeError):  # that loop is closed: nothing waits there
                 loop.call_soon_threadsafe(self._wake_all, loop)
 
@@ -60,6 +63,13 @@ class Bell:
     def _wake_all(self, loop: asyncio.AbstractEventLoop) -> None:
         for waiter in tuple(self._waiters.get(loop, ())):
             resolve(waiter)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def resolve(future: "asyncio.Future[None]") -> None:
