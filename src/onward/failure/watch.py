@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+_SETTINGS = {"depth": "dead_threshold=", "growth": "growth limit ", "age": "age limit in seconds "}
 CLEAR_AT = 0.7  # of the limit: without the gap a depth around the limit would alert and recover with every check
 
 Place = tuple[str, str]
@@ -77,7 +78,7 @@ class Watchman:
                 continue
             if subject not in self._raised and values[measure] > limit:
                 self._raised.add(subject)
-                alerts.append(Alert("high", subject, _high(tally, growth, f"{measure} limit {limit:g}"), tally))
+                alerts.append(Alert("high", subject, _high(tally, growth, f"{_SETTINGS[measure]}{limit:g}"), tally))
             elif subject in self._raised and values[measure] <= limit * CLEAR_AT:
                 self._raised.discard(subject)
                 text = f"{tally.topic}: {tally.depth:,} dead letters of group {tally.group}, {measure} is fine again"

@@ -26,7 +26,7 @@ class LoadPage(msgspec.Struct, frozen=True):
 
 
 class Accused(msgspec.Struct, frozen=True):
-    """An event that was running when its process died. It runs alone next, or is given up."""
+    """An event that may have been running when its process died. It runs alone next, or is given up."""
 
     delivery: Delivery
     crashes: int  # of lone runs: these were its fault for certain

@@ -91,7 +91,8 @@ class HandlerSubscription:
                 raise BadHandler(
                     f"{handler.name} has ordering={handler.ordering!r}, but member {member.name} of group "
                     f"{handler.group} of topic {handler.topic} runs with ordering={member.ordering!r}; stop members "
-                    "with the other ordering first, or give this handler another group"
+                    "with the other ordering first (one that was killed counts until its lease ends), or give this "
+                    "handler another group"
                 )
 
     def troubles(self, *, held: bool) -> Sequence[str]:

@@ -65,7 +65,9 @@ class RunOutcomes:
                 "%s killed its process, time %d of crash_limit=%d: it runs alone again", what, crashes, crash_limit
             )
         else:
-            log.warning("%s was running when its process died: it runs alone now, to see if that was its doing", what)
+            log.warning(
+                "%s may have been running when its process died: it runs alone now, to see if that was its doing", what
+            )
 
     def _rule(self, delivery: Delivery, error: BaseException | None) -> Outcome:
         if error is None:
