@@ -239,6 +239,52 @@ def test_a_restore_into_the_open_file_is_noticed_by_a_lease_turn(tmp_path: Path)
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_restore_into_the_open_file_is_noticed_by_the_next_publish(tmp_path: Path, turns: bool) -> None:
+    """Whether the backup is older than the last lease turn or not."""
+
+    async def scenario() -> None:
+        path, backup = tmp_path / "shop.db", tmp_path / "backup.db"
+        async with opened(path, lease_s=0.3 if turns else 600.0, takeover_grace_s=0.0) as broker:
+            member = await join(broker)
+            for n in range(3):
+                await broker.publish([event(n)])
+            await take(member, 3)
+            back_up(path, backup)
+            await broker.publish([event(3)])
+            await take(member, 1)
+            if turns:
+                await member.receive(0, 1, 1.0)
+            back_up(backup, path)
+            with pytest.raises(PublishError, match="overwritten with an older copy"):
+                await broker.publish([event(4)])
+            with pytest.raises(PublishError, match="overwritten with an older copy"):
+                await broker.publish([event(5)])
+
+    asyncio.run(scenario())
+
+
+def test_a_restore_into_the_open_file_is_noticed_by_a_member_of_what_others_published(tmp_path: Path) -> None:
+    """No process is left that knows of the events that the restore took away, but a member has read them."""
+
+    async def scenario() -> None:
+        path, backup = tmp_path / "shop.db", tmp_path / "backup.db"
+        await publish_some(path, range(1))
+        async with opened(path, lease_s=600.0) as broker:
+            member = await join(broker)
+            await take(member, 1)
+            back_up(path, backup)
+            await publish_some(path, range(1, 10))
+            await take(member, 9)
+            back_up(backup, path)
+            await publish_some(path, range(10, 11))
+            assert isinstance((await member.receive(100, 1 << 20, 40.0))[0], Fenced)
+            with pytest.raises(StoreLost, match="overwritten with an older copy"):
+                await member.receive(100, 1 << 20, 40.0)
+
+    asyncio.run(scenario())
+
+
 def test_a_settle_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"

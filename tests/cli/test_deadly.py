@@ -44,7 +44,11 @@ def test_the_event_that_killed_a_supervised_worker_is_named(shell: Shell) -> Non
     deadly = publish(shell)
     running.saw("billed next")
     name = f"deadly.bill: event {deadly} of orders/"
-    assert [line for line in running.err.splitlines() if name in line and "may have been running when its process died" in line]
+    assert [
+        line
+        for line in running.err.splitlines()
+        if name in line and "may have been running when its process died" in line
+    ]
     (line,) = [
         line
         for line in running.err.splitlines()

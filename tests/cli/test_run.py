@@ -252,3 +252,24 @@ def test_a_consumer_that_dies_ends_the_run_and_is_told_of_once(shell: Shell) -> 
     assert running.err.count("Traceback") == 1
     assert running.err.count("RuntimeError: boom") == 1
     assert "This ended the consumer of shop.bill." in running.err
+
+
+FAILS = """
+from onward.flow.consumer import Consumer
+
+
+def take(self, messages):
+    raise RuntimeError("boom")
+
+
+Consumer._take = take
+threading.Thread(target=linger, name="left-behind").start()
+"""
+
+
+def test_an_application_that_ends_by_itself_is_not_held_up_by_a_thread(shell: Shell) -> None:
+    running = lingering(shell, THREAD + FAILS, spare_s=0.5)
+    assert running.ended(40.0) == policy.NO
+    (line,) = [line for line in running.err.splitlines() if "still running: " in line]
+    assert "after the application had ended" in line
+    assert "thread left-behind" in line

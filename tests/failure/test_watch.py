@@ -25,8 +25,8 @@ def test_the_alert_tells_depth_growth_age_and_what_to_do() -> None:
     watchman.see([Tally("orders", "billing", 40)])
     (alert,) = watchman.see([Tally("orders", "billing", 1_140, oldest_age_s=7_200)])
     assert alert.text == (
-        "orders: 1,140 dead letters of group billing (dead_threshold=100), +1,100 since the last check, the oldest 2.0 h "
-        "old; see: onward dead list --topic orders --group billing"
+        "orders: 1,140 dead letters of group billing (dead_threshold=100), +1,100 since the last check, the oldest "
+        "2.0 h old; see: onward dead list --topic orders --group billing"
     )
 
 

@@ -1,4 +1,5 @@
-"""The process of `onward run` ends within a time of the first stop signal, whatever its handlers have left running.
+"""The process of `onward run` ends within a time of the first stop signal, or of the end of its application, whatever
+its handlers have left running.
 
 Python waits for threads that are no daemons, and asyncio for tasks that catch their cancellation, for ever.
 """
@@ -9,11 +10,11 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from onward import signals
 from onward.cli import policy
@@ -27,32 +28,38 @@ _OURS = str(Path(__file__).parent.parent)
 _LIBRARY = str(Path(os.__file__).parent)
 
 
-def limit_exit(drain_timeout_s: float) -> None:
-    """End this process, with exit code 1, when it still runs SPARE_S after its drain should be over."""
+def limit_exit(drain_timeout_s: float) -> Callable[[], None]:
+    """End this process, with exit code 1, when it still runs SPARE_S after its drain should be over. Returns what to
+    call when the application has ended by itself: the process then has SPARE_S."""
     # A thread that waits from the start on: a signal handler may interrupt code that holds the lock of new threads.
-    asked: SimpleQueue[asyncio.AbstractEventLoop] = SimpleQueue()
-    threading.Thread(
-        target=_cut_late, args=(asked, drain_timeout_s + SPARE_S), name="onward-exit-limit", daemon=True
-    ).start()
-    signals.at_first(asked.put)
+    begun: SimpleQueue[_Ending] = SimpleQueue()
+    threading.Thread(target=_cut_late, args=(begun,), name="onward-exit-limit", daemon=True).start()
+    signals.at_first(lambda loop: begun.put(_Ending("the stop signal", drain_timeout_s + SPARE_S, loop)))
+    return lambda: begun.put(_Ending("the application had ended", SPARE_S, None))
 
 
-def _cut_late(asked: "SimpleQueue[asyncio.AbstractEventLoop]", limit_s: float) -> None:
-    loop = asked.get()
+class _Ending(NamedTuple):
+    what: str
+    limit_s: float
+    loop: asyncio.AbstractEventLoop | None
+
+
+def _cut_late(begun: "SimpleQueue[_Ending]") -> None:
+    what, limit_s, loop = begun.get()
     threading.Event().wait(limit_s)
-    saying = threading.Thread(target=_say, args=(loop, limit_s), daemon=True)
+    saying = threading.Thread(target=_say, args=(what, limit_s, loop), daemon=True)
     with contextlib.suppress(RuntimeError):  # the interpreter starts no more threads
         saying.start()
         saying.join(_SAY_S)
     os._exit(policy.NO)
 
 
-def _say(loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
-    found = [*_threads(), *_tasks(loop)]
+def _say(what: str, limit_s: float, loop: asyncio.AbstractEventLoop | None) -> None:
+    found = [*_threads(), *(_tasks(loop) if loop is not None else ())]
     more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
     log.error(
-        "not at an end %g s after the stop signal: the process is cut off; still running: %s%s",
-        *(limit_s, "; ".join(found[:_MOST]) or "nothing that is known", more),
+        "not at an end %g s after %s: the process is cut off; still running: %s%s",
+        *(limit_s, what, "; ".join(found[:_MOST]) or "nothing that is known", more),
     )
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

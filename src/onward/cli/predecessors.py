@@ -56,21 +56,24 @@ def is_running(group: int) -> bool:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass  # orphans are ours to wait for if we are the first process of a container
+    if any(True for _ in running(group)):
+        return True
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return not (_PROC / "self/stat").exists() or any(True for _ in running(group))
+    return not (_PROC / "self/stat").exists()
 
 
 def running(group: int) -> Iterator[str]:
-    """Process id and name of each process of the group that runs, as Linux lists them."""
+    """Process id and name of each process that runs in the group, or in another group of its session, as Linux lists
+    them. The leader of the group also leads the session."""
     for folder in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             before, _, after = (folder / "stat").read_text(errors="replace").rpartition(")")
-            state, _, found, *rest = after.split()
-            threads = int(rest[14])  # of a process that has ended: 1, unless some of its threads have not
-            if int(found) == group and (state not in "ZX" or threads > 1):
+            state, _, found, session, *rest = after.split()
+            threads = int(rest[13])  # of a process that has ended: 1, unless some of its threads have not
+            if group in (int(found), int(session)) and (state not in "ZX" or threads > 1):
                 yield f"{folder.name} ({before.partition('(')[2]})"

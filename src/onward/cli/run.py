@@ -88,7 +88,7 @@ def run(
     app = find.load(application)
     # After the import: an application that configured logging itself is left alone.
     _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
-    limit_exit(app.settings.drain_timeout_s)
+    ended = limit_exit(app.settings.drain_timeout_s)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_run(app, place) if held is None else _run_supervised(app, held, place))
@@ -97,6 +97,8 @@ def run(
     except Exception:  # a bug of ours or of the application: reported once, with its traceback
         log.exception("the application ended with an error")
         raise typer.Exit(policy.NO) from None
+    finally:
+        ended()
 
 
 async def _run(app: "Onward", place: "Address | None") -> None:

@@ -39,9 +39,10 @@ _CURE = (
 _OTHER = "overwritten with another database"
 _OLDER = "overwritten with an older copy of itself"
 _IDENTITY = "SELECT value FROM onward_meta WHERE name = 'identity'"
+_TOPIC_BYTES = "bytes of topic "
 # Numbers that only grow. Where a page was split and only half of it is written, a row is found twice.
 _COUNTERS = f"""
-SELECT 'bytes of topic ' || log_id, max(bytes) FROM onward_topic GROUP BY log_id
+SELECT '{_TOPIC_BYTES}' || log_id, max(bytes) FROM onward_topic GROUP BY log_id
 UNION ALL
 SELECT 'version of group ' || grp, max(version) FROM onward_roster WHERE grp NOT LIKE '{PASSING}%' GROUP BY grp
 UNION ALL SELECT 'last id in ' || name, max(seq) FROM sqlite_sequence WHERE name LIKE 'onward%' GROUP BY name
@@ -112,6 +113,15 @@ class FileWatch:
         if why := self._committed.difference(committed):
             self._lose(_MAIN, f"was {why} while it was in use")
         self._committed = committed
+
+    def committed(self, bytes_by_log: Mapping[str, int]) -> None:
+        """How many bytes these logs have had in all, as we have just committed it."""
+        counters = {_TOPIC_BYTES + log_id: count for log_id, count in bytes_by_log.items()}
+        self._committed = self._committed._replace(counters={**self._committed.counters, **counters})
+
+    def gone_back(self, sign: str) -> NoReturn:
+        """Raise StoreLost, because of what a member has seen."""
+        self._lose(_MAIN, f"was {_OLDER} ({sign}) while it was in use")
 
     def _still(self, which: int) -> os.stat_result:
         try:

@@ -231,6 +231,7 @@ class LeaseManager:
         group_version.bump(tx, self.group)
 
     def _keep(self, tx: Transaction, turn: LeaseTurn, situation: Situation[LogPlace]) -> None:
+        self._check_ends(tx, situation.held)
         me, gone = self.enrolment.owner, self.enrolment.gone
         moment = (tx.now, turn.lease.boot)
         views = {topic: leases.view(tx.db, self.group, topic, me, moment, gone) for topic in self.enrolment.topics}
@@ -247,6 +248,14 @@ class LeaseManager:
             self.enrolment.bells.sweep(leases.known_names(tx.db))
         turn.moved = [(kept[row.part], row) for row in leases.moved(tx.db, self.group, frozenset(kept))]
         turn.version = group_version.read(tx.db, self.group)
+
+    def _check_ends(self, tx: Transaction, held: Mapping[Partition, Held]) -> None:
+        """StoreLost: a log ends before what was read of it. Here, because a reader's transaction may be older."""
+        ends = {part: end for topic in self.enrolment.topics for part, end in leases.ends(tx.db, topic.id).items()}
+        for hold in held.values():
+            end = ends.get(hold.own.part, hold.ahead.position)  # one that is missing was dropped
+            if end < hold.ahead.position:
+                raise StoreLost(f"{hold.partition} was read up to position {hold.ahead.position}, and ends at {end}")
 
     def _give_back(self, tx: Transaction, turn: LeaseTurn) -> None:
         done = turn.decisions

@@ -172,6 +172,11 @@ def known_names(db: sqlite3.Connection) -> set[str]:
     return {name for (name,) in db.execute(_KNOWN_NAMES)}
 
 
+def ends(db: sqlite3.Connection, topic: int) -> dict[int, int]:
+    """By partition id: where its log ends."""
+    return dict(db.execute("SELECT id, next FROM onward_partition WHERE topic = ?", (topic,)).fetchall())
+
+
 def enlist(db: sqlite3.Connection, group: str, topic: int, member: str, lease: Lease) -> None:
     db.execute(_ENLIST, (group, topic, member, *lease))
 

@@ -157,6 +157,7 @@ class Shipment:
 class Appended(NamedTuple):
     refused: dict[Parcel, OnwardError]  # and why
     parts: list[int]  # the ids of the partitions that got events
+    totals: dict[str, int]  # by log id: how many bytes its topic has had in all
 
 
 class Appender:
@@ -178,9 +179,11 @@ class Appender:
             except OnwardError as error:
                 refused[parcel] = error
                 shipment.closed |= parcel.lanes
+        totals = {}
         for name, packs in shipment.packs.items():
-            self._write(db, *shipment.topics[name], packs, wall)
-        return Appended(refused, [part for packs in shipment.packs.values() for part in packs])
+            topic, total = shipment.topics[name]
+            totals[topic.log_id] = self._write(db, topic, total, packs, wall)
+        return Appended(refused, [part for packs in shipment.packs.values() for part in packs], totals)
 
     def forget(self) -> None:
         """A transaction was rolled back: what is remembered of it never was."""
@@ -214,7 +217,8 @@ class Appender:
 
     def _write(
         self, db: sqlite3.Connection, topic: Topic, total: int, packs: Mapping[int, Sequence[Pack]], wall: float
-    ) -> None:
+    ) -> int:
+        """Returns the topic's total."""
         remembered, tails = self._tails.get(topic.id, (-1, {}))
         # Every append moves the topic's total, so an unmoved total says that the remembered tails still hold.
         if remembered != total or len(tails) != len(topic.parts):
@@ -222,6 +226,7 @@ class Appender:
         total += log.append(db, packs, tails, wall)
         db.execute("UPDATE onward_topic SET bytes = ? WHERE id = ?", (total, topic.id))
         self._tails[topic.id] = (total, tails)
+        return total
 
 
 def _check_relay(db: sqlite3.Connection, relay: Relay, events: Sequence[Event]) -> None:

@@ -47,6 +47,7 @@ class Batch:
         self.after: list[Callable[[], None]] = []
         self.failed: list[tuple[Chore, Exception]] = []
         self.owners: set[str] = set()  # who must be woken for what was appended
+        self.totals: dict[str, int] = {}  # by log id: the bytes of its topic, with what was appended
 
 
 class Queue:

@@ -5,9 +5,11 @@ import os
 import re
 import sqlite3
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import unquote
 
 from onward.brokers.sqlite import mounts
@@ -106,6 +108,14 @@ class Store:
     def compare(self, db: sqlite3.Connection) -> None:
         """StoreLost: the store has gone back to an older state. Ask before the transaction has written anything."""
         self._watch.compare(db)
+
+    def committed(self, bytes_by_log: Mapping[str, int]) -> None:
+        """How many bytes were ever published to these logs: less is an older state."""
+        self._watch.committed(bytes_by_log)
+
+    def gone_back(self, sign: str) -> NoReturn:
+        """StoreLost: a member has seen that the store is in an older state."""
+        self._watch.gone_back(sign)
 
     def explained(self, error: sqlite3.Error) -> BrokerError:
         """SQLite's error in words. A file that was replaced is the better reason for what SQLite finds in it."""

@@ -152,6 +152,8 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
         found: list[log.Rows] = []
         row = db.execute(_TAIL, (hold.own.part,)).fetchone()
         if row is None or hold.ahead.position >= row[0]:  # None: the topic was dropped, as the next turn will find
+            if row is not None and hold.ahead.position > row[0]:
+                self._manager.look_at(0.0)  # the store may have gone back: a turn decides
             return found, 0
         try:
             for rows in log.read(db, hold.own.part, hold.ahead.position):

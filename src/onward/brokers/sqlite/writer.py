@@ -137,14 +137,14 @@ class Writer:
         tx = Transaction(self._db)
         committing = False
         try:
-            if batch.chores:
-                self._store.compare(self._db)
+            self._store.compare(self._db)
             self._do_jobs(tx, batch)  # before the chores: a settle counts before the release that follows it
             self._do_chores(tx, batch)
             self._append(tx, batch)
             self._store.check(self._db)
             committing = True
             self._db.execute("COMMIT")
+            self._store.committed(batch.totals)
         except StoreLost as lost:
             self._roll_back(batch, lost, certain=True)
             return batch, False
@@ -159,6 +159,8 @@ class Writer:
             outcome = guarded(tx, chore.work)
             if outcome.result is not None:
                 batch.after.append(outcome.result)
+            elif isinstance(outcome.error, StoreLost):
+                self._store.gone_back(str(outcome.error))
             elif outcome.error is not None:
                 batch.failed.append((chore, outcome.error))
 
@@ -176,7 +178,7 @@ class Writer:
         if not batch.parcels:
             return
         outcome = guarded(tx, lambda tx: self._courier.append(tx.db, batch.parcels, tx.wall))
-        errors, parts = outcome.result or Appended({}, [])
+        errors, parts, batch.totals = outcome.result or Appended({}, [], {})
         if outcome.error is not None:
             self._courier.forget()
             error = outcome.error
