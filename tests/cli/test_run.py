@@ -149,6 +149,30 @@ def test_a_signal_that_is_sent_twice_does_not_cut_the_last_moments(shell: Shell)
     assert running.ended() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_sent_twice_does_not_cut_an_idle_process(shell: Shell, number: signal.Signals) -> None:
+    """It ends so fast that the second one arrives while Python shuts down."""
+    codes = {}
+    for gap_ms in (20, 50, 100):
+        running = shell.start("run", "shop:app")
+        running.saw("takes orders")
+        running.send(number)
+        time.sleep(gap_ms / 1000)
+        running.send(number)
+        codes[gap_ms] = running.ended()
+    assert codes == {20: 0, 50: 0, 100: 0}
+
+
+def test_a_later_signal_ends_a_process_that_waits_for_a_thread(shell: Shell) -> None:
+    """The handlers have ended, and Python joins what they left behind."""
+    running = lingering(shell, THREAD, spare_s=60.0)
+    running.send(signal.SIGTERM)
+    running.saw("stopped")
+    time.sleep(ECHO_S)  # sooner it would be taken for the same signal sent twice
+    running.send(signal.SIGTERM)
+    assert running.ended(20.0) == -signal.SIGTERM
+
+
 @pytest.mark.parametrize(
     ("handlers", "culprit"),
     [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onward import signals
 from onward.cli import find, leash, policy
 from onward.cli.exit_limit import limit_exit
 from onward.cli.health import METRICS, place_of
@@ -78,6 +79,7 @@ def run(
       onward run shop:app --reload
       onward run shop:app --metrics 9464
     """
+    signals.ignore_at_exit()
     application = application or find.application("`onward run shop:app`")
     place = None if metrics is None else place_of(metrics)
     held = leash.take()
