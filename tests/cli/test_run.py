@@ -188,6 +188,7 @@ def test_what_holds_up_the_end_is_named_and_cut(shell: Shell, handlers: str, cul
     assert running.ended(20.0) == policy.NO
     (line,) = [line for line in running.err.splitlines() if "still running: " in line]
     assert culprit in line
+    assert "site-packages" not in line, "the frames of the command line are no news"
 
 
 @pytest.mark.slow
