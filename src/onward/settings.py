@@ -133,6 +133,16 @@ def load(url: str | None = None, **keywords: Any) -> Settings:
     return Settings(**(values | {"url": base, "sources": sources}))
 
 
+def check_environment() -> None:
+    """Refuse or report the names in the environment that are no settings. `load` does so too."""
+    _environment()
+
+
+def trust_environment() -> None:
+    """Another process has reported these names: `load` need not repeat the warning."""
+    _warned.update(os.environ)
+
+
 def redacted(url: str) -> str:
     """The URL without user, password and query, fit for logs and errors. What looks wrong is hidden too: all up to the
     last @, but for the path of a file of the default broker, which may hold an @ of its own."""

@@ -225,6 +225,7 @@ class Supervisor:
                 leaving = any(slot.predecessors.are_leaving(clock.now()) for slot in self.slots if slot.child is None)
                 _wait(bell, links, _LEAVING_TICK_S if leaving else _TICK_S)
         assert self.code is not None
+        log.info("all workers have stopped")
         return self.code
 
     def tend(self) -> None:
