@@ -208,6 +208,16 @@ def test_a_thread_of_the_engine_does_not_hold_up_the_end(shell: Shell) -> None:
     assert running.out.endswith("at exit\n"), "what the application registered for its exit runs"
 
 
+def test_a_handler_that_is_cut_off_at_drain_timeout_s_is_no_failure(shell: Shell) -> None:
+    shell.write("sleeper.py", SLEEPER.replace('shop.db"', 'shop.db", drain_timeout_s=0.1'))
+    publish(shell.folder, 1)
+    for _ in range(2):
+        running = shell.start("run", "sleeper:app")
+        running.saw("sleeping")  # the second time: the event runs again
+        running.send(signal.SIGTERM)
+        assert running.ended(20.0) == policy.OK
+
+
 def test_engine_workers_do_not_outlive_a_process_that_is_cut(shell: Shell) -> None:
     running = lingering(shell, WORKERS)
     worker = int(running.out.split()[1])
