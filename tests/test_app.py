@@ -523,6 +523,8 @@ def test_a_scheme_that_no_broker_speaks() -> None:
         ("/data/shop.sqlite3", "sqlite:////data/shop.sqlite3"),
         ("sqllite:///shop.db", "sqlite:///shop.db"),
         ("kafak://host:9092", "kafka://host:9092"),
+        ("localhost:9092", "kafka://localhost:9092"),
+        ("10.0.0.1:9092,b-2:9092,b-3", "kafka://10.0.0.1:9092,b-2:9092,b-3"),
     ],
 )
 def test_a_url_that_is_nearly_right_gives_a_hint(url: str, meant: str) -> None:

@@ -114,6 +114,7 @@ def test_the_same_in_the_file_and_in_the_environment(tmp_path: Path, monkeypatch
         ("ONWARD_PATITIONS", "ONWARD_PARTITIONS"),
         ("ONWARD_DRAIN_TIMEOUT", "ONWARD_DRAIN_TIMEOUT_S"),
         ("ONWARD_APPS", "ONWARD_APP"),
+        ("ONWARD_URI", "ONWARD_URL"),
         ("ONWARD_METRIC", "ONWARD_METRICS"),
     ],
 )

@@ -96,6 +96,7 @@ _BROKEN = "half a surrogate pair, which is no character: write it in UTF-8"
 _PREFIX = "ONWARD_"  # of names in the environment
 _OTHER_NAMES = ("metrics", "child", "storm_s")  # of the command line, of a worker, and of Onward's own tests
 _NEAR = 0.8  # how alike a misspelt name is; less and ONWARD_METRICS_PORT, which Kubernetes may set, would be one
+_SHORT = 4  # letters
 _warned: set[str] = set()
 _CLIENT = "client."  # before the client library's own names, in a URL
 
@@ -130,6 +131,16 @@ def load(url: str | None = None, **keywords: Any) -> Settings:
         values |= checked
         sources |= dict.fromkeys(checked, source.name)
     return Settings(**(values | {"url": base, "sources": sources}))
+
+
+def check_environment() -> None:
+    """Refuse or report the names in the environment that are no settings. `load` does so too."""
+    _environment()
+
+
+def trust_environment() -> None:
+    """Another process has reported these names: `load` need not repeat the warning."""
+    _warned.update(os.environ)
 
 
 def redacted(url: str) -> str:
@@ -186,15 +197,26 @@ def _environment() -> dict[str, str]:
 def _judge_unknown(names: Sequence[str]) -> None:
     """A name that is nearly one of ours is an error. Others may be set by Kubernetes, for a service named onward, and
     are named in a warning, once."""
-    import difflib
-
-    ours = [known.upper() for known in (*_TYPES, *_OTHER_NAMES)]
     for name in names:
-        if near := difflib.get_close_matches(name.removeprefix(_PREFIX), ours, 1, _NEAR):
-            raise BadSetting(f"the environment sets {name}, which is no setting; did you mean {_PREFIX}{near[0]}?")
+        if near := _near(name.removeprefix(_PREFIX)):
+            raise BadSetting(f"the environment sets {name}, which is no setting; did you mean {_PREFIX}{near}?")
     if not _warned.issuperset(names) and not context.in_worker:  # its parent has said it
         _warned.update(names)
         log.warning("the environment sets what is no setting of Onward, and is ignored: %s", ", ".join(names))
+
+
+def _near(name: str) -> str:
+    """The name that was probably meant; empty: nothing comes near."""
+    import difflib
+
+    ours = [known.upper() for known in (*_TYPES, *_OTHER_NAMES)]
+    similar = difflib.get_close_matches(name, ours, 1, _NEAR)
+    # One wrong letter of three or four makes a name too unlike for the ratio.
+    return next(iter(similar or [each for each in ours if len(name) <= _SHORT and _one_letter_differs(each, name)]), "")
+
+
+def _one_letter_differs(one: str, other: str) -> bool:
+    return len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
 
 
 def _split(url: Any) -> tuple[str, dict[str, Any]]:

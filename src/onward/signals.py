@@ -1,6 +1,7 @@
 """Stop signals: the first asks for a graceful end, the second ends at once."""
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import signal
@@ -22,6 +23,20 @@ _at_first: list[Callable[[asyncio.AbstractEventLoop], None]] = []
 def at_first(call: Callable[[asyncio.AbstractEventLoop], None]) -> None:
     """The first stop signal calls this, in the signal handler: also while code blocks the event loop."""
     _at_first.append(call)
+
+
+def ignore_at_exit() -> None:
+    """Ignore the stop signals once Python has joined its threads. Its last steps give them the system's handling again,
+    and one that is sent twice would kill a process that has ended well.
+
+    Called at the start of a program: callbacks of atexit run in reverse order, so this one runs after the
+    application's."""
+    atexit.register(_ignore)
+
+
+def _ignore() -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

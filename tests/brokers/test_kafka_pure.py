@@ -201,6 +201,13 @@ def test_a_login_that_would_not_be_used_is_refused_at_open(url: str, client: dic
     assert "s3cret" not in str(raised.value)
 
 
+def test_a_path_in_the_url_is_refused() -> None:
+    loaded = settings.load("kafka://localhost:1/orders")
+    with pytest.raises(BadSetting, match=r"a Kafka URL has no path: remove /orders"):
+        ClientFactory(loaded.url, loaded)
+    ClientFactory("kafka://localhost:1/", loaded)
+
+
 def test_a_wrong_secret_is_not_in_the_error() -> None:
     loaded = settings.load("kafka://localhost:1", client={"ssl.ca.pem": "-----secret-----", "security.protocol": "ssl"})
     with pytest.raises(BadSetting) as raised:

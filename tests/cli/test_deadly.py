@@ -27,12 +27,12 @@ def bill(order: dict) -> None:
 """
 
 
-def publish(shell: Shell) -> str:
-    """A deadly order, and the next one of the same customer. Returns the id of the deadly one's event."""
+def publish(shell: Shell, other: str = "c-1") -> str:
+    """A deadly order, and a next one, else of the same customer. Returns the id of the deadly one's event."""
 
     async def run() -> str:
         async with Onward(url(shell.folder)) as app:
-            events = await app.publish_many("orders", [("c-1", {"id": "deadly"}), ("c-1", {"id": "next"})])
+            events = await app.publish_many("orders", [("c-1", {"id": "deadly"}), (other, {"id": "next"})])
             return events[0].id
 
     return asyncio.run(run())
@@ -55,6 +55,20 @@ def test_the_event_that_killed_a_supervised_worker_is_named(shell: Shell) -> Non
         if name in line and " is dead: it killed its process, time 1 of crash_limit=1" in line
     ]
     assert "key 'c-1'" in line
+    assert stopped(running) == 0
+
+
+def test_a_single_worker_goes_on_after_an_event_that_kills_it(shell: Shell) -> None:
+    shell.write(
+        "deadly.py", DEADLY.format(options="").replace("crash_limit=1, retry=Retry(attempts=1)", "partitions=1")
+    )
+    running = started(shell, application="deadly:app", workers=1)
+    publish(shell, other="c-2")
+    running.saw("billed next")
+    running.saw("is dead: it killed its process")
+    assert "giving up" not in running.err
+    (letter,) = shell.run("dead", "list", "--url", "sqlite:///shop.db", "--json").stdout.splitlines()
+    assert '"crashed"' in letter
     assert stopped(running) == 0
 
 

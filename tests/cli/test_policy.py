@@ -33,6 +33,7 @@ from onward.errors import (
 )
 
 CRASH_AT_START = End(code=1, lived_s=0.2, greeted=False)
+CRASH_AFTER_HELLO = End(code=-9, lived_s=0.2, greeted=True)
 CRASH_LATER = End(code=1, lived_s=5.0, greeted=True)
 KILLED_AFTER_DAYS = End(code=-9, lived_s=200_000.0, greeted=True)
 BAD_MODULE = End(code=2, lived_s=3.0, greeted=False)
@@ -79,7 +80,8 @@ class TestDelay:
 
     def test_doubles_with_each_death_up_to_a_limit(self) -> None:
         delays = [delay_s(run_through(*[CRASH_LATER] * times)) for times in (2, 3, 4, 5_000)]
-        assert delays == [0.5, 1.0, 2.0, 30.0]
+        assert delays == [0.25, 0.5, 1.0, 30.0]
+        assert [delay_s(run_through(*[CRASH_AT_START] * times)) for times in (2, 3, 5_000)] == [0.5, 1.0, 30.0]
 
     def test_a_long_life_clears_the_record(self) -> None:
         assert delay_s(run_through(CRASH_LATER, CRASH_LATER, KILLED_AFTER_DAYS)) == 0.0
@@ -95,6 +97,7 @@ class TestGivingUp:
 
     def test_never_for_later_crashes(self) -> None:
         assert not hopeless(*[CRASH_LATER] * 10)
+        assert not hopeless(*[CRASH_AFTER_HELLO] * 10), "an event may kill each process as soon as it starts"
 
     def test_a_hello_that_took_long_is_still_a_failed_start(self) -> None:
         assert CRASH_AT_START._replace(lived_s=20.0).at_start

@@ -149,6 +149,30 @@ def test_a_signal_that_is_sent_twice_does_not_cut_the_last_moments(shell: Shell)
     assert running.ended() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_sent_twice_does_not_cut_an_idle_process(shell: Shell, number: signal.Signals) -> None:
+    """It ends so fast that the second one arrives while Python shuts down."""
+    codes = {}
+    for gap_ms in (20, 50, 100):
+        running = shell.start("run", "shop:app")
+        running.saw("takes orders")
+        running.send(number)
+        time.sleep(gap_ms / 1000)
+        running.send(number)
+        codes[gap_ms] = running.ended()
+    assert codes == {20: 0, 50: 0, 100: 0}
+
+
+def test_a_later_signal_ends_a_process_that_waits_for_a_thread(shell: Shell) -> None:
+    """The handlers have ended, and Python joins what they left behind."""
+    running = lingering(shell, THREAD, spare_s=60.0)
+    running.send(signal.SIGTERM)
+    running.saw("stopped")
+    time.sleep(ECHO_S)  # sooner it would be taken for the same signal sent twice
+    running.send(signal.SIGTERM)
+    assert running.ended(20.0) == -signal.SIGTERM
+
+
 @pytest.mark.parametrize(
     ("handlers", "culprit"),
     [
@@ -164,6 +188,7 @@ def test_what_holds_up_the_end_is_named_and_cut(shell: Shell, handlers: str, cul
     assert running.ended(20.0) == policy.NO
     (line,) = [line for line in running.err.splitlines() if "still running: " in line]
     assert culprit in line
+    assert "site-packages" not in line, "the frames of the command line are no news"
 
 
 @pytest.mark.slow
@@ -181,6 +206,16 @@ def test_a_thread_of_the_engine_does_not_hold_up_the_end(shell: Shell) -> None:
     running.send(signal.SIGTERM)
     assert running.ended(20.0) == policy.OK
     assert running.out.endswith("at exit\n"), "what the application registered for its exit runs"
+
+
+def test_a_handler_that_is_cut_off_at_drain_timeout_s_is_no_failure(shell: Shell) -> None:
+    shell.write("sleeper.py", SLEEPER.replace('shop.db"', 'shop.db", drain_timeout_s=0.1'))
+    publish(shell.folder, 1)
+    for _ in range(2):
+        running = shell.start("run", "sleeper:app")
+        running.saw("sleeping")  # the second time: the event runs again
+        running.send(signal.SIGTERM)
+        assert running.ended(20.0) == policy.OK
 
 
 def test_engine_workers_do_not_outlive_a_process_that_is_cut(shell: Shell) -> None:

@@ -84,6 +84,7 @@ def test_a_killed_worker_is_replaced(shell: Shell) -> None:
     publish(shell.folder, *range(10))
     running.saw("billed", times=10)
     assert stopped(running) == 0
+    assert running.err.endswith(" INFO    all workers have stopped\n")
     assert not any(map(is_alive, pids(running)))
     assert running.out.count("billed") == 10
 
@@ -138,6 +139,16 @@ def test_a_bad_module_is_said_once(shell: Shell) -> None:
     assert done.returncode == policy.USAGE
     assert done.stderr.count("no module 'no_such_module'") == 1
     assert "giving up" in done.stderr
+
+
+def test_a_name_in_the_environment_that_is_no_setting_is_reported_once(shell: Shell) -> None:
+    shell.environment["ONWARD_SERVICE_HOST"] = "10.0.0.1"
+    running = started(shell)
+    os.kill(pids(running)[0], signal.SIGKILL)
+    running.saw("takes orders", times=3)
+    assert stopped(running) == 0
+    (line,) = [line for line in running.err.splitlines() if "ONWARD_SERVICE_HOST" in line]
+    assert " WARNING the environment sets what is no setting" in line
 
 
 @pytest.mark.parametrize(

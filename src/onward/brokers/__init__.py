@@ -129,6 +129,8 @@ def _hint(name: str, url: str, schemes: Mapping[str, Scheme]) -> str:
 
     if not name and re.fullmatch(r"[^:@?]+\.(db|sqlite3?)", url):
         return f"did you mean {embedded(Path(url))}?"
+    if "kafka" in schemes and re.fullmatch(r"[A-Za-z0-9.-]+:9092(,[A-Za-z0-9.:-]+)*", url):
+        return f"did you mean kafka://{url}?"
     near = difflib.get_close_matches(name, schemes, 1)
     return f"did you mean {redacted(near[0] + url[len(name) :])}?" if near else ""
 

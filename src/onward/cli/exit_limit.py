@@ -24,6 +24,7 @@ log = logging.getLogger("onward")
 SPARE_S = 5.0  # beyond drain_timeout_s
 _SAY_S = 1.0  # a log that blocks does not hold up the end
 _MOST = 10  # threads and tasks that are named
+_COMMAND_LINE = str(Path(__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
 _LIBRARY = str(Path(os.__file__).parent)
 
@@ -82,9 +83,12 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
 
 
 def _where(frame: FrameType | None) -> str:
-    """The innermost code of the application, else the innermost code."""
+    """The innermost code of the application; empty: there is none. What called the command line is not the
+    application's."""
     while frame is not None:
         name = frame.f_code.co_filename
+        if name.startswith(_COMMAND_LINE):
+            break
         if not name.startswith((_OURS, _LIBRARY, "<frozen")):
             return f" in {frame.f_code.co_qualname} at {name}:{frame.f_lineno}"
         frame = frame.f_back

@@ -12,7 +12,7 @@ USAGE = 2  # the command line, a setting or the application cannot work
 UNREACHABLE = 3  # the broker cannot be reached or used
 INTERRUPTED = 130  # Ctrl-C; a second stop signal ends with 128 + its number
 
-QUICK_S = 1.0  # a process that ends sooner, or before it said hello, failed to start
+WORKS_S = 1.0  # a process that lives this long after its hello works
 SETTLED_S = 30.0  # one that lived longer starts with a clean record
 _FIRST_DELAY_S = 0.25
 _MAX_DELAY_S = 30.0
@@ -42,7 +42,9 @@ class End(NamedTuple):
 
     @property
     def at_start(self) -> bool:
-        return not self.greeted or self.lived_s < QUICK_S
+        """It failed to start. A process that dies after its hello may have been killed by an event, which becomes a
+        dead letter only after several deaths."""
+        return not self.greeted
 
     def __str__(self) -> str:
         return f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"ended with exit code {self.code}"
@@ -72,7 +74,7 @@ def delay_s(record: Record) -> float:
     if record.ends <= 1 and record.failed_starts == 0:
         return 0.0
     # Bounded before it is computed: a slot that fails for weeks must not make a number too large for a float.
-    doublings = min(record.ends, 16) - 1
+    doublings = min(record.ends, 16) - (1 if record.failed_starts else 2)
     return float(min(_FIRST_DELAY_S * 2**doublings, _MAX_DELAY_S))
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onward import settings, signals
 from onward.cli import find, leash, policy
 from onward.cli.exit_limit import limit_exit
 from onward.cli.health import METRICS, place_of
@@ -78,13 +79,20 @@ def run(
       onward run shop:app --reload
       onward run shop:app --metrics 9464
     """
+    signals.ignore_at_exit()
+    held = leash.take()
+    supervises = held is None and (workers is not None or reload)
+    if supervises:
+        _log_to_stderr(log_level)
+        settings.check_environment()
+    elif held is not None:
+        settings.trust_environment()
     application = application or find.application("`onward run shop:app`")
     place = None if metrics is None else place_of(metrics)
-    held = leash.take()
-    if held is None and (workers is not None or reload):
+    if supervises:
         debug = bool(context.find_root().params["debug"])
         child = _child_command(application, log_level, debug)
-        raise typer.Exit(_supervise(child, workers or 1, reload, log_level, place))
+        raise typer.Exit(_supervise(child, workers or 1, reload, place))
     app = find.load(application)
     # After the import: an application that configured logging itself is left alone.
     _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
@@ -157,13 +165,12 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _supervise(command: list[str], workers: int, reload: bool, log_level: Level, place: "Address | None") -> int:
+def _supervise(command: list[str], workers: int, reload: bool, place: "Address | None") -> int:
     from onward.cli.supervisor import Supervisor
     from onward.cli.watch import Watch
     from onward.observe.endpoint import serving_in_thread
     from onward.observe.workers import Workers
 
-    _log_to_stderr(log_level)
     watch, board = Watch(Path.cwd()) if reload else None, Workers(workers)
     if reload:
         log.info("watching the .py files below %s", Path.cwd())

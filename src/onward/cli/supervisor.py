@@ -117,6 +117,7 @@ class ChildProcess:
         code = self.process.poll()
         if code is None:
             return None
+        self.listen()  # it may have greeted since the last look
         self._link.close()
         return policy.End(code, now - self.started, greeted=self.hello is not None)
 
@@ -134,7 +135,7 @@ class Slot:
     def works(self, now: float) -> bool:
         """Is there a child that started well?"""
         child = self.child
-        return child is not None and now - child.greeted_at > policy.QUICK_S
+        return child is not None and now - child.greeted_at > policy.WORKS_S
 
     def is_due(self, now: float) -> bool:
         """May a child start here?"""
@@ -224,6 +225,7 @@ class Supervisor:
                 leaving = any(slot.predecessors.are_leaving(clock.now()) for slot in self.slots if slot.child is None)
                 _wait(bell, links, _LEAVING_TICK_S if leaving else _TICK_S)
         assert self.code is not None
+        log.info("all workers have stopped")
         return self.code
 
     def tend(self) -> None:
@@ -336,7 +338,7 @@ class Supervisor:
         """Decide what follows when a child ends that was not asked to."""
         slot.record = policy.after(slot.record, end)
         others_work = any(other.works(now) for other in self.slots if other is not slot)
-        if self._watch is not None and end.at_start:
+        if self._watch is not None and (end.at_start or end.code == policy.USAGE):
             log.error("%s %s; waiting for a file to change", slot, end)
             self._rest()
         elif policy.is_hopeless(

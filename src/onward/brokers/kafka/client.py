@@ -55,6 +55,8 @@ class ClientFactory:
         hosts = parts.netloc.rpartition("@")[2]
         if not hosts:
             raise BadSetting("a Kafka URL names its brokers: kafka://host:9092, or kafka://one:9092,two:9092")
+        if parts.path.strip("/"):
+            raise BadSetting(f"a Kafka URL has no path: remove {parts.path}; handlers and publishers name their topics")
         self.servers = ",".join(each if ":" in each else f"{each}:{_PORT}" for each in hosts.split(","))
         self._settings = settings
         self.denied = ""  # why the cluster refuses our login
