@@ -18,7 +18,7 @@ import pytest
 from onward import Onward
 from onward.brokers.base import PASSING, Broker, Fenced, Progress, Subscription
 from onward.brokers.sqlite import open_broker
-from onward.errors import BrokerError, PublishError, StoreLost
+from onward.errors import BadStore, BrokerError, PublishError, StoreLost
 from onward.event import Delivery, Event, new_id
 from onward.settings import Settings
 
@@ -329,6 +329,39 @@ def test_an_application_is_not_ready_and_handles_nothing_more(tmp_path: Path) ->
                 with pytest.raises(BrokerError, match="was deleted"):
                     await app.publish("orders", n, key="k")
         assert handled == [0]
+
+    asyncio.run(scenario())
+
+
+def test_a_deleted_file_is_not_created_again_by_a_process_that_used_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as broker:
+            await broker.publish([event(1)])
+            path.unlink()
+            with pytest.raises(StoreLost, match="was deleted"):
+                await broker.topics()
+            with pytest.raises(BrokerError):
+                await broker.diagnose()
+            assert not path.exists()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_process_does_not_begin_again_while_others_use_the_deleted_file(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path, elsewhere = tmp_path / "shop.db", tmp_path / "elsewhere.db"
+        async with opened(path) as broker:
+            await broker.publish([event(1)])
+            path.rename(elsewhere)
+            with pytest.raises(
+                BadStore, match=f"{path} is missing, but its log {path}-wal exists.*put the file back.*rm"
+            ):
+                open_broker(f"sqlite:///{path}", Settings())
+            assert not path.exists()
+            elsewhere.rename(path)
+            async with opened(path) as other:
+                await other.publish([event(2)])
 
     asyncio.run(scenario())
 

@@ -251,6 +251,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
         db.execute("DROP TABLE onward_fence")
         db.execute("DROP TABLE onward_relay")
         db.execute("ALTER TABLE onward_group DROP COLUMN waits")
+        db.execute("ALTER TABLE onward_group DROP COLUMN gone_fence")
         db.execute("DELETE FROM onward_meta WHERE name = 'identity'")
         db.execute("UPDATE onward_meta SET value = '1' WHERE name = 'schema'")
         rows = [(f"r{n}", n, state) for n, state in enumerate(("held", "dead"))]

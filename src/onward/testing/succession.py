@@ -81,6 +81,18 @@ class SuccessionScenarios:
         assert now() - killed_at < _LEASE_S
         assert not [each for each in other.history[len(before) :] if isinstance(each, Revoked)]
 
+    @scenario(lease_s=_LEASE_S, takeover_grace_s=1.0)
+    async def test_what_a_gone_member_owned_is_free_for_every_member_once_its_successor_joins(self, kit: Kit) -> None:
+        """The successor takes only its share, and the rest does not wait for the lease."""
+        broker, others = await kit.broker(), await kit.broker()
+        await broker.publish(kit.events(40, keys=20))
+        await _killed_while_it_holds(kit, "slot-1", "first")
+        killed_at = now()
+        other = await kit.member(others, supervised=Supervised("slot-2", "other"))
+        successor = await kit.member(broker, supervised=Supervised("slot-1", "second", frozenset({"first"})))
+        await _delivered([other, successor], 40)
+        assert now() - killed_at < _LEASE_S * 0.6, "some waited for the lease"
+
     @scenario(**_PATIENT)
     async def test_a_supervised_member_that_leaves_gives_its_partitions_up_at_once(self, kit: Kit) -> None:
         broker, others = await kit.broker(), await kit.broker()
@@ -101,6 +113,19 @@ async def _killed_while_it_holds(kit: Kit, slot: str, name: str) -> None:
     while (await child.line())["said"] != "Delivery":
         pass
     child.kill()
+
+
+async def _delivered(members: Sequence[Member], count: int) -> None:
+    """Receive until together they were delivered so many different events."""
+
+    def seen() -> set[str]:
+        return {delivery.event.id for member in members for delivery in member.deliveries}
+
+    async def receive(member: Member) -> None:
+        while len(seen()) < count:
+            await member.receive()
+
+    await asyncio.gather(*map(receive, members))
 
 
 async def _all_until(members: Sequence[Member], count: int) -> None:

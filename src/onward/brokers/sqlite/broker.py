@@ -139,7 +139,7 @@ class SqliteBroker:
             gone = frozenset() if supervised is None else supervised.gone
             enrolment = SqliteMember(group, owner, found, self._epochs, gone, self._bells)
             manager = LeaseManager(enrolment, holdings, self._settings, self._writer.queue.kick)
-            return manager, manager.work(tx)
+            return manager, manager.join(tx)
 
         job = self._writer.enter(join)
         joining = asyncio.ensure_future(self._joined(job, holdings))

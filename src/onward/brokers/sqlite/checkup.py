@@ -11,6 +11,7 @@ from onward.brokers.base import PASSING, Features, Finding
 from onward.brokers.sqlite import figures, lock_holders, topics
 from onward.brokers.sqlite.backlog import drop_command, slowest
 from onward.brokers.sqlite.gate import lock_path
+from onward.brokers.sqlite.store import open_existing
 
 _LONG_S = 5.0  # a healthy writer holds the lock for milliseconds
 _BUSY_S = 2.0
@@ -48,7 +49,7 @@ def _lock(path: Path) -> Iterator[Finding]:
 
 def _foreign_lock(path: Path) -> Iterator[Finding]:
     """A program that does not use our lock file may hold a transaction."""
-    with closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as db:
+    with closing(open_existing(path, _BUSY_S)) as db:
         try:
             db.execute("BEGIN IMMEDIATE")
             db.execute("ROLLBACK")

@@ -33,11 +33,12 @@ _EXPIRY_SLACK_S = 0.02
 class LogPlace:
     """What the broker keeps with an ownership."""
 
-    __slots__ = ("damage", "grace_s", "part", "rests_until")
+    __slots__ = ("damage", "grace_s", "is_gone", "part", "rests_until")
 
     def __init__(self, part: int) -> None:
         self.part = part  # the partition's id in the store
         self.grace_s = 0.0  # to wait before it is announced
+        self.is_gone = False  # no process of the owner before is left
         self.damage = ""  # why it cannot be read further
         self.rests_until = 0.0  # when that is tried again
 
@@ -53,7 +54,7 @@ class SqliteMember(NamedTuple):
     owner: str  # the member's name with a suffix of this process's own
     topics: Sequence[Topic]
     epochs: Iterator[int]
-    gone: frozenset[str]  # the names of members whose leases count no more
+    gone: frozenset[str]  # the names of members of which no process is left
     bells: Bells
 
     @property
@@ -189,6 +190,13 @@ class LeaseManager:
     def _lease_s(self) -> float:
         return self._settings.lease_s
 
+    def join(self, tx: Transaction) -> Callable[[], None]:
+        """The first turn: it frees what gone members own, also what is not for us to claim."""
+        for topic in self.enrolment.topics:
+            if leases.free_gone(tx.db, self.group, topic.id, self.enrolment.gone):
+                group_version.bump(tx, self.group)
+        return self.work(tx)
+
     def work(self, tx: Transaction) -> Callable[[], None]:
         with self._holdings.lock:
             turn = LeaseTurn(tx.now, Lease.of(tx.now, self._lease_s), self._requests.taken())
@@ -218,9 +226,11 @@ class LeaseManager:
 
     def _leave(self, tx: Transaction, turn: LeaseTurn, held: Mapping[Partition, Held]) -> None:
         for hold in held.values():
-            # What was never announced cannot have run: it goes back as it came.
             clean = turn.requests.asked.get(hold, False) if hold.announced else not hold.assigned.unclean
-            self._free(tx, hold, clean=clean)
+            if hold.announced:
+                self._free(tx, hold, clean=clean)
+            else:
+                self._put_back(tx, hold)
             if turn.dropped:
                 turn.decisions.lost.append(hold)
             else:
@@ -232,9 +242,9 @@ class LeaseManager:
 
     def _keep(self, tx: Transaction, turn: LeaseTurn, situation: Situation[LogPlace]) -> None:
         self._check_ends(tx, situation.held)
-        me, gone = self.enrolment.owner, self.enrolment.gone
+        me = self.enrolment.owner
         moment = (tx.now, turn.lease.boot)
-        views = {topic: leases.view(tx.db, self.group, topic, me, moment, gone) for topic in self.enrolment.topics}
+        views = {topic: leases.view(tx.db, self.group, topic, me, moment) for topic in self.enrolment.topics}
         turn.next_expiry = min([expiry for _, expiry in views.values()], default=math.inf)
         turn.decisions = leasing.decide(situation, [view for view, _ in views.values()], tx.now)
         self._give_back(tx, turn)
@@ -265,7 +275,7 @@ class LeaseManager:
             self._free(tx, hold, clean=False)
         for hold in tuple(done.unannounced):
             if self._holdings.withhold(hold):
-                self._free(tx, hold, clean=not hold.assigned.unclean)
+                self._put_back(tx, hold)
             else:  # it was announced since we looked
                 done.unannounced.remove(hold)
                 done.revoked.append(hold)
@@ -284,6 +294,7 @@ class LeaseManager:
 
     def _claim(self, tx: Transaction, turn: LeaseTurn, seat: Seat, part: int) -> Held:
         own = LogPlace(part)
+        own.is_gone = seat.is_gone
         own.grace_s = 0.0 if seat.clean or seat.is_gone else self._settings.takeover_grace_s
         waits = own.grace_s > 0
         claim = leases.claim(tx.db, self.group, part, self.enrolment.owner, turn.lease, waits=waits)
@@ -295,6 +306,11 @@ class LeaseManager:
 
     def _free(self, tx: Transaction, hold: Held, *, clean: bool) -> None:
         leases.give_back(tx.db, self.group, self.enrolment.owner, (hold.own.part, hold.fence), clean=clean)
+
+    def _put_back(self, tx: Transaction, hold: Held) -> None:
+        """What was never announced cannot have run: it goes back as it came."""
+        place, clean = (hold.own.part, hold.fence), not hold.assigned.unclean
+        leases.give_back(tx.db, self.group, self.enrolment.owner, place, clean=clean, is_gone=hold.own.is_gone)
 
     def _follow(self, turn: LeaseTurn) -> None:
         """The turn is committed: memory follows."""

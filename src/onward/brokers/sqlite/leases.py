@@ -17,7 +17,7 @@ from onward.event import Partition
 _ROUNDING_S = 1.0
 
 _SEATS = """
-SELECT p.id, p.idx, g.owner, g.fence, g.clean, g.waits, g.until, g.ttl, g.boot
+SELECT p.id, p.idx, g.owner, g.fence, g.clean, g.gone_fence, g.until, g.ttl, g.boot
 FROM onward_partition p JOIN onward_group g ON g.part = p.id AND g.grp = ? WHERE p.topic = ? ORDER BY p.idx
 """
 _NEW_ROWS = """
@@ -38,7 +38,13 @@ WHERE part = ? AND grp = ?
 RETURNING fence, watermark, done_above, tries
 """
 _GIVE_BACK = """
-UPDATE onward_group SET owner = NULL, until = 0, clean = ? WHERE part = ? AND grp = ? AND owner = ? AND fence = ?
+UPDATE onward_group SET owner = NULL, until = 0, clean = ?, gone_fence = CASE WHEN ? THEN fence ELSE gone_fence END
+WHERE part = ? AND grp = ? AND owner = ? AND fence = ?
+"""
+# One that still waits has not begun, because the owner before it may still run: the next owner waits again.
+_FREE_GONE = """
+UPDATE onward_group SET owner = NULL, until = 0, gone_fence = CASE WHEN waits THEN gone_fence ELSE fence END
+WHERE grp = ? AND owner = ? AND part IN (SELECT id FROM onward_partition WHERE topic = ?)
 """
 _RENEW = "UPDATE onward_group SET until = ?, ttl = ?, boot = ?, waits = ? WHERE part = ? AND grp = ?"
 _OWNERS = "SELECT owner, until, ttl, boot FROM onward_group WHERE part = ? AND owner IS NOT NULL"
@@ -103,28 +109,36 @@ def _start_position(db: sqlite3.Connection, part: int, following: int, start: St
     return following if at is None else log.position_of(at)
 
 
+def free_gone(db: sqlite3.Connection, group: str, topic: int, gone: frozenset[str]) -> bool:
+    """Free all that these members own, for any member, and take them off the list. True: there was something."""
+    names = [
+        name for name in members(db, group, topic).keys() | owners(db, group, topic) if member_of(name).name in gone
+    ]
+    db.executemany(_FREE_GONE, [(group, name, topic) for name in names])
+    strike(db, group, topic, names)
+    return bool(names)
+
+
 def view(
-    db: sqlite3.Connection, group: str, topic: Topic, me: str, moment: tuple[float, str], gone: frozenset[str]
+    db: sqlite3.Connection, group: str, topic: Topic, me: str, moment: tuple[float, str]
 ) -> tuple[TopicView, float]:
     """A topic as the group's members see it, and when the first lease of another member ends.
 
     An owner may renew a lease that has ended while no other member has claimed the partition, so our own seats keep
-    their owner. The leases of `gone` members count no more."""
+    their owner."""
     now, boot = moment
     db.execute(_NEW_ROWS, {"grp": group, "topic": topic.id})
     found: list[Seat] = []
     expiries: list[float] = []
-    for _, index, owner, fence, clean, waits, *rest in db.execute(_SEATS, (group, topic.id)):
+    for _, index, owner, fence, clean, gone_fence, *rest in db.execute(_SEATS, (group, topic.id)):
         lease = Lease(*rest)
-        is_gone = owner is not None and member_of(owner).name in gone
-        is_over = is_gone and not waits  # else it had not begun, because the owner before it might still run
-        counts = owner is not None and not is_gone and lease.counts(now, boot)
+        counts = owner is not None and lease.counts(now, boot)
         if counts and owner != me:
             expiries.append(lease.until)
         current = owner if counts or owner == me else None
-        found.append(Seat(Partition(topic.name, index), current, fence, bool(clean), is_over))
+        found.append(Seat(Partition(topic.name, index), current, fence, bool(clean), gone_fence == fence))
     listed = members(db, group, topic.id)
-    alive = {name: member_of(name).name not in gone and lease.counts(now, boot) for name, lease in listed.items()}
+    alive = {name: lease.counts(now, boot) for name, lease in listed.items()}
     expiries += [lease.until for name, lease in listed.items() if alive[name] and name != me]
     return TopicView(topic.name, found, alive), min(expiries, default=math.inf)
 
@@ -140,10 +154,13 @@ def claim(db: sqlite3.Connection, group: str, part: int, owner: str, lease: Leas
     return StoredProgress(*db.execute(_CLAIM, (owner, *lease, waits, part, group)).fetchone())
 
 
-def give_back(db: sqlite3.Connection, group: str, owner: str, place: tuple[int, int], *, clean: bool) -> None:
-    """Free the partition, if it is still the owner's under this fence."""
+def give_back(
+    db: sqlite3.Connection, group: str, owner: str, place: tuple[int, int], *, clean: bool, is_gone: bool = False
+) -> None:
+    """Free the partition, if it is still the owner's under this fence. `is_gone`: nothing of it can still run, though
+    it is not clean."""
     part, fence = place
-    db.execute(_GIVE_BACK, (clean, part, group, owner, fence))
+    db.execute(_GIVE_BACK, (clean, is_gone, part, group, owner, fence))
 
 
 def renew(db: sqlite3.Connection, group: str, parts: Mapping[int, bool], lease: Lease) -> None:

@@ -82,7 +82,7 @@ class Store:
 
     def connect(self) -> sqlite3.Connection:
         """A connection for one thread at a time; transactions are ours to begin and end."""
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_MS / 1000)
+        db = open_existing(self.path, _BUSY_MS / 1000)
         try:
             db.execute(f"PRAGMA synchronous={self._synchronous}")
             db.execute("PRAGMA wal_autocheckpoint=4000")
@@ -126,6 +126,12 @@ class Store:
         return explained(error, self.path)
 
 
+def open_existing(path: Path, timeout_s: float) -> sqlite3.Connection:
+    """SQLite by itself would create a file that was deleted."""
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=timeout_s)
+
+
 def check(path: Path) -> None:
     """Refuse, before anything is opened for writing, what cannot be a store of ours; the file stays untouched."""
     if sqlite3.sqlite_version_info < _SQLITE_NEEDED:
@@ -143,6 +149,12 @@ def check(path: Path) -> None:
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise BadStore(f"{path}: no permission to write to the folder {folder}; SQLite keeps its log and locks there")
+    if not path.exists() and Path(f"{path}-wal").exists():
+        raise BadStore(
+            f"{path} is missing, but its log {path}-wal exists: the file was deleted or moved while processes used it; "
+            f"put the file back. To begin again without its events, stop all processes that use it, then "
+            f"rm {path}-wal {path}-shm"
+        )
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         raise BadStore(f"{path}: no permission to read and write it; change its owner or mode")
     _check_content(path)
