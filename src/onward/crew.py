@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -38,6 +39,8 @@ from onward.observe.standstill import EVERY_S, Patience, Standstill
 from onward.settings import Settings
 
 log = logging.getLogger("onward")
+
+_SECONDS = re.compile(r"\d[\d.,]* s\b")  # they grow while the trouble stays the same
 
 
 class Identity(NamedTuple):
@@ -168,15 +171,17 @@ class Crew:
 
     async def _watch(self) -> None:
         """Look often enough to know how long a partition has stood still, whenever readiness is asked for. Log each
-        partition that has begun to stand still."""
+        partition that has begun to stand still, and each new trouble of a consumer."""
         before: set[str] = set()
         while True:
             await asyncio.sleep(EVERY_S)
             troubles = self._standstill.look(self.readings(), clock.now())
-            still = {trouble.partition(" stands still")[0]: trouble for trouble in troubles}
-            for place in still.keys() - before:
-                log.warning("not ready: %s", still[place])
-            before = set(still)
+            found = {trouble.partition(" stands still")[0]: trouble for trouble in troubles}
+            for trouble in [each for consumer in self.consumers for each in consumer.troubles]:
+                found[_SECONDS.sub("", trouble)] = trouble
+            for cause in found.keys() - before:
+                log.warning("not ready: %s", storable(found[cause]))
+            before = set(found)
 
     def _check_starts(self) -> None:
         """Refuse a handler whose `start` this broker does not offer, before anything is consumed."""

@@ -6,15 +6,16 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onward import clock
-from onward.brokers.base import Broker
+from onward import Onward, clock
+from onward.brokers.base import Broker, Finding
 from onward.brokers.sqlite import lock_holder, open_broker
 from onward.brokers.sqlite.lock_holders import flock_pid, line
 from onward.errors import BrokerError, PublishError
@@ -171,6 +172,64 @@ def test_a_checkup_names_a_foreign_program_that_holds_the_lock(tmp_path: Path) -
             assert f"process {pid} (" in found.what
 
     asyncio.run(scenario())
+
+
+@linux
+def test_an_application_whose_leases_cannot_be_renewed_names_the_holder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "shop.db"
+    app = Onward(f"sqlite:///{path}", partitions=1, lease_s=1.5, takeover_grace_s=0.0, drain_timeout_s=1.0)
+
+    @app.handler("orders")
+    async def bill(order: int) -> None: ...
+
+    async def scenario() -> None:
+        async with app.running():
+            await app.publish("orders", 1, key="k")
+            await until(lambda: sum(each.done for each in app.readings()) == 1)
+            assert app.health().ready
+            with locked(path) as pid:
+                held = f"leases cannot be renewed: the lock {path}-lock is held by process {pid} (python"
+                await until(lambda: any(held in trouble for trouble in app.health().troubles))
+                for seconds in (4, 5, 6):
+                    await until(lambda n=seconds: f"certain for {n} s" in str(app.health().troubles))  # type: ignore[misc]
+                lines = [each.getMessage() for each in caplog.records if "not ready: " in each.getMessage()]
+                assert len([line for line in lines if held in line]) == 1
+                assert len([line for line in lines if "ownership has not been certain" in line]) == 1
+            await until(lambda: app.health().ready)
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(40):
+            while not condition():
+                await asyncio.to_thread(time.sleep, 0.05)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("options", "warns"), [({}, True), ({"file_mode": "umask"}, False)])
+def test_a_checkup_warns_of_files_that_others_may_use(tmp_path: Path, options: dict[str, str], warns: bool) -> None:
+    path = tmp_path / "shop.db"
+
+    def open_to_others() -> None:
+        for suffix in ("", "-wal"):
+            Path(f"{path}{suffix}").chmod(0o644)
+
+    async def warnings(broker: Broker) -> list[Finding]:
+        return [each for each in await broker.diagnose() if "other users" in each.what]
+
+    async def scenario() -> None:
+        async with opened(path, **options) as broker:
+            await broker.publish([event()])
+            assert not await warnings(broker)
+            open_to_others()
+            found = await warnings(broker)
+        assert [each.level for each in found] == ["warning"] * warns
+        assert [each for each in found if f"read or write {path}, {path}-wal;" in each.what] == found
+        assert [each for each in found if each.cure.startswith(f"chmod 600 {path} {path}-wal, or ")] == found
+
+    with umask(0o077):
+        asyncio.run(scenario())
 
 
 def test_a_deleted_lock_is_made_again_and_all_processes_share_it(

@@ -215,7 +215,9 @@ class SqliteBroker:
 
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()
-        return await self._reader.run(lambda db: checkup.findings(db, self._store.path, self.features))
+        path, private = self._store.path, self._settings.file_mode == "private"
+        access = checkup.access(path) if private else []
+        return [*await self._reader.run(lambda db: checkup.findings(db, path, self.features)), *access]
 
     async def close(self) -> None:
         self._closed = True

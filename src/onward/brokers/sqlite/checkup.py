@@ -1,5 +1,6 @@
 """What an operator should know about the file: is it sound, durable, and not held up by a process or a group?"""
 
+import shlex
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -35,6 +36,17 @@ def _file(db: sqlite3.Connection, path: Path, features: Features) -> Iterator[Fi
     else:
         cure = "leave durability out, or set it to fsync, where no event may be lost"
         yield Finding("warning", "durability window: a power cut may lose the last moments", cure)
+
+
+def access(path: Path) -> list[Finding]:
+    """Files that should be private, and can be used by others."""
+    files = [Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm", "-lock")]
+    shared = [str(file) for file in files if file.exists() and file.stat().st_mode & 0o077]
+    if not shared:
+        return []
+    what = f"other users may read or write {', '.join(shared)}; with a lock on them they could stop every publish"
+    cure = f"{shlex.join(['chmod', '600', *shared])}, or set file_mode=umask for every process if that is meant"
+    return [Finding("warning", what, cure)]
 
 
 def _lock(path: Path) -> Iterator[Finding]:

@@ -137,6 +137,11 @@ class LeaseManager:
         return self._sure if self._holdings.held else clock.now() + self._lease_s
 
     @property
+    def is_overdue(self) -> bool:
+        """A renewal has not been done until the next one was due."""
+        return self.failure is None and self.sure_until - clock.now() < self._lease_s / 3
+
+    @property
     def troubles(self) -> list[str]:
         if self.failure is not None:
             return [str(self.failure)]

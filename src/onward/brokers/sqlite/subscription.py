@@ -77,6 +77,12 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
         if holds:
             await self._turned(self._manager.release(holds), self._timeout_s)
 
+    def troubles(self) -> Sequence[str]:
+        known = super().troubles()
+        # Asked only then: a healthy writer of another process holds the lock for a moment, too.
+        obstacle = self._writer.obstacle() if self._manager.is_overdue else ""
+        return [*known, f"leases cannot be renewed: {obstacle}"] if obstacle else known
+
     async def lag(self) -> Mapping[Partition, BrokerLag]:
         places = {hold.partition: (hold.own.part, hold.ahead.next_out) for hold in self._holdings.announced()}
         return await self._reader.run(lambda db: lags(db, places))

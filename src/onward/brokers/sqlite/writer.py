@@ -81,7 +81,11 @@ class Writer:
     def too_late(self) -> str:
         """Why nothing could be written in time."""
         slow = f"{self._store.path} is written too slowly; the disk or the machine is overloaded"
-        return f"not done within {self._timeout_s:g} s: {self._obstacle or self._gate.obstacle() or slow}"
+        return f"not done within {self._timeout_s:g} s: {self.obstacle() or slow}"
+
+    def obstacle(self) -> str:
+        """Which other program keeps this one from writing at this moment; empty: none is known."""
+        return self._obstacle or self._gate.obstacle()
 
     async def stop(self) -> None:
         """Finish what was entered, then end the thread. What cannot be written in time is refused."""
