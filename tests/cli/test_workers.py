@@ -51,6 +51,14 @@ held.report(lambda: Report(Health(True), (), (), "shop"))
 time.sleep(60)
 """
 
+GREETS_AND_DIES = """
+import os, signal
+from onward.cli import leash
+
+leash.take().greet(leash.Hello(0.0))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 def pids(running: Running) -> list[int]:
     """Of every worker that was started, in turn."""
@@ -193,6 +201,17 @@ def test_reload_restarts_on_an_edit(shell: Shell) -> None:
     assert stopped(running) == 0
 
 
+def test_reload_waits_for_an_edit_when_the_application_cannot_subscribe(shell: Shell) -> None:
+    publish(shell.folder, 1)
+    good = (shell.folder / "shop.py").read_text()
+    shell.write("shop.py", good.replace('shop.db"', 'shop.db", partitions=3'))
+    running = shell.start("run", "shop:app", "--reload")
+    running.saw("waiting for a file to change")
+    shell.write("shop.py", good)
+    running.saw("billed 1")
+    assert stopped(running) == 0
+
+
 def test_a_stopped_worker_that_holds_the_lock_is_killed(shell: Shell) -> None:
     shell.write("freezer.py", FREEZER)
     running = started(shell, application="freezer:app")
@@ -230,6 +249,19 @@ def test_a_program_that_cannot_be_started_is_given_up() -> None:
     fleet = Supervisor(["/no/such/program"], 1)
     tend_until_done(fleet)
     assert fleet.code == 1
+
+
+def test_a_program_that_dies_right_after_its_hello_is_not_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Supervisor([sys.executable, "-c", GREETS_AND_DIES], 1)
+
+    def replaced() -> bool:
+        fleet.tend()
+        return fleet.done or caplog.text.count("starting another") > supervisor.START_LIMIT
+
+    until(replaced, "it is started again and again")
+    assert not fleet.done
+    fleet.stop()
+    tend_until_done(fleet)
 
 
 def test_a_message_that_cannot_be_read_is_dropped_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
