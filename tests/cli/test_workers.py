@@ -183,6 +183,7 @@ def test_what_is_wrong_with_a_topic_is_not_tried_again(shell: Shell) -> None:
     running = shell.start("run", "wrong:app", "--workers", "2")
     assert running.ended() == policy.USAGE
     assert "topic orders has 8 partitions, this process expects 3" in running.err
+    assert "ended with exit code 2; giving up\n" in running.err, "it had started"
     assert len(pids(running)) <= 2
 
 

@@ -348,7 +348,8 @@ class Supervisor:
             ever_worked=self._proved is Proved.WORKS,
             others_work=others_work,
         ):
-            log.error("%s %s; giving up, failed starts: %d", slot, end, slot.record.failed_starts)
+            failed = slot.record.failed_starts
+            log.error("%s %s; giving up%s", slot, end, f", failed starts: {failed}" if failed else "")
             self.stop(end.code if end.code in (policy.USAGE, policy.UNREACHABLE) else policy.NO)
         else:
             delay_s = policy.delay_s(slot.record)
