@@ -244,4 +244,9 @@ def explained(error: sqlite3.Error, path: Path) -> BrokerError:
         return BadStore(f"{path} is damaged ({error}); restore it from a backup, or salvage it with sqlite3's .recover")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return BadStore(f"{path} cannot be opened for writing ({error}); check its folder and permissions")
+    if code == sqlite3.SQLITE_IOERR:
+        return BrokerError(
+            f"{path}: SQLite failed ({error}); {path}-wal or -shm may have been deleted while processes use the file: "
+            "stop all of them and start again. Otherwise check the disk"
+        )
     return BrokerError(f"{path}: SQLite failed ({error}); check the disk, then try again")
