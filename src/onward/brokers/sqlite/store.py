@@ -33,10 +33,15 @@ _LOOKS = 3  # a file that another process is just creating may look damaged for 
 def locate(url: str) -> Path:
     """The file that a URL names: sqlite:///relative.db or sqlite:////absolute.db."""
     scheme, _, rest = url.partition("://")
-    if scheme != "sqlite" or not rest.startswith("/") or rest == "/":
-        meant = re.fullmatch(r"sqlite:/{0,2}([^/:@?]+)", url)
+    if scheme.lower() != "sqlite" or not rest.startswith("/") or rest == "/":
+        meant = re.fullmatch(r"(?i:sqlite):/{0,2}([^/:@?]+)", url)
         cure = f"did you mean sqlite:///{meant[1]}?" if meant else "use sqlite:///relative.db or sqlite:////absolute.db"
         raise BadSetting(f"url={redacted(url)!r} names no file; {cure}")
+    if "&" in rest.partition("?")[0]:
+        raise BadSetting(
+            f"url={redacted(url)!r} has a & without a ? before it; write ? before the first setting, or %26 for a & of "
+            "the file's name"
+        )
     name = unquote(rest[1:])
     if name.startswith(":memory:"):
         raise BadSetting(
