@@ -302,7 +302,7 @@ def test_a_settle_is_refused(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_an_application_is_not_ready_and_handles_nothing_more(tmp_path: Path) -> None:
+def test_an_application_is_not_ready_and_handles_nothing_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "shop.db"
     app = Onward(f"sqlite:///{path}", partitions=1, drain_timeout_s=5.0)
     handled: list[int] = []
@@ -330,6 +330,22 @@ def test_an_application_is_not_ready_and_handles_nothing_more(tmp_path: Path) ->
                 with pytest.raises(BrokerError, match="was deleted"):
                     await app.publish("orders", n, key="k")
         assert handled == [0]
+        lines = [each.getMessage() for each in caplog.records]
+        assert len([line for line in lines if re.match(rf"\S+bill: {path} was deleted or moved", line)]) == 1
+        assert not [line for line in lines if "another member" in line or "trying again" in line], "both are wrong here"
+
+    asyncio.run(scenario())
+
+
+def test_a_new_process_is_told_that_the_log_may_have_been_deleted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path, written = tmp_path / "shop.db", tmp_path / "shop.db-wal"
+        async with opened(path) as broker:
+            await broker.publish([event(n) for n in range(50)])
+            written.unlink()
+            command = [sys.executable, "-c", PUBLISHER, str(path)]
+            said = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+            assert re.search(f"{path}: SQLite failed .*{path}-wal or -shm may have been deleted", said.stderr), said
 
     asyncio.run(scenario())
 
@@ -452,6 +468,12 @@ def test_looking_into_the_file_leaves_its_locks_and_descriptors_alone(tmp_path: 
         pytest.skip("needs Linux")
     asyncio.run(scenario())
 
+
+PUBLISHER = """
+import sys
+from onward import Onward
+Onward(f"sqlite:///{sys.argv[1]}", partitions=2).publish_sync("orders", 1)
+"""
 
 # A checkpoint as SQLite makes it, page by page in their order, and killed after some of them.
 KILLED_CHECKPOINT = """

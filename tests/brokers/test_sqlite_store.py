@@ -16,14 +16,14 @@ from typing import IO, Any
 
 import pytest
 
-from onward import clock
+from onward import Onward, clock
 from onward.brokers.base import PASSING, Assigned, Broker, Fenced, Progress, Reached, Subscription, TopicSpec, Topology
 from onward.brokers.sqlite import lock_holder, open_broker
 from onward.brokers.sqlite.backlog import Backlog
 from onward.brokers.sqlite.leases import Lease
 from onward.brokers.sqlite.mounts import network_type
 from onward.brokers.sqlite.retention import Retention
-from onward.brokers.sqlite.store import Store
+from onward.brokers.sqlite.store import Store, locate
 from onward.brokers.sqlite.transaction import Transaction
 from onward.errors import (
     Backlogged,
@@ -230,6 +230,21 @@ def test_network_file_systems_are_known_by_the_innermost_mount() -> None:
         "/mnt/shop.db": "cifs",
     }.items():
         assert network_type(PurePosixPath(path), mounts) == kind, path
+
+
+def test_the_scheme_may_be_written_in_upper_case(tmp_path: Path) -> None:
+    assert locate(f"SQLITE:///{tmp_path}/a.db") == locate(f"sqlite:///{tmp_path}/a.db") == tmp_path / "a.db"
+    with pytest.raises(BadSetting, match=r"did you mean sqlite:///a\.db"):
+        locate("SQLite://a.db")
+
+
+def test_settings_without_a_question_mark_make_no_file_of_that_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db&lease_s=3"
+    with pytest.raises(BadSetting, match=r"has a & without a \?.* write \? before the first setting, .*%26"):
+        Onward(url).publish_sync("orders", 1)
+    assert not list(tmp_path.iterdir())
+    Onward(f"sqlite:///{tmp_path}/a%26b.db?lease_s=3&partitions=1").publish_sync("orders", 1)
+    assert (tmp_path / "a&b.db").exists()
 
 
 def test_many_processes_may_create_the_file_at_once(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Container, Sequence
 
 from onward.brokers.base import Broker, Subscription
-from onward.errors import AsideError, BrokerError, Closed
+from onward.errors import AsideError, BrokerError, Closed, StoreLost
 from onward.event import Partition
 from onward.flow.actions import LoadPage, SettleCall
 from onward.flow.plane import ControlPlane
@@ -31,8 +31,11 @@ class RetriedCalls:
         return list(self._failing.values())
 
     def failed(self, what: str, error: BrokerError) -> None:
-        if self._failing.get(what) != str(error):
-            log.error("%s: %s failed, trying again until it succeeds: %s", self._name, what, error)
+        is_lost = isinstance(error, StoreLost)  # no call succeeds any more, so it is logged for all of them
+        known = self._failing.values() if is_lost else [self._failing.get(what)]
+        if str(error) not in known:
+            tried = "" if is_lost else f"{what} failed, trying again until it succeeds: "
+            log.error("%s: %s%s", self._name, tried, error)
         self._failing[what] = str(error)
 
     def succeeded(self, what: str) -> None:

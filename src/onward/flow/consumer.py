@@ -25,7 +25,7 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, EngineHealth, Work
-from onward.errors import BadHandler, BrokerError, Closed, GroupDropped
+from onward.errors import BadHandler, BrokerError, Closed, GroupDropped, StoreLost
 from onward.event import Delivery, Partition
 from onward.flow.actions import Actions
 from onward.flow.broker_tasks import BrokerTasks
@@ -59,6 +59,7 @@ class HandlerSubscription:
         self._supervised = supervised
         self.subscription: Subscription | None = None
         self.sure_until = 0.0
+        self.lost: list[Partition] = []  # not logged yet: the next receive may say why
         self.undelivered: Mapping[Partition, BrokerLag] = {}
 
     async def join(self) -> Subscription:
@@ -103,6 +104,15 @@ class HandlerSubscription:
         unsure_s = now() - sure_until if held and sure_until else 0.0  # 0: a loss is about to be received
         unsure = f"ownership has not been certain for {unsure_s:.0f} s: the broker does not renew it"
         return (*self.subscription.troubles(), *((unsure,) if unsure_s > _UNSURE_S else ()))
+
+    def log_lost(self, error: BrokerError | None = None) -> None:
+        """`error`: of the receive that followed. Where the store or the group is gone, that is the whole story."""
+        if self.lost and not isinstance(error, StoreLost | GroupDropped):
+            log.warning(
+                "%s: lost %s: another member has taken over, or the broker did not hear from this one",
+                *(self._handler.name, ", ".join(map(str, self.lost))),
+            )
+        self.lost.clear()
 
     async def ask_lag(self, subscription: Subscription) -> None:
         """For metrics and readiness: now and then, never for an event."""
@@ -259,12 +269,15 @@ class Consumer:
                 messages = await subscription.receive(limit, settings.max_in_flight_bytes, wait_s)
             except Closed:
                 return
-            except GroupDropped:
+            except GroupDropped as error:
+                self._subscribed.log_lost(error)
                 raise  # trying again would change nothing: the application ends and says so
             except BrokerError as error:
+                self._subscribed.log_lost(error)
                 self._tasks.retried.failed("receiving", error)
                 await asyncio.sleep(_RECEIVE_WAIT_S)
                 continue
+            self._subscribed.log_lost()
             self._tasks.retried.succeeded("receiving")
             if messages:
                 self._take(messages)
@@ -304,10 +317,7 @@ class Consumer:
             case Revoked():
                 self._give_up(message.partitions, min(message.deadline_s, self._settings.revoke_grace_s))
             case Fenced():
-                log.warning(
-                    "%s: lost %s: another member has taken over, or the broker did not hear from this one",
-                    *(self._handler.name, ", ".join(map(str, message.partitions))),
-                )
+                self._subscribed.lost += message.partitions
                 plane.fenced(message.partitions)
             case Moved():
                 plane.moved(message, instant())
@@ -349,6 +359,7 @@ class Consumer:
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+        self._subscribed.log_lost()
         await self._tasks.cancel()
         if self._tasks.is_settling:
             log.warning(

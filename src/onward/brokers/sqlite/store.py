@@ -35,10 +35,15 @@ _LOOKS = 3  # a file that another process is just creating may look damaged for 
 def locate(url: str) -> Path:
     """The file that a URL names: sqlite:///relative.db or sqlite:////absolute.db."""
     scheme, _, rest = url.partition("://")
-    if scheme != "sqlite" or not rest.startswith("/") or rest == "/":
-        meant = re.fullmatch(r"sqlite:/{0,2}([^/:@?]+)", url)
+    if scheme.lower() != "sqlite" or not rest.startswith("/") or rest == "/":
+        meant = re.fullmatch(r"(?i:sqlite):/{0,2}([^/:@?]+)", url)
         cure = f"did you mean sqlite:///{meant[1]}?" if meant else "use sqlite:///relative.db or sqlite:////absolute.db"
         raise BadSetting(f"url={redacted(url)!r} names no file; {cure}")
+    if "&" in rest.partition("?")[0]:
+        raise BadSetting(
+            f"url={redacted(url)!r} has a & without a ? before it; write ? before the first setting, or %26 for a & of "
+            "the file's name"
+        )
     name = unquote(rest[1:])
     if name.startswith(":memory:"):
         raise BadSetting(
@@ -254,4 +259,9 @@ def explained(error: sqlite3.Error, path: Path) -> BrokerError:
         return BadStore(f"{path} is damaged ({error}); restore it from a backup, or salvage it with sqlite3's .recover")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return BadStore(f"{path} cannot be opened for writing ({error}); check its folder and permissions")
+    if code == sqlite3.SQLITE_IOERR:
+        return BrokerError(
+            f"{path}: SQLite failed ({error}); {path}-wal or -shm may have been deleted while processes use the file: "
+            "stop all of them and start again. Otherwise check the disk"
+        )
     return BrokerError(f"{path}: SQLite failed ({error}); check the disk, then try again")
