@@ -11,7 +11,8 @@ import msgspec
 
 _random = random.Random()  # our own: a user's random.seed() must not make two processes draw the same ids
 os.register_at_fork(after_in_child=_random.seed)
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_UNFIT = re.compile(f"{CONTROL.pattern}|[\ud800-\udfff]")  # half a surrogate pair has no bytes
 
 
 def new_id() -> str:
@@ -42,8 +43,8 @@ def header_fault(headers: Any) -> str | None:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             return f"header {name!r}: {value!r}: names and values are str"
-        if not name or _CONTROL.search(name):
-            return f"header {name!r}: a name has at least one character, and no control characters"
+        if not name or _UNFIT.search(name):
+            return f"header {name!r}: a name has at least one character, and no control characters; rename it"
     return None
 
 

@@ -6,20 +6,19 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from onward.errors import Unserialisable
-from onward.event import Event
+from onward.event import CONTROL, Event
 
 _SPEC = b"1.0"
 _SOURCE = b"onward"
 _UNTYPED = "onward.event"  # CloudEvents has no event without a type
 RESERVED = frozenset({"ce_specversion", "ce_id", "ce_source", "ce_type", "ce_time"})
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")  # not in header names: a client in C cuts them at the first NUL
 
 Header = tuple[str, bytes]
 
 
 def headers_of(event: Event) -> list[Header]:
-    """The event's own headers behind those of CloudEvents. Unserialisable: one has a CloudEvents name, or a name that
-    a client could turn into one."""
+    """The event's own headers behind those of CloudEvents. Unserialisable: one has a CloudEvents name. The names were
+    checked by `publishing.check_events`: a client could turn others into these."""
     headers = [
         ("ce_id", event.id.encode()),
         ("ce_specversion", _SPEC),
@@ -30,8 +29,6 @@ def headers_of(event: Event) -> list[Header]:
     for name, value in event.headers.items():
         if name in RESERVED:
             raise Unserialisable(f"header {name!r} of event {event.id} is CloudEvents' own; give it another name")
-        if not name.isprintable():
-            _check_name(name, event.id)
         headers.append((name, value.encode()))
     return headers
 
@@ -40,7 +37,7 @@ def own_headers(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
     """The event's headers, without those of CloudEvents; of several with one name the last. Control characters in the
     names that other publishers chose are escaped."""
     return {
-        name if name.isprintable() else _CONTROL.sub(_escaped, name): text(value or b"")
+        name if name.isprintable() else CONTROL.sub(_escaped, name): text(value or b"")
         for name, value in headers
         if name not in RESERVED
     }
@@ -77,12 +74,6 @@ def event_of(
 def text(value: bytes) -> str:
     """Any bytes as text: what is no UTF-8 is escaped."""
     return value.decode("utf-8", "backslashreplace")
-
-
-def _check_name(name: str, event_id: str) -> None:
-    if _CONTROL.search(name):
-        raise Unserialisable(f"header {name!r} of event {event_id} has a control character in its name; remove it")
-    name.encode()  # ValueError: half a surrogate pair
 
 
 def _escaped(found: re.Match[str]) -> str:
