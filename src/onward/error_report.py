@@ -69,13 +69,13 @@ def report(error: BaseException) -> ErrorReport:
     )
 
 
-def revived(told: ErrorReport) -> BaseException:
-    """An error that stands for the one reported."""
-    error = RemoteError(told.name, told.message, told.kinds, told.trace)
-    decision = next((each for each in _DECISIONS if each.__name__ == told.decision), None)
+def revived(reported: ErrorReport) -> BaseException:
+    """An error that stands for the reported one."""
+    error = RemoteError(reported.name, reported.message, reported.kinds, reported.trace)
+    decision = next((each for each in _DECISIONS if each.__name__ == reported.decision), None)
     if decision is None:
         return error
-    deciding = RetryLater(told.after_s, told.message) if decision is RetryLater else decision(told.message)
+    deciding = RetryLater(reported.after_s, reported.message) if decision is RetryLater else decision(reported.message)
     deciding.__cause__ = error
     return deciding
 

@@ -31,7 +31,7 @@ from tests.brokers.test_kafka_leaving import SESSION_S, set_session
 __all__ = ["harness"]
 
 KEYS = 50
-NOBODY: frozenset[str] = frozenset()
+NO_MEMBERS: frozenset[str] = frozenset()
 PLACE = Partition("topic", 0)
 
 
@@ -347,7 +347,7 @@ def test_a_supervised_member_of_a_modern_group_waits_for_the_session(harness: Ka
 def test_what_an_owner_waits_for() -> None:
     first, other = _marks("first", "slot-1"), _marks("other", "slot-2")
     dynamic = _marks("dynamic", "")
-    second = OwnerMarks("second", instance="slot-1", gone=NOBODY)
+    second = OwnerMarks("second", instance="slot-1", gone=NO_MEMBERS)
     knowing = OwnerMarks("third", instance="slot-1", gone=frozenset({"first"}))
     assert second.wait(first.mine) is TakeoverWait.SESSION, "its slot was handed over, and its session may go on"
     assert knowing.wait(first.mine) is TakeoverWait.NONE
@@ -360,7 +360,7 @@ def test_what_an_owner_waits_for() -> None:
 
 
 def _marks(member: str, instance: str) -> OwnerMarks:
-    return OwnerMarks(member, instance=instance, gone=NOBODY)
+    return OwnerMarks(member, instance=instance, gone=NO_MEMBERS)
 
 
 @pytest.mark.parametrize("owner", ["", "?", _marks("first", "slot-1").mine])

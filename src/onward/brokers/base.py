@@ -277,7 +277,7 @@ class Supervised(msgspec.Struct, frozen=True):
     """A process that a supervisor started, in a slot that one process fills at a time.
 
     `slot` stays the same over these processes and is unique in the fleet. `member` is the name of this one. `gone`:
-    members that filled the slot before and of which no process is left, so nothing of them can still run."""
+    earlier members of the slot that have no process left, so nothing of them can still run."""
 
     slot: str
     member: str

@@ -1,22 +1,20 @@
 """A replay that a person watches: a bar where there is a terminal, and Ctrl-C that stops it between two steps."""
 
 import asyncio
-import signal
 import threading
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from onward.failure.dead import Replay, Replayed
-
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from onward.signals import STOP_SIGNALS
 
 
 async def run(replay: Replay) -> Replayed:
     console = Console(stderr=True)
     columns = (TextColumn("replayed"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     loop = asyncio.get_running_loop()
-    caught = _STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    caught = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("replayed", total=None)
 

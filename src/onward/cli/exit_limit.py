@@ -10,14 +10,15 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onward import signals
 from onward.cli import policy
+from onward.engines.where import coroutine_frames, thread_frames
 
 log = logging.getLogger("onward")
 
@@ -70,40 +71,24 @@ def _say(what: str, limit_s: float, loop: asyncio.AbstractEventLoop | None) -> N
 
 def _threads() -> Iterator[str]:
     """Those that Python waits for. The main thread counts if it is in code of the application."""
-    frames = sys._current_frames()  # noqa: SLF001  # public, for all its underscore
     for thread in threading.enumerate():
-        where = _where(frames.get(thread.ident or 0))
-        if not thread.daemon and (where or thread is not threading.main_thread()):
-            yield f"thread {thread.name}{where}"
+        place = _place(thread_frames(thread.ident))
+        if not thread.daemon and (place or thread is not threading.main_thread()):
+            yield f"thread {thread.name}{place}"
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
     for task in asyncio.all_tasks(loop):
-        yield f"task {task.get_name()}{_where(_innermost(task.get_coro()))}"
+        yield f"task {task.get_name()}{_place(coroutine_frames(task.get_coro()))}"
 
 
-def _where(frame: FrameType | None) -> str:
+def _place(inwards: Sequence[FrameType]) -> str:
     """The innermost code of the application; empty: there is none. What called the command line is not the
     application's."""
-    while frame is not None:
+    for frame in reversed(inwards):
         name = frame.f_code.co_filename
         if name.startswith(_COMMAND_LINE):
             break
         if not name.startswith((_OURS, _LIBRARY, "<frozen")):
             return f" in {frame.f_code.co_qualname} at {name}:{frame.f_lineno}"
-        frame = frame.f_back
     return ""
-
-
-def _innermost(steps: Any) -> FrameType | None:
-    """Where a suspended coroutine of the application waits."""
-    found = None
-    while steps is not None:
-        frame = getattr(steps, "cr_frame", None) or getattr(steps, "gi_frame", None)
-        if frame is None:
-            break
-        if _where(frame):
-            found = frame
-        # The task engine takes the handler's steps itself, so its own coroutine does not await the handler's.
-        steps = getattr(steps, "cr_await", None) or getattr(steps, "gi_yieldfrom", None) or frame.f_locals.get("steps")
-    return found

@@ -1,4 +1,4 @@
-"""Which processes filled a worker's slot before, and of which of them nothing runs any more.
+"""Which processes filled a worker's slot before, and which of them have ended with all that they started.
 
 Each leads a process group, which its engine workers and the programs that its handlers start belong to. What a process
 owned at the broker is free at once only when its whole group is gone.
@@ -35,7 +35,7 @@ class Predecessors:
             del self._left[next(iter(self._left))]
 
     def gone(self) -> tuple[str, ...]:
-        """The members of which nothing is left."""
+        """The members that have no process left."""
         for member, group in list(self._left.items()):
             if not is_running(group):
                 del self._left[member]

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 _OURS = Path(__file__).parent.parent
+_TASK_ENGINE = str(_OURS / "engines" / "tasks.py")
 _APPLICATIONS = (str(_OURS / "demo"), str(_OURS / "testing"))  # of this package, but no part of the path to a handler
 LIBRARIES = (*(str(Path(path)) for path in (*site.getsitepackages(), sysconfig.get_path("stdlib"))), "<frozen")
 _NEXT = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
@@ -15,16 +16,26 @@ _NEXT = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "a
 
 def in_thread(thread_id: int | None) -> str:
     """The line at which a thread of this process is; empty: it has ended."""
-    frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001  # public, for all its underscore
-    inwards: list[FrameType] = []
-    while frame is not None:
-        inwards.append(frame)
-        frame = frame.f_back
-    return _line(inwards[::-1])
+    return _line(thread_frames(thread_id))
 
 
 def in_coroutine(steps: Any) -> str:
     """The line at which a suspended coroutine waits; empty: it has ended."""
+    return _line(coroutine_frames(steps))
+
+
+def thread_frames(thread_id: int | None) -> list[FrameType]:
+    """The frames of a thread of this process, the innermost last."""
+    frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001  # public, for all its underscore
+    outwards: list[FrameType] = []
+    while frame is not None:
+        outwards.append(frame)
+        frame = frame.f_back
+    return outwards[::-1]
+
+
+def coroutine_frames(steps: Any) -> list[FrameType]:
+    """The frames of a suspended coroutine, the innermost last."""
     inwards: list[FrameType] = []
     while steps is not None:
         frame, steps = next(
@@ -32,7 +43,9 @@ def in_coroutine(steps: Any) -> str:
         )
         if frame is not None:
             inwards.append(frame)
-    return _line(inwards)
+            if frame.f_code.co_filename == _TASK_ENGINE:  # it takes a handler's steps itself, and does not await them
+                steps = frame.f_locals.get("steps") or steps
+    return inwards
 
 
 def _line(inwards: list[FrameType]) -> str:

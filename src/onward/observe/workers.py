@@ -34,7 +34,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """The supervisor tells what it sees; an endpoint in another thread asks.
+    """The supervisor reports what it sees; an endpoint in another thread asks.
 
     Ready: every worker runs, reports, and is ready. Live: the supervisor works, and not every worker hangs.
     Counters and histograms add up, those of ended workers included, so that they never fall. Gauges come from the

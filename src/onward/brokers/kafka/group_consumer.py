@@ -79,7 +79,7 @@ class GroupConsumer:
         self.instance = "" if self.is_modern else str(settings.client.get("group.instance.id", own))
         self.client: Consumer = cluster.factory.consumer(**self._conf(), on_commit=on_commit)
         self.is_subscribed = False
-        self.is_dead = False  # the client takes part in nothing any more, and calls nobody back
+        self.is_dead = False  # the client has left the group for good, and calls no listener any more
         self.failure: OnwardError | None = None  # why we can never be in the group
 
     def _conf(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class TakeoverWait(StrEnum):
 
 class OwnerMarks:
     """As one member writes and reads them. `instance` is its group.instance.id; empty: it is a dynamic member. `gone`
-    names members of which nothing can still run."""
+    names members that have no process left."""
 
     def __init__(self, member: str, *, instance: str, gone: frozenset[str]) -> None:
         self._instance = _digest(instance, _INSTANCE_CHARS) if instance else _DYNAMIC

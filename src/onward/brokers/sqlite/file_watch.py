@@ -29,8 +29,8 @@ _SUFFIXES = ("", "-wal", "-shm")
 _MAIN, _LOG, _INDEX = range(3)
 _LOOKS = 3  # a page that is just being written may look damaged for a moment
 _PAUSE_S = 0.05
-# Since Linux 6.13 a stat makes the next write to the file slower, and the log is written with every commit. The file
-# itself is not, so it is looked at with every commit.
+# The log is written with every commit, and a stat may make the next write to a file slower: newer kernels then give
+# it a finer timestamp. The database file is written by checkpoints only, so it is looked at with every commit.
 _LOG_EVERY_S = 0.1
 _CURE = (
     "nothing more is read from it or written to it; stop all processes that use it, put the right file in place "

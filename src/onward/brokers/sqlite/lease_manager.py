@@ -54,7 +54,7 @@ class SqliteMember(NamedTuple):
     owner: str  # the member's name with a suffix of this process's own
     topics: Sequence[Topic]
     epochs: Iterator[int]
-    gone: frozenset[str]  # the names of members of which no process is left
+    gone: frozenset[str]  # the names of members that have no process left
     bells: Bells
 
     @property

@@ -228,8 +228,8 @@ def _load(setup: wire.Setup) -> Callable[..., Any]:
 def _failed(number: int, error: BaseException) -> wire.Failed:
     with contextlib.suppress(BaseException):  # without the frame of this file
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-    told = report(error)
-    return wire.Failed(number, msgspec.structs.replace(told, kinds=[public_name(kind) for kind in told.kinds]))
+    found = report(error)
+    return wire.Failed(number, msgspec.structs.replace(found, kinds=[public_name(kind) for kind in found.kinds]))
 
 
 def _tie(parent: int) -> None:
