@@ -66,8 +66,9 @@ class KafkaHarness:
 
     def clear(self) -> None:
         """Delete every topic, and with it what groups know of it: the next test finds an empty cluster."""
-        names = [name for name in self.admin.list_topics(timeout=30).topics if not name.startswith("__")]
-        if names:
+        deadline = time.monotonic() + 60
+        while names := [name for name in self.admin.list_topics(timeout=30).topics if not name.startswith("__")]:
+            assert time.monotonic() < deadline, f"still listed: {names}"
             for future in self.admin.delete_topics(names).values():
                 if (error := future.exception(30)) and error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise error  # a topic that was just deleted may still be listed
@@ -102,5 +103,6 @@ def harness(kafka_server: KafkaServer, tmp_path: Path) -> Iterator[KafkaHarness]
     if kafka_server.pid not in _warm:
         harness.warm_up()
         _warm.add(kafka_server.pid)
+    harness.clear()  # a thread of an earlier test may have created a topic after the test's end
     yield harness
     harness.clear()
