@@ -8,7 +8,7 @@ app = Onward("sqlite:///engines.db")
 
 @app.handler("files", group="notify")  # async def: tasks
 async def notify(event: Event) -> None:
-    current().log.info("a file has come")
+    current().log.info("a file has arrived")
 
 
 @app.handler("files", group="store", concurrency=20)  # def: threads

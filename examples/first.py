@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import itertools
 
 import msgspec
 
@@ -14,15 +16,16 @@ class OrderPlaced(msgspec.Struct):
 
 @app.handler("orders", group="billing", retry=Retry(attempts=5))
 async def bill(order: OrderPlaced, event: Event) -> None:
-    print(f"{event.key} pays {order.total} for order {order.id}")
+    print(f"{event.key} pays {order.total} for order {order.id}", flush=True)
 
 
 async def main() -> None:
-    async with app:
-        for n in range(30):
-            await app.publish("orders", OrderPlaced(n, 9.5 * n), key=f"customer-{n % 10}")
-        await app.run()  # until Ctrl-C: every customer's orders in their order, customers side by side
+    async with app.running():  # handles orders while the block below publishes them
+        for n in itertools.count(1):
+            await app.publish("orders", OrderPlaced(n, 9.5), key=f"customer-{n % 10}")
+            await asyncio.sleep(0.2)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())
