@@ -1,28 +1,28 @@
 import asyncio
 import contextlib
-import itertools
+from dataclasses import dataclass
 
-import msgspec
-
-from onward import Event, Onward, Retry
+from onward import Onward
 
 app = Onward("sqlite:///shop.db")
 
 
-class OrderPlaced(msgspec.Struct):
+@dataclass
+class OrderPlaced:
     id: int
-    total: float
+    customer: str
 
 
-@app.handler("orders", group="billing", retry=Retry(attempts=5))
-async def bill(order: OrderPlaced, event: Event) -> None:
-    print(f"{event.key} pays {order.total} for order {order.id}", flush=True)
+@app.handler("orders", group="billing")
+async def bill(order: OrderPlaced) -> None:
+    print(f"{order.customer} pays for order {order.id}", flush=True)
 
 
 async def main() -> None:
-    async with app.running():  # handles orders while the block below publishes them
-        for n in itertools.count(1):
-            await app.publish("orders", OrderPlaced(n, 9.5), key=f"customer-{n % 10}")
+    async with app.running():  # handles orders while this block publishes them
+        for n in range(1, 100_000):
+            order = OrderPlaced(n, f"customer-{n % 10}")
+            await app.publish("orders", order, key=order.customer)
             await asyncio.sleep(0.2)
 
 
