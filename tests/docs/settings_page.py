@@ -1,6 +1,7 @@
 """The tables of docs/settings.md, made from the settings and the brokers. `make docs` writes them."""
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ def table(group: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+@functools.cache
 def descriptions() -> dict[str, str]:
     """The string under each field of Settings, on one line."""
     (node,) = ast.parse(inspect.getsource(Settings)).body
