@@ -121,9 +121,10 @@ def _defined(module: ModuleType) -> set[str]:
 
 def _assigned(kind: type) -> set[str]:
     """The attributes that the constructor sets."""
-    if not inspect.isfunction(kind.__init__):
+    init = vars(kind).get("__init__")
+    if not inspect.isfunction(init):
         return set()
-    return set(re.findall(r"^ +self\.([a-z]\w*)(?:: [^=]+)? = ", inspect.getsource(kind.__init__), re.MULTILINE))
+    return set(re.findall(r"^ +self\.([a-z]\w*)(?:: [^=]+)? = ", inspect.getsource(init), re.MULTILINE))
 
 
 def signature(name: str, function: Any) -> str:
