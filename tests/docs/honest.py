@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from onward import Onward
 from onward.brokers.base import Broker
+from onward.brokers.core.topic_rules import DEFAULT_PARTITIONS
 from onward.failure.dead import DeadLetters
 from onward.observe.metrics import Registry
 from onward.settings import Settings
@@ -19,7 +20,7 @@ from tests.docs.pages import Code, Pages, blocks, code
 from tests.docs.settings_page import names
 from tests.examples import ROOT
 
-SHELL = ("inline", "", "sh", "bash", "console", "text")  # blocks without a language show commands, too
+SHELL = ("inline", "", "sh", "bash", "console", "text", "ini")  # blocks without a language show commands, too
 PARTS = {"dead": DeadLetters, "broker": Broker, "registry": Registry, "settings": Settings}  # of an application
 NOT_MODULES = ("onward.toml", "onward.db", "onward.topics", "onward.aside", "onward.kafka")  # files, topics, a logger
 NOT_METRICS = ("onward_inbox", "onward_inbox_cursor", "onward_nats")  # tables, and the package of an example
@@ -43,7 +44,7 @@ def wrong_commands(texts: Pages) -> list[str]:
 
 def _command_line(text: str) -> list[str]:
     """The words behind `onward`, up to a comment or to the explanation behind two spaces."""
-    found = re.search(r"(?<![\w./:'\"-])onward ([a-z-].*)", text)
+    found = re.search(r"(?<![\w.:'\"-])onward ([a-z-].*)", text)
     if found is None or re.search(r"\b(from|import|install|named|cd) $", text[: found.start()]):
         return []
     return re.split(r" {2,}| #|[;|>]", found[1])[0].split()
@@ -86,7 +87,7 @@ def wrong_targets(texts: Pages) -> list[str]:
 
 def wrong_settings(texts: Pages) -> list[str]:
     """Names that end in _s or _bytes or begin with max_, in a URL, in onward.toml, and ONWARD_ variables."""
-    known = set(names()) | keywords(texts[API])
+    known = set(defaults(texts[API]))
     problems = [each.problem(what) for each in code(texts) for what in _wrong_settings(each.text, known)]
     for block in blocks(texts, "toml"):
         given = tomllib.loads(block.text)
@@ -217,27 +218,37 @@ def _wrong_files(text: str) -> Iterator[str]:
 # -- the API page -----------------------------------------------------------------------------------------------------
 
 
-def tables(page: str) -> dict[str, list[str]]:
-    """The API page's tables by what they list: the code spans of their first column."""
-    found: dict[str, list[str]] = {}
+def tables(page: str) -> dict[str, list[list[str]]]:
+    """The rows of the API page's tables, by what they list."""
+    found: dict[str, list[list[str]]] = {}
     for path, table in _MARK.findall(page):
-        cells = [row.split(" | ")[0] for row in table.splitlines()[2:]]
-        found.setdefault(path, []).extend(span for cell in cells for span in re.findall("`([^`]+)`", cell))
+        rows = [re.split(r" *\| *", row.strip("| ")) for row in table.splitlines()]
+        has_defaults = rows[0][1:2] == ["default"]
+        found.setdefault(path, []).extend(row[:2] if has_defaults else row[:1] for row in rows[2:])
     return found
 
 
 def wrong_tables(page: str) -> list[str]:
-    """A table lists exactly the public members, and shows the real signatures."""
+    """A table lists exactly the public members, with their real signatures and defaults."""
     problems = []
-    for path, spans in tables(page).items():
-        listed = {re.split(r"\W", span)[0]: span for span in spans}
+    for path, rows in tables(page).items():
+        listed = {re.split(r"\W", span)[0]: span for cell, *_ in rows for span in re.findall("`([^`]+)`", cell)}
         real = members(path)
-        problems += [f"{API}: {path} has no public {name}" for name in sorted(set(listed) - real)]
-        problems += [f"{API}: the table of {path} lacks {name}" for name in sorted(real - set(listed))]
+        problems += [f"{path} has no public {name}" for name in sorted(set(listed) - real)]
+        problems += [f"the table of {path} lacks {name}" for name in sorted(real - set(listed))]
         shown = [(name, span) for name, span in listed.items() if "(" in span and "…" not in span and name in real]
-        real_ones = [(span, signature(name, getattr(resolve(path), name))) for name, span in shown]
-        problems += [f"{API}: {span} is really {signed}" for span, signed in real_ones if span != signed]
-    return problems
+        signed = [(span, signature(name, getattr(resolve(path), name))) for name, span in shown]
+        problems += [f"{span} is really {right}" for span, right in signed if span != right]
+        problems += _wrong_defaults(path, rows)
+    return [f"{API}: {problem}" for problem in problems]
+
+
+def _wrong_defaults(path: str, rows: Sequence[list[str]]) -> Iterator[str]:
+    """Of defaults that are written as numbers or quoted text."""
+    real = {f"`{each.name}`": each.default for each in _parameters(resolve(path))}
+    for name, default in [row for row in rows if len(row) == 2 and row[0] in real]:
+        if re.fullmatch(r'[\d.]+|`".*"`', default) and ast.literal_eval(default.strip("`")) != real[name]:
+            yield f"the default of {name} of {path} is {real[name]!r}, not {default}"
 
 
 def wrong_constructors(page: str) -> list[str]:
@@ -278,21 +289,43 @@ def private_imports(texts: Pages) -> list[str]:
     ]
 
 
+# -- keywords and their defaults --------------------------------------------------------------------------------------
+
+
 @functools.cache
-def keywords(api: str) -> set[str]:
-    """The parameters and fields of everything public."""
-    found = set()
+def defaults(api: str) -> dict[str, set[float]]:
+    """Every setting, public parameter and public field, and the numbers that are its defaults."""
+    found: dict[str, set[float]] = {name: _numbers(getattr(Settings(), name)) for name in names()}
+    found["partitions"] = {DEFAULT_PARTITIONS}
     for path in tables(api):
         for name in members(path):
-            found.add(name)
             value = getattr(resolve(path), name, None)
-            if callable(value):
-                found |= set(_parameters(value)) | (members(f"{path}.{name}") if isinstance(value, type) else set())
+            for each in (name, *(members(f"{path}.{name}") if isinstance(value, type) else ())):
+                found.setdefault(each, set())
+            for parameter in _parameters(value):
+                found.setdefault(parameter.name, set()).update(_numbers(parameter.default))
     return found
 
 
-def _parameters(value: Any) -> Sequence[str]:
+def wrong_defaults(texts: Pages) -> list[str]:
+    """A number in parentheses behind a name is its default: `lease_s` (10 s), `max_event_bytes` (1 MiB)."""
+    units = {"": 1, "s": 1, "minutes": 60, "days": 86_400, "MiB": 1 << 20, "GiB": 1 << 30}
+    problems = []
+    for page, text in texts.items():
+        for found in re.finditer(rf"`([a-z_]+)`\s\((\d[\d,.]*) ?({'|'.join(units)})\)", text):
+            known = defaults(texts[API]).get(found[1], set())
+            if known and float(found[2].replace(",", "")) * units[found[3]] not in known:
+                line = text.count("\n", 0, found.start()) + 1
+                problems.append(f"{page}:{line}: the default of {found[1]} is {sorted(known)}, not {found[2]}")
+    return problems
+
+
+def _numbers(value: object) -> set[float]:
+    return {value} if isinstance(value, int | float) and not isinstance(value, bool) else set()
+
+
+def _parameters(value: Any) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(value).parameters)
-    except (TypeError, ValueError):  # a type alias
+        return list(inspect.signature(value).parameters.values())
+    except (TypeError, ValueError):  # it is not callable, or it is a type alias
         return []
