@@ -20,6 +20,7 @@ CHECKS: list[Callable[[Pages], list[str]]] = [
     honest.wrong_names,
     honest.wrong_keywords,
     honest.wrong_files,
+    honest.private_imports,
     lambda texts: honest.wrong_tables(texts[honest.API]),
     lambda texts: honest.wrong_constructors(texts[honest.API]),
 ]
