@@ -64,6 +64,10 @@ format: $(VENV)/.dev ## rewrite the code in the project's format
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
 
+.PHONY: docs
+docs: $(VENV)/.dev ## write the tables of docs/settings.md again, from settings.py
+	@$(PY) -m tests.docs.settings_page
+
 .PHONY: bench
 bench: $(VENV)/.bench ## measure, beside a bare client loop and the peers
 	@$(PY) -m bench

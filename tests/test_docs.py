@@ -1,4 +1,4 @@
-"""The docs' table of brokers is what the brokers say of themselves, and their example runs."""
+"""The links and the table of brokers in the docs are right, and the example of the engines runs. See tests/docs too."""
 
 import asyncio
 import re
@@ -12,7 +12,7 @@ from tests.cli.shell import Shell
 from tests.examples import ROOT, shown, source
 
 
-def test_the_table_of_brokers_is_true(tmp_path: Path) -> None:
+def test_the_table_of_brokers_shows_their_features(tmp_path: Path) -> None:
     text = (ROOT / "docs/brokers.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"<!-- features -->\n(.*?)<!-- /features -->", text, re.DOTALL)
     urls = {"sqlite": f"sqlite:///{tmp_path}/features.db", "kafka": "kafka://localhost:1"}
@@ -20,10 +20,16 @@ def test_the_table_of_brokers_is_true(tmp_path: Path) -> None:
     assert table.splitlines()[2:] == rows
 
 
-def test_every_link_of_the_docs_leads_somewhere() -> None:
+def test_every_link_of_the_docs_leads_to_a_file_and_a_heading() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in _anchors(file.read_text(encoding="utf-8")), f"{page.name}: {target}#{anchor}"
+
+
+def test_a_heading_is_linked_as_github_does() -> None:
+    assert _anchors("# One `app.dead`, two!\n\ntext\n## What is-where\n") == ["one-appdead-two", "what-is-where"]
 
 
 def test_the_example_of_the_engines_is_the_one_that_runs(tmp_path: Path) -> None:
@@ -35,8 +41,8 @@ def test_the_example_of_the_engines_is_the_one_that_runs(tmp_path: Path) -> None
         app = Onward(f"sqlite:///{tmp_path}/engines.db")
         app.publish_sync("files", b"content", key="a.txt")
         running = shell.start("run", "engines:app")
-        for told in ("a file has come", "stored a.txt under fence 1", "digest a.txt ed7002b4"):
-            running.saw(told)
+        for line in ("a file has come", "stored a.txt under fence 1", "digest a.txt ed7002b4"):
+            running.saw(line)
         running.send(signal.SIGTERM)
         assert running.ended() == 0
     finally:
@@ -47,6 +53,12 @@ async def _features(url: str) -> Features:
     broker = await open_broker(settings.load(url))
     await broker.close()
     return broker.features
+
+
+def _anchors(page: str) -> list[str]:
+    """The anchors that GitHub gives to the headings."""
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
 
 
 def _row(scheme: str, features: Features) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from onward.app import Onward
 from onward.brokers import SCHEMES
 from onward.errors import BadSetting, MissingExtra, UnknownScheme
 from onward.settings import Settings
-from tests.examples import ROOT
 
 ELSEWHERE = """
 async def open_broker(url, settings): return (url, settings.lease_s)
@@ -134,13 +132,3 @@ class TestWhatIsThere:
     def test_brokers_have_names_for_people(self) -> None:
         assert brokers.label(settings.load("sqlite:///a.db")) == "SQLite"
         assert brokers.label(settings.load("kafka://host")) == "Kafka"
-
-
-def test_the_docs_say_which_settings_each_broker_takes() -> None:
-    text = (ROOT / "docs/start.md").read_text(encoding="utf-8")
-    (table,) = re.findall(r"<!-- settings -->\n(.*?)<!-- /settings -->", text, re.DOTALL)
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert head[2:] == [scheme.label for scheme in SCHEMES.values()]
-    written = {row[0].strip("`"): row[2:] for row in rows}
-    names = sorted(set().union(*[scheme.takes for scheme in SCHEMES.values()]))
-    assert written == {name: ["yes" if name in scheme.takes else "no" for scheme in SCHEMES.values()] for name in names}

@@ -32,7 +32,7 @@ def test_a_keyword_beats_the_url_beats_the_environment_beats_the_file(
     ("url", "keywords", "says"),
     [
         ("sqlite:///x?partition=1", {}, "did you mean 'partitions'"),
-        ("sqlite:///x", {"partitions": 0}, "partitions=0 from a keyword: .*; use such as partitions=8"),
+        ("sqlite:///x", {"partitions": 0}, "partitions=0 from a keyword: .*; use a number, such as partitions=8"),
         ("sqlite:///x?lease_s=soon", {}, "lease_s='soon' from the URL: .*; use seconds, such as lease_s=10.0"),
         ("sqlite:///x?lease_s=inf", {}, "lease_s='inf' from the URL: .*; use seconds"),
         ("sqlite:///x", {"lease_s": float("nan")}, "lease_s=nan from a keyword: .*; use seconds"),
@@ -40,9 +40,9 @@ def test_a_keyword_beats_the_url_beats_the_environment_beats_the_file(
         ("sqlite:///x?max_event_bytes=1k", {}, "from the URL: .*; use bytes, such as max_event_bytes=1048576"),
         ("sqlite:///x?auto_declare=maybe", {}, "from the URL: .*; use true or false"),
         ("sqlite:///x", {"durability": "maybe"}, "durability='maybe' from a keyword: .*; use fsync or window"),
-        ("sqlite:///a#b.db?partitions=4", {}, "the URL holds a #.*: write it as %23"),
-        ("kafka://host:9092#x", {}, "the URL holds a #"),
-        (7, {}, "the URL is no text but of type int; write it in quotes"),
+        ("sqlite:///a#b.db?partitions=4", {}, "the URL contains a #.*; write it as %23"),
+        ("kafka://host:9092#x", {}, "the URL contains a #"),
+        (7, {}, "the URL must be text, not int; write it in quotes"),
         ("sqlite:///x?lease_s=1e-9", {}, "lease_s='1e-9' from the URL: .* >= 0.1.*; use seconds, such as lease_s=10.0"),
         ("kafka://host", {"lease_s": 0.09}, "lease_s=0.09 from a keyword: .* >= 0.1"),
     ],
@@ -64,8 +64,8 @@ def test_a_value_is_named_with_its_source_in_the_environment_and_in_the_file(
         settings.load()
 
 
-def test_settings_of_the_client_library_come_by_name_from_every_source(tmp_path: Path) -> None:
-    """In TOML a name with dots is written with quotes or without."""
+def test_client_settings_are_merged_from_every_source(tmp_path: Path) -> None:
+    """In TOML a name with dots may be written with or without quotes."""
     (tmp_path / "onward.toml").write_text('[client]\n"linger.ms" = 5\nssl.ca.location = "a.pem"\nretries = 1\n')
     loaded = settings.load(
         "kafka://host?client.linger.ms=7&client.acks=all&client.a=%23", client={"acks": 1, "on_error": print}
@@ -91,14 +91,16 @@ def test_settings_of_the_client_library_come_by_name_from_every_source(tmp_path:
         ("kafka://host", {"client": {1: 2}}, r"client from a keyword .* write client={'NAME': ...}"),
     ],
 )
-def test_a_setting_of_the_client_library_that_is_written_wrongly_is_named_with_its_cure(
+def test_a_client_setting_written_wrongly_is_named_with_its_cure(
     url: str, keywords: dict[str, object], says: str
 ) -> None:
     with pytest.raises(BadSetting, match=says):
         settings.load(url, **keywords)
 
 
-def test_the_same_in_the_file_and_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_client_setting_in_the_file_or_the_environment_is_named_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "onward.toml").write_text('"linger.ms" = 5\n')
     with pytest.raises(BadSetting, match=r"onward.toml sets 'linger.ms', .* under the heading \[client\]"):
         settings.load()
@@ -126,7 +128,7 @@ def test_a_misspelt_name_in_the_environment_is_an_error_that_names_the_right_one
         settings.load()
 
 
-def test_other_unknown_names_in_the_environment_are_one_warning(
+def test_other_unknown_names_in_the_environment_cause_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Kubernetes sets such names for a service named onward, and for one named onward-metrics."""
@@ -141,7 +143,7 @@ def test_other_unknown_names_in_the_environment_are_one_warning(
     monkeypatch.setattr(settings, "_warned", set())
     monkeypatch.setattr("onward.context.in_worker", True)
     settings.load()
-    assert len(caplog.messages) == 1, "a worker of the process engine repeats it"
+    assert len(caplog.messages) == 1, "a worker of the process engine repeated the warning"
 
 
 def test_names_of_the_command_line_and_of_the_tests_are_known(
@@ -154,9 +156,9 @@ def test_names_of_the_command_line_and_of_the_tests_are_known(
 
 
 @pytest.mark.parametrize("heading", ["[onward]", "[tool.onward]"])
-def test_settings_under_a_heading_of_their_own_are_an_error_with_the_cure(tmp_path: Path, heading: str) -> None:
+def test_settings_under_a_heading_are_an_error_with_the_cure(tmp_path: Path, heading: str) -> None:
     (tmp_path / "onward.toml").write_text(f"{heading}\npartitions = 4\n")
-    with pytest.raises(BadSetting, match=r"settings stand at its top, under no heading; remove the line \[.*onward\]"):
+    with pytest.raises(BadSetting, match=r"write settings at the top, without a heading; remove the line \[.*onward\]"):
         settings.load()
 
 
@@ -203,10 +205,10 @@ def test_a_password_in_a_url_that_is_written_wrongly_is_not_shown(url: str, show
     assert settings.redacted(url) == shown
 
 
-def test_a_url_that_is_no_text_is_not_shown(tmp_path: Path) -> None:
+def test_a_url_that_is_not_text_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "onward.toml").write_text('url = ["kafka://u:SECRET@h"]\n')
     for url in (None, "sqlite:///a.db"):
-        with pytest.raises(BadSetting, match="the URL is no text but of type list") as caught:
+        with pytest.raises(BadSetting, match="the URL must be text, not list") as caught:
             settings.load(url)
         assert "SECRET" not in f"{caught.value} {caught.value.__cause__} {caught.value.__context__}"
 
@@ -214,15 +216,15 @@ def test_a_url_that_is_no_text_is_not_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "keywords", "says"),
     [
-        ("sqlite:///x.db?durability=\udc80", {}, "the URL holds half a surrogate pair"),
-        ("kafka://u:SECRET\udc80@h", {}, "the URL holds half a surrogate pair"),
-        ("sqlite:///x.db", {"durability": "\ud800"}, r"durability='.ud800' from a keyword holds half a surrogate pair"),
-        ("sqlite:///x.db", {"app": "\udfff"}, r"app='.udfff' from a keyword holds half a surrogate pair"),
-        ("kafka://h", {"client": {"a": "SECRET\udc80"}}, "client 'a' from a keyword holds half a surrogate pair"),
-        ("kafka://h", {"client": {"\udc80": "a"}}, "client '.udc80' from a keyword holds half a surrogate pair"),
+        ("sqlite:///x.db?durability=\udc80", {}, "the URL contains half a surrogate pair"),
+        ("kafka://u:SECRET\udc80@h", {}, "the URL contains half a surrogate pair"),
+        ("sqlite:///x.db", {"durability": "\ud800"}, r"durability='.ud800' from a keyword contains half"),
+        ("sqlite:///x.db", {"app": "\udfff"}, r"app='.udfff' from a keyword contains half a surrogate pair"),
+        ("kafka://h", {"client": {"a": "SECRET\udc80"}}, "client 'a' from a keyword contains half a surrogate pair"),
+        ("kafka://h", {"client": {"\udc80": "a"}}, "client '.udc80' from a keyword contains half a surrogate pair"),
     ],
 )
-def test_a_text_that_has_no_bytes_is_refused(url: str, keywords: dict[str, object], says: str) -> None:
+def test_text_that_cannot_be_encoded_is_refused(url: str, keywords: dict[str, object], says: str) -> None:
     with pytest.raises(BadSetting, match=says) as caught:
         settings.load(url, **keywords)
     assert "SECRET" not in str(caught.value)
@@ -230,10 +232,10 @@ def test_a_text_that_has_no_bytes_is_refused(url: str, keywords: dict[str, objec
 
 def test_a_variable_that_is_not_utf8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONWARD_APP", "shop\udcff:app")
-    with pytest.raises(BadSetting, match=r"app=.* from the environment holds half a surrogate pair"):
+    with pytest.raises(BadSetting, match=r"app=.* from the environment contains half a surrogate pair"):
         settings.load()
     monkeypatch.setenv("ONWARD_URL", "sqlite:///\udcff.db")
-    with pytest.raises(BadSetting, match="the URL holds half a surrogate pair"):
+    with pytest.raises(BadSetting, match="the URL contains half a surrogate pair"):
         settings.load()
 
 
@@ -254,10 +256,10 @@ def test_a_password_that_is_not_encoded_is_an_error_that_does_not_show_it(passwo
     assert loaded.partitions == 4
 
 
-def test_without_any_source_there_is_a_file_in_this_folder() -> None:
+def test_without_any_source_the_broker_is_a_file_in_the_current_folder() -> None:
     assert settings.load().url == "sqlite:///onward.db"
 
 
-def test_settings_print_what_was_set_without_secrets() -> None:
+def test_settings_print_what_was_given_without_secrets() -> None:
     loaded = settings.load("kafka://ann:secret@host:9092", partitions=4, client={"sasl.password": "secret"})
     assert repr(loaded) == "Settings(url='kafka://***@host:9092', client={'sasl.password': ***}, partitions=4)"

@@ -1,4 +1,4 @@
-"""Who may import whom, and what a clean install must be able to do."""
+"""Which module may import which, what a clean install can do, and the size and names of classes."""
 
 import ast
 import functools
@@ -70,17 +70,17 @@ def test_a_contract_imports_only_the_ground_floor(path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["brokers", "flow", "engines", "failure", "inbox"])
-def test_a_stage_imports_contracts_never_a_neighbour(stage: str) -> None:
+def test_a_stage_imports_contracts_and_no_other_stage(stage: str) -> None:
     allowed = FREE | CONTRACTS | {f"onward.{stage}"}
 
     allowed |= {"onward.handler"} if stage in ("flow", "engines") else set()
     allowed |= {"onward.failure.expiry", "onward.failure.judge"} if stage == "flow" else set()
-    allowed |= {"onward.flow.entry"} if stage == "failure" else set()  # the outcomes that the judge answers with
+    allowed |= {"onward.flow.entry"} if stage == "failure" else set()  # the outcomes that the judge returns
     for path in modules(stage):
         assert all(belongs(each, allowed) for each in ours(path)), path
 
 
-def test_nobody_imports_the_command_line_the_console_or_the_test_kit() -> None:
+def test_only_the_rim_imports_the_command_line_the_console_and_the_test_kit() -> None:
     for path in modules():
         room = path.relative_to(SRC).parts[0]
         if room not in ("cli", "testing", "console", "demo", "__main__.py"):
@@ -122,7 +122,7 @@ def test_the_plane_is_pure(name: str) -> None:
     assert not impure.intersection(imports(SRC / f"flow/{name}.py"))
 
 
-def test_import_onward_brings_no_extra_and_no_command_line() -> None:
+def test_import_onward_imports_no_extra_and_no_command_line() -> None:
     banned = sorted(set(HOMES) | {"pydantic"})
     code = f"import sys, onward; print([name for name in {banned} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -141,13 +141,13 @@ def classes() -> Iterator[tuple[ast.ClassDef, Path]]:
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
-    """Those that its __init__ sets."""
+    """The attributes that its __init__ sets."""
     inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
     stored = [each for init in inits for each in ast.walk(init) if isinstance(each, ast.Attribute)]
     return {each.attr for each in stored if isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"}
 
 
-def test_a_class_name_stands_for_one_thing() -> None:
+def test_no_two_classes_have_the_same_name() -> None:
     homes: dict[str, list[str]] = {}
     for node, path in classes():
         if not node.name.startswith("_"):

@@ -5,9 +5,10 @@ what is given up). `app` composes them; `testing` proves them.
 """
 
 from onward.app import Onward
+from onward.brokers.base import TopicSpec
 from onward.errors import GiveUp, OnwardError, RetryLater, Skip
 from onward.event import Event
 from onward.failure.retry import Retry
 
 __version__ = "0.1.0"
-__all__ = ["Event", "GiveUp", "Onward", "OnwardError", "Retry", "RetryLater", "Skip"]
+__all__ = ["Event", "GiveUp", "Onward", "OnwardError", "Retry", "RetryLater", "Skip", "TopicSpec"]

@@ -82,6 +82,7 @@ __all__ = [
     "Undecodable",
     "Unfinished",
     "UnknownScheme",
+    "Unreachable",
     "Unserialisable",
     "WorkerDied",
 ]

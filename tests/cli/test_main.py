@@ -79,7 +79,7 @@ class TestErrors:
         (here / "onward.toml").write_text('urll = "sqlite:///a.db"\n')
         done = onward("tail", "orders")
         assert done.exit_code == policy.USAGE
-        assert "onward.toml sets 'urll', which is no setting; did you mean 'url'?" in done.stderr
+        assert "onward.toml sets 'urll', which is not a setting; did you mean 'url'?" in done.stderr
 
     def test_debug_shows_the_traceback(self, here: Path) -> None:
         done = onward("--debug", "publish", "orders", "{}", "--url", "ftp://host")

@@ -156,7 +156,7 @@ def test_a_name_in_the_environment_that_is_no_setting_is_reported_once(shell: Sh
     running.saw("takes orders", times=3)
     assert stopped(running) == 0
     (line,) = [line for line in running.err.splitlines() if "ONWARD_SERVICE_HOST" in line]
-    assert " WARNING the environment sets what is no setting" in line
+    assert " WARNING ignored these environment variables" in line
 
 
 @pytest.mark.parametrize(

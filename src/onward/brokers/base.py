@@ -48,6 +48,7 @@ __all__ = [
     "Start",
     "State",
     "Subscription",
+    "Supervised",
     "TopicSpec",
     "Topology",
     "Tries",

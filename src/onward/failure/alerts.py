@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from onward.errors import AlertError, BadSetting
 from onward.failure.watch import Alert
 
+__all__ = ["Alert", "Mail", "Webhook"]
+
 _TIMEOUT_S = 10.0
 _MARKS = {"high": "\N{POLICE CARS REVOLVING LIGHT}", "broken": "\N{WARNING SIGN}"}
 
