@@ -127,7 +127,7 @@ def test_a_foreign_program_that_holds_the_lock_is_named(tmp_path: Path) -> None:
             with locked(path) as pid:
                 why = await refusal(path)
                 assert f"{path}-lock is held by process {pid} (python" in why
-                assert "not one of Onward's" in why
+                assert "does not belong to Onward" in why
                 assert "disk" not in why
 
     asyncio.run(scenario())
@@ -263,7 +263,7 @@ def test_a_lock_that_cannot_be_opened_again_stops_writers_until_it_can(tmp_path:
             lock.unlink()
             lock.mkdir()
             await asyncio.sleep(0.15)  # looked at every 0.1 s
-            with pytest.raises(BrokerError, match=f"the lock {lock} was deleted or replaced .* cannot be opened again"):
+            with pytest.raises(BrokerError, match=f"the lock {lock} was deleted or replaced .* cannot be opened"):
                 await broker.publish([event()])
             lock.rmdir()
             await broker.publish([event()])

@@ -299,7 +299,7 @@ def test_a_damaged_record_batch_stops_its_own_partition_only(
             subscription = await join(broker)
             assert len({each.partition for each in await take(subscription, 40 - count)}) == 3
             (said,) = {record.getMessage() for record in caplog.records}
-            assert said.startswith("orders/0 of group billing stands still: the record batch of positions 0 to")
+            assert said.startswith("orders/0 of group billing is stopped: the record batch of positions 0 to")
             assert list(subscription.troubles()) == [said], "readiness must know"
             with closing(sqlite3.connect(path)) as db, db:
                 db.execute(said.rpartition(": ")[2])  # the cure that it names
@@ -317,7 +317,7 @@ def test_a_checkup_names_what_is_wrong_and_the_cure(tmp_path: Path) -> None:
             await broker.publish([event(n) for n in range(10)])
             await (await join(broker)).close()
             found = {finding.what: finding for finding in await broker.diagnose() if finding.level == "warning"}
-            assert "durability window: a power cut may lose the last moments" in found
+            assert "durability window: a power cut may lose the events of the last moments" in found
             (behind,) = [finding for what, finding in found.items() if what.startswith("group billing of topic orders")]
             assert "onward groups drop billing --topic orders" in behind.cure
 
