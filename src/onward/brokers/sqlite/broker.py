@@ -57,13 +57,13 @@ def open_broker(url: str, settings: Settings) -> Broker:
         check(path)
         store, gate = Store(path, settings), _gate(path, settings)
     except (OSError, ValueError) as error:  # not a valid file name, or a file system without regular files
-        raise BadStore(f"{path} cannot be opened or created ({error}); use a file in a folder that you own") from error
+        raise BadStore(f"{path} cannot be opened or created ({error}); name a file in a folder that you own") from error
     try:
         store.prepare(gate)
         return SqliteBroker(store, gate, settings)
     except OSError as error:
         gate.close()
-        raise BadStore(f"{path} cannot be created ({error}); use a file in a folder that you own") from error
+        raise BadStore(f"{path} cannot be created ({error}); name a file in a folder that you own") from error
     except BaseException:
         gate.close()
         raise

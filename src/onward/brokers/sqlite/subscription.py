@@ -137,7 +137,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
     # -- in the reader's thread -----------------------------------------------------------------------------------
 
     def _fill(self, db: sqlite3.Connection, limit: int, max_bytes: int) -> tuple[list[Found], bool]:
-        """Read from the partitions that are not paused, until there is enough for a receive. True if there is no more."""
+        """Read from the partitions that are not paused, until there is enough for a receive. True if all was read."""
         self._manager.saw(group_version.read(db, self._manager.group))
         now = clock.now()
         found: list[Found] = []
