@@ -84,7 +84,7 @@ class Window(Generic[T]):
 
 
 class Courier(Protocol[T]):
-    """Sends windows, one at a time. If it refuses an event, it also refuses the later events of its key in the window."""
+    """Sends windows, one at a time. Within a window, it refuses the later events of a key after a refused one."""
 
     def take(self, window: Window[T], done: Callable[[Window[T]], object]) -> None:
         """Send the window. Call `done`, from any thread, when every event has its answer. That must happen before the
