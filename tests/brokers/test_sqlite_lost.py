@@ -419,7 +419,7 @@ def test_normal_work_of_sqlite_and_other_programs_is_not_taken_for_a_loss(tmp_pa
 
 
 def test_a_checkpoint_that_stopped_halfway_is_not_taken_for_a_loss(tmp_path: Path) -> None:
-    """While a reader is active, a checkpoint copies only a part of the log, so the file has pages of different moments."""
+    """While a reader is active, a checkpoint copies only a part of the log, so the file mixes pages of two moments."""
 
     async def scenario() -> None:
         path = tmp_path / "shop.db"
