@@ -99,7 +99,9 @@ class Gate:
         try:
             opened = self._opened()
         except OSError as error:
-            raise OSError(f"{what}, and the new one cannot be opened ({error}); delete it, then try again") from error
+            raise OSError(
+                f"{what}, and cannot be opened again ({error}); delete what is at that path, then try again"
+            ) from error
         log.warning(
             "%s; opened it again. Until you restart this process, its readers look for events only once a second", what
         )

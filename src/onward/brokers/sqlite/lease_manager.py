@@ -356,7 +356,7 @@ class LeaseManager:
 def _dropped(group: str, topic: str) -> str:
     return (
         f"group {group} of topic {topic}, or the topic itself, was dropped after the lease of this member had ended; "
-        "its unsettled work is lost. Start it again to create the group again: it begins at the handler's `start`"
+        "it can settle nothing any more. Start it again to create the group again: it begins at the handler's `start`"
     )
 
 
