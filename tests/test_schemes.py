@@ -72,10 +72,10 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("url", "keywords", "says"),
         [
-            ("kafka://host?retention_bytes=7", {}, "retention_bytes=7 from the URL: Kafka does not take it"),
+            ("kafka://host?retention_bytes=7", {}, "retention_bytes=7 from the URL: Kafka has no such setting"),
             ("kafka://host", {"durability": "fsync"}, "durability='fsync' from a keyword: Kafka .* for SQLite"),
-            ("kafka://host", {"max_backlog_bytes": 9}, "max_backlog_bytes=9 from a keyword: Kafka does not take it"),
-            ("sqlite:///a.db", {"replication": 3}, "replication=3 from a keyword: SQLite does not take it"),
+            ("kafka://host", {"max_backlog_bytes": 9}, "max_backlog_bytes=9 from a keyword: Kafka has no such setting"),
+            ("sqlite:///a.db", {"replication": 3}, "replication=3 from a keyword: SQLite has no such setting"),
             ("sqlite:///a.db?client.x=1", {}, "client={'x': [*]{3}} from the URL: SQLite .* for Kafka"),
         ],
     )

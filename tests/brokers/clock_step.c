@@ -1,6 +1,6 @@
-/* A wall clock that a test can set: LD_PRELOAD this, with a file of one 64-bit number, the offset in seconds, named in
-   ONWARD_CLOCK_FILE. Only this process's wall clock is changed, and what waits for a time of it waits by the new time, as
-   the kernel does it after a step. */
+/* A wall clock that a test can set. Load this library with LD_PRELOAD. ONWARD_CLOCK_FILE names a file with one 64-bit
+   number, the offset in seconds. It changes the wall clock of this process only. A wait until a wall-clock time then ends
+   by the new time, as it does in the kernel after the clock was set. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -71,6 +71,6 @@ int cnd_timedwait(cnd_t *restrict cond, mtx_t *restrict mutex, const struct time
 
 int pthread_cond_timedwait(pthread_cond_t *restrict cond, pthread_mutex_t *restrict mutex,
                            const struct timespec *restrict end) {
-    if (end->tv_sec > 1000000000L) return wait_until(cond, mutex, end); /* else it is a time since boot */
+    if (end->tv_sec > 1000000000L) return wait_until(cond, mutex, end); /* a small value is a time since boot */
     return pthread_cond_clockwait(cond, mutex, CLOCK_MONOTONIC, end);
 }

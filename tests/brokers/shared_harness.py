@@ -1,4 +1,4 @@
-"""The reference broker under the suite: its scheme, and its stores by URL, in this process or for every process."""
+"""The harness of the reference broker: its scheme, and its stores by URL, for this process or for all processes."""
 
 import functools
 import threading
@@ -26,7 +26,7 @@ class ReferenceHarness:
 
 @pytest.fixture(autouse=True)
 def scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheme reference:// is installed, for this process and its children."""
+    """Install the scheme reference:// for this process and its children."""
     package = tmp_path / "installed/reference-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: reference\nVersion: 1.0\n")
@@ -40,7 +40,7 @@ _brokers: dict[str, Callable[[Settings], ReferenceBroker]] = {}  # in this proce
 
 
 def open_broker(url: str, settings: Settings) -> ReferenceBroker:
-    """Named by the entry point of the scheme."""
+    """The entry point of the scheme names this function."""
     if url in _brokers:
         return _brokers[url](settings)
     address = urlsplit(url)
@@ -50,7 +50,7 @@ def open_broker(url: str, settings: Settings) -> ReferenceBroker:
 
 @contextmanager
 def stored(store: Store, kind: type[ReferenceBroker] = ReferenceBroker) -> Iterator[str]:
-    """The URL of a broker of this kind on this store, for this process only."""
+    """Yield the URL of a broker of this kind on this store, for this process only."""
     url = f"reference://{uuid4().hex}"
     _brokers[url] = lambda settings: kind(store, settings)
     yield url
@@ -59,7 +59,7 @@ def stored(store: Store, kind: type[ReferenceBroker] = ReferenceBroker) -> Itera
 
 @contextmanager
 def served(store: Store) -> Iterator[str]:
-    """The URL of a broker on this store, for every process."""
+    """Yield the URL of a broker on this store, for all processes."""
     with Listener(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_accept, args=(listener, store, threading.Lock()), daemon=True).start()
         host, port = listener.address
@@ -67,7 +67,7 @@ def served(store: Store) -> Iterator[str]:
 
 
 def _accept(listener: Listener, store: Store, lock: threading.Lock) -> None:
-    with suppress(OSError):  # it is closed
+    with suppress(OSError):  # the listener was closed
         while True:
             threading.Thread(target=_answer, args=(listener.accept(), store, lock), daemon=True).start()
 
@@ -82,7 +82,7 @@ def _answer(connection: "Connection[Any, Any]", store: Store, lock: threading.Lo
 
 
 class RemoteStore:
-    """A store in another process; it has the same methods."""
+    """A store in another process, with the same methods."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._connection = Client(address)

@@ -1,8 +1,9 @@
-"""A reference broker with shared partitions and nothing else, in memory: the least that the contract allows.
+"""A reference broker in memory that has only shared partitions. It is the smallest broker that the contract allows.
 
-It proves that the scenarios of `onward.testing.shared` can pass; test_shared.py breaks it to prove that each can fail.
-A `Store` is what a server would hold. Its methods take and return plain values, so another process can call them too.
-A topic has one partition, without history: a group gets what is published after its first member came.
+It proves that the scenarios of `onward.testing.shared` can pass. test_shared_defects.py breaks it to prove that each of
+them can fail. A `Store` is the state of the server. Its methods take and return plain values, so that other processes
+can call them too. A topic has one partition without history: a group gets the events that are published after its first
+member joined.
 """
 
 import asyncio
@@ -50,11 +51,11 @@ POLL_S = 0.005
 
 class Item(msgspec.Struct, frozen=True):
     event: Event
-    tries: Tries | None = None  # of a retry
+    tries: Tries | None = None  # only for a retry
 
 
 class Channel(msgspec.Struct):
-    """One ownership: what it was given and has not settled."""
+    """One ownership, with the events that were delivered to it and are not settled."""
 
     topic: str
     group: str
@@ -69,7 +70,7 @@ class Store:
     def __init__(self) -> None:
         self.queues: dict[tuple[str, str], deque[Item]] = {}  # by topic and group
         self.channels: dict[str, Channel] = {}  # by log id
-        self.records: dict[str, AsideRecord] = {}  # of all groups
+        self.records: dict[str, AsideRecord] = {}  # by id, for all groups
 
     def publish(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -81,13 +82,13 @@ class Store:
         self.queues.setdefault((topic, group), deque())
 
     def open(self, topic: str, group: str, member: str, gap_s: float) -> str:
-        """A new channel; answers its log id."""
+        """Open a new channel, and return its log id."""
         log_id = uuid4().hex
         self.channels[log_id] = Channel(topic, group, member, gap_s, now())
         return log_id
 
     def take(self, log_id: str, limit: int, max_bytes: int) -> list[tuple[int, Item]] | None:
-        """Positions and what is given there; None: the channel is closed. A call is a sign of life."""
+        """Deliver events, each with its position. None if the channel is closed. Each call renews the channel."""
         channel = self._live(log_id)
         if channel is None:
             return None
@@ -108,19 +109,19 @@ class Store:
             yield channel.given, item
 
     def ripen(self, wall: float) -> None:
-        """Waiting records that are due become events of their group again."""
+        """Put the waiting records that are due into the queues of their groups."""
         for record in list(self.records.values()):
             if record.state is State.WAITING and (record.due or 0.0) <= wall:
                 del self.records[record.id]
                 self.queues[record.partition.topic, record.group].append(Item(record.event, record.tries))
 
     def settle(self, log_id: str, progress: Sequence[Progress], aside: Sequence[AsideRecord]) -> bool:
-        """False: the channel is closed, so nothing was done."""
+        """Store what is done. False if the channel is closed; then nothing was stored."""
         channel = self._live(log_id)
         if channel is None:
             return False
         for record in aside:
-            if record.position in channel.open:  # else it was stored by an earlier call
+            if record.position in channel.open:  # otherwise an earlier call has stored it
                 self.set_aside(record)
         for position in (position for each in progress for position in each.fresh):
             channel.open.pop(position, None)
@@ -132,7 +133,7 @@ class Store:
         self.records[record.id] = record
 
     def close(self, log_id: str) -> None:
-        """What it has not settled goes to another channel."""
+        """Close the channel. Its unsettled events go to another channel."""
         channel = self.channels.pop(log_id, None)
         if channel is not None and (channel.topic, channel.group) in self.queues:
             self.queues[channel.topic, channel.group].extendleft(reversed(channel.open.values()))
@@ -141,7 +142,7 @@ class Store:
         return len(self.queues[topic, group])
 
     def members(self) -> list[tuple[str, str, str]]:
-        """Topic, group and name."""
+        """The topic, group and name of each member."""
         self._expire()
         return [(each.topic, each.group, each.member) for each in self.channels.values()]
 
@@ -154,7 +155,7 @@ class Store:
             del self.records[record.id]
 
     def found(self, group: str, where: Filter) -> list[AsideRecord]:
-        """By id."""
+        """The matching records, sorted by id."""
         chosen = [record for record in self.records.values() if record.group == group and _fits(record, where)]
         return sorted(chosen, key=lambda record: record.id)
 
@@ -187,7 +188,7 @@ class ReferenceSubscription:
     def __init__(self, store: Store, epochs: Iterator[int], place: tuple[str, str, str], gap_s: float) -> None:
         self.store = store
         self.partition = Partition(place[0], 0)
-        self.own: Assigned | None = None  # as it was reported
+        self.own: Assigned | None = None  # the Assigned that was reported
         self.paused = False
         self._epochs = epochs
         self._place = place
@@ -200,7 +201,7 @@ class ReferenceSubscription:
         if self._closed.is_set():
             raise Closed("the subscription is closed")
         end = now() + wait_s
-        await asyncio.sleep(0)  # other members have their turn
+        await asyncio.sleep(0)  # let other members run
         while True:
             messages = self.collect(limit, max_bytes)
             if messages or now() >= end or self._closed.is_set():
@@ -231,7 +232,7 @@ class ReferenceSubscription:
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
     ) -> Sequence[Partition]:
-        assert not gone, "a waiting record comes back as a delivery: there is none to remove"
+        assert not gone, "a waiting record is delivered again, so there is none to remove"
         if self.own is None or any(each.epoch != self.own.epoch for each in progress):
             return [self.partition]
         return [] if self.store.settle(self.own.log_id, list(progress), list(aside)) else [self.partition]

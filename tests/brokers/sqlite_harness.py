@@ -1,4 +1,4 @@
-"""SQLite under the suites: where its file is, and how it is made to refuse."""
+"""The harness that runs the public suites on SQLite: where its file is, and how to make it refuse."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class SqliteHarness:
 
     @contextmanager
     def refuse(self, event: Event) -> Iterator[None]:
-        """The database itself refuses the record batch that holds this event."""
+        """The database itself refuses the record batch with this event."""
         with self._refusing("onward_log", f"WHEN instr(NEW.data, X'{event.id.encode().hex()}')"):
             yield
 

@@ -20,7 +20,7 @@ from tests.brokers.shared_reference import Store
 
 __all__ = ["scheme"]
 
-pytestmark = pytest.mark.timeout(240)  # scenarios have a limit of their own
+pytestmark = pytest.mark.timeout(240)  # scenarios have their own limits
 
 
 class TestShared(SharedScenarios):
@@ -43,7 +43,7 @@ RETRY = Retry(attempts=3, first_delay_s=0.2, factor=2, jitter=0)
 
 
 class Desk:
-    """An application of one handler; `tried` and `done` are what it ran: the event's number, its attempt, the time."""
+    """An application with one handler. `tried`: number, attempt and time of each call. `done`: the handled events."""
 
     def __init__(self, url: str, fails: Callable[[int], bool] = lambda n: False, group: str = "billing") -> None:
         self.app = Onward(url, drain_timeout_s=5.0, receive_batch=10)
@@ -61,7 +61,7 @@ class Desk:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator["Desk"]:
-        """At work until the end of the block."""
+        """Run the application until the end of the block."""
         async with self.app:
             before = await _members(self.app)
             running = asyncio.create_task(self.app.run())
@@ -80,12 +80,12 @@ class Desk:
         return list((await self.app.broker.aside("billing").scan(where, None, 100)).records)
 
 
-def test_retries_come_back_and_end_in_a_dead_letter() -> None:
+def test_an_event_that_always_fails_is_retried_and_becomes_a_dead_letter() -> None:
     async def main() -> None:
         with stored(Store()) as url:
             async with Desk(url, lambda n: n == 3).open() as desk:
                 await desk.publish(range(10))
-                await eventually(lambda: _has_dead(desk, 1), "the event is given up")
+                await eventually(lambda: _has_dead(desk, 1), "the event is a dead letter")
                 (letter,) = await desk.records()
         assert sorted(desk.done) == [n for n in range(10) if n != 3]
         attempts = {attempt: at for n, attempt, at in desk.tried if n == 3}
@@ -99,13 +99,13 @@ def test_retries_come_back_and_end_in_a_dead_letter() -> None:
     asyncio.run(main())
 
 
-def test_members_share_and_count_the_attempts_of_an_event_together() -> None:
+def test_members_share_events_and_count_the_attempts_of_each_together() -> None:
     async def main() -> None:
         with stored(Store()) as url:
             one, two = (Desk(url, lambda n: n % 10 == 0) for _ in range(2))
             async with one.open(), two.open():
                 await one.publish(range(200))
-                await eventually(lambda: _has_dead(one, 20), "they are given up")
+                await eventually(lambda: _has_dead(one, 20), "20 events are dead letters")
         assert sorted(one.done + two.done) == [n for n in range(200) if n % 10]
         assert one.done
         assert two.done
@@ -122,26 +122,26 @@ def test_a_replay_runs_again_in_its_group_only() -> None:
             desk, other = Desk(url, lambda n: n in broken), Desk(url, group="shipping")
             async with desk.open(), other.open():
                 await desk.publish(range(3))
-                await eventually(lambda: _has_dead(desk, 2), "they are given up")
+                await eventually(lambda: _has_dead(desk, 2), "two events are dead letters")
                 broken.clear()
                 tried = len(desk.tried)
                 replayed = await desk.app.dead.replay()
                 assert (replayed.replayed, replayed.failed, replayed.left) == (2, 0, 0)
-                await until(lambda: sorted(desk.done) == [0, 1, 2], "they are handled")
-                await eventually(lambda: _has_no_records(desk), "nothing is left of them")
+                await until(lambda: sorted(desk.done) == [0, 1, 2], "all events are handled")
+                await eventually(lambda: _has_no_records(desk), "their records are removed")
         assert sorted((n, attempt) for n, attempt, _ in desk.tried[tried:]) == [(1, 1), (2, 1)]
         assert sorted(other.done) == [0, 1, 2]
 
     asyncio.run(main())
 
 
-def test_a_member_that_stops_leaves_its_events_and_retries_to_the_next() -> None:
+def test_the_next_member_handles_the_events_and_retries_of_a_stopped_one() -> None:
     async def main() -> None:
         with stored(Store()) as url:
             first, second = Desk(url, lambda n: n < 5), Desk(url)
             async with first.open():
                 await first.publish(range(20))
-                await until(lambda: len(first.tried) >= 20, "each was tried")
+                await until(lambda: len(first.tried) >= 20, "each event was tried")
             async with second.open():
                 await until(lambda: len(second.done) == 5, "the retries are handled")
                 assert not await second.records()
@@ -168,8 +168,8 @@ asyncio.run(app.run())
 """
 
 
-def test_a_crash_of_a_member_loses_nothing(tmp_path: Path) -> None:
-    """It is killed while it runs some events, has read others, and has not settled all that it did."""
+def test_a_crash_of_a_member_loses_no_event(tmp_path: Path) -> None:
+    """It is killed while it runs some events, has read others, and has not settled all events that are done."""
 
     async def main() -> None:
         with served(Store()) as url:
@@ -182,7 +182,7 @@ def test_a_crash_of_a_member_loses_nothing(tmp_path: Path) -> None:
                 child.kill()
                 assert sorted(done) == list(range(30))
                 async with Desk(url).open() as desk:
-                    await until(lambda: set(desk.done) >= set(range(30, 60)), "what it ran is handled")
+                    await until(lambda: set(desk.done) >= set(range(30, 60)), "the events that it ran are handled")
                     assert not await desk.records()
             finally:
                 child.end()
@@ -203,5 +203,5 @@ async def _members(app: Onward) -> set[str]:
 
 
 async def _has_joined(app: Onward, before: set[str]) -> bool:
-    """Is there a member that was not there before?"""
+    """Whether there is a member that is not in `before`."""
     return bool(await _members(app) - before)

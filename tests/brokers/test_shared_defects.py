@@ -1,6 +1,6 @@
-"""The reference broker broken on purpose, in one way per test: a scenario of the suite must notice each.
+"""The reference broker with deliberate defects, one per test. A scenario of the suite must notice each of them.
 
-A defect replaces one method of a class of the broker; it is called with the original and with what that is called with.
+A defect replaces one method of a class of the broker. It is called with the original method and its arguments.
 """
 
 import asyncio
@@ -20,13 +20,14 @@ from onward.testing import scenario as suite
 from tests.brokers.shared_harness import ReferenceHarness, scheme, served, stored
 from tests.brokers.shared_reference import Channel, Item, ReferenceBroker, ReferenceSubscription, Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.more]  # it changes only with the scenarios
+pytestmark = [pytest.mark.slow, pytest.mark.more]  # the results change only if the scenarios change
 
 __all__ = ["scheme"]
 
-# How long a scenario waits for what a defect holds back. It must be longer than the scenario takes on a sound broker.
+# How long a scenario waits for a message that a defect suppresses. It must be longer than the scenario takes on a
+# correct broker.
 LOST_S = 2.0
-LOST_LATE_S = 5.0  # where it waits for a second retry, or for the end of max_poll_gap_s
+LOST_LATE_S = 5.0  # for scenarios that wait for a second retry, or for the end of max_poll_gap_s
 
 
 class Defect(NamedTuple):
@@ -34,7 +35,7 @@ class Defect(NamedTuple):
     broken: type[Store | ReferenceSubscription | ReferenceBroker]
     method: str
     call: Callable[..., Any]
-    limit_s: float | None  # the scenario ends by this limit; None: by an assertion
+    limit_s: float | None  # the scenario must fail by this time limit; None: by an assertion
 
     def subclass(self) -> type[Any]:
         original, call = getattr(self.broken, self.method), self.call
@@ -45,7 +46,7 @@ class Defect(NamedTuple):
         return type(call.__name__, (self.broken,), {self.method: method})
 
     def broker(self) -> Any:
-        """Within it there is a URL of the broken broker."""
+        """A context manager that yields a URL of the broken broker."""
         kind = self.subclass()
         if self.broken is Store:
             return served(kind()) if "killed" in self.scenario else stored(kind())
@@ -65,7 +66,7 @@ def defect(scenario: str, broken: type[Any], method: str, limit_s: float | None 
     return note
 
 
-# -- who is given what ------------------------------------------------------------------------------------------------
+# -- ownership and delivery -------------------------------------------------------------------------------------------
 
 HOLDS = "every_member_holds_a_shared_partition_at_once"
 
@@ -557,7 +558,7 @@ def forgets_what_the_killed_had(original: Any, store: Store, log_id: str) -> Non
 
 
 @pytest.mark.parametrize("broken", DEFECTS, ids=lambda broken: broken.call.__name__)
-def test_a_scenario_notices(broken: Defect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scenario_notices_the_defect(broken: Defect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected: tuple[type[BaseException], ...] = (AssertionError, pytest.fail.Exception)
     if broken.limit_s is not None:
         expected = (TimeoutError,)

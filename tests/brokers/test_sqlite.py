@@ -1,4 +1,4 @@
-"""The suites on SQLite: broker, aside and failure, and the broker's again under load."""
+"""The public suites on SQLite: broker, aside, failure, and the broker suite again under load."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from onward.testing import AsideSuite, BrokerSuite, BrokerSuiteUnderLoad, FailureSuite
 from tests.brokers.sqlite_harness import SqliteHarness
 
-pytestmark = pytest.mark.timeout(240)  # scenarios have a limit of their own
+pytestmark = pytest.mark.timeout(240)  # scenarios have their own limits
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Records out of the flow, on SQLite: what the suite does not know of, the table they stand in."""
+"""The table of the aside on SQLite, which the suite for all brokers does not test."""
 
 import asyncio
 import sqlite3
@@ -29,7 +29,7 @@ from onward.settings import Settings
 
 
 class Scene:
-    """One topic of one partition with ten events, and a member that has received them."""
+    """A topic with one partition and ten events, and a member that has received them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,12 +47,12 @@ class Scene:
         subscription = await self.broker.subscribe(
             ["orders"], group="billing", member="m", ordering="key", start="earliest"
         )
-        heard: list[Message] = []
+        messages: list[Message] = []
         async with asyncio.timeout(40):
-            while not any(isinstance(each, Delivery) for each in heard):
-                heard += await subscription.receive(100, 1 << 20, 1.0)
-        (assigned,) = [each for each in heard if isinstance(each, Assigned)]
-        return subscription, assigned, [each for each in heard if isinstance(each, Delivery)]
+            while not any(isinstance(each, Delivery) for each in messages):
+                messages += await subscription.receive(100, 1 << 20, 1.0)
+        (assigned,) = [each for each in messages if isinstance(each, Assigned)]
+        return subscription, assigned, [each for each in messages if isinstance(each, Delivery)]
 
     def record(self, n: int, state: State = State.DEAD, error: str = "ValueError") -> AsideRecord:
         delivery = self.deliveries[n]
@@ -80,7 +80,9 @@ def test_a_record_of_an_older_release_is_read(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_damaged_record_is_named_and_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_record_is_logged_once_and_the_others_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with Scene(tmp_path / "shop.db") as scene:
             records = [scene.record(n, State.WAITING) for n in range(4)]
@@ -94,23 +96,23 @@ def test_a_damaged_record_is_named_and_stops_nobody(tmp_path: Path, caplog: pyte
                 assert await aside.load(place, after=None, limit=1, max_bytes=1 << 20) == [records[3]]
                 assert (await aside.scan(Filter(), None, 10)).records == [records[3]]
             assert await aside.move(ids, expect=State.WAITING, to=State.HELD, due=None) == 1
-            told = [record.getMessage() for record in caplog.records]
-            assert [text.split(" is damaged")[0] for text in told] == [f"record {name}" for name in ids[:3]]
+            logged = [record.getMessage() for record in caplog.records]
+            assert [text.split(" is damaged")[0] for text in logged] == [f"record {name}" for name in ids[:3]]
             assert await aside.remove(ids[:1], expect=State.WAITING) == 1
             assert not await scene.subscription.settle([], gone=[ids[1]])
             with closing(sqlite3.connect(scene.path)) as db, db:
-                db.execute(told[2].rpartition(": ")[2])  # the cure that it names
+                db.execute(logged[2].rpartition(": ")[2])  # the statement that the message suggests
                 assert db.execute("SELECT id FROM onward_aside").fetchall() == [(ids[3],)]
 
     asyncio.run(scenario())
 
 
-def test_the_dead_are_counted_without_being_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_dead_letters_are_counted_without_reading_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with Scene(tmp_path / "shop.db") as scene:
             await scene.subscription.settle([scene.progress(4)], aside=[scene.record(n, State.DEAD) for n in range(4)])
             with closing(sqlite3.connect(scene.path)) as db, db:
-                db.execute("UPDATE onward_aside SET data = x'c1'")  # whoever reads it complains
+                db.execute("UPDATE onward_aside SET data = x'c1'")  # reading it would log a warning
             topic = scene.assigned.partition.topic
             letters = DeadLetters(scene.broker, [(topic, "billing")])
             assert (await letters.tally(topic, "billing")).depth == 4
@@ -121,24 +123,24 @@ def test_the_dead_are_counted_without_being_read(tmp_path: Path, caplog: pytest.
 
 
 def counted(path: Path) -> tuple[int, int]:
-    """What the topic says is set aside and unfinished, and what is."""
+    """The bytes of waiting and held records: as the topic's counter has them, and as their sum."""
     with closing(sqlite3.connect(path)) as db:
-        (said,) = db.execute("SELECT aside FROM onward_topic").fetchone()
+        (counter,) = db.execute("SELECT aside FROM onward_topic").fetchone()
         (found,) = db.execute(
             "SELECT coalesce(sum(length(data)), 0) FROM onward_aside WHERE state != 'dead'"
         ).fetchone()
-        return said, found
+        return counter, found
 
 
-def test_what_is_set_aside_is_counted_through_all_its_changes(tmp_path: Path) -> None:
+def test_the_counter_of_aside_bytes_follows_every_change_of_a_record(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Scene(tmp_path / "shop.db") as scene:
             seen: list[int] = []
 
             def look() -> None:
-                said, found = counted(scene.path)
-                assert said == found
-                seen.append(said)
+                counter, found = counted(scene.path)
+                assert counter == found
+                seen.append(counter)
 
             aside, records = scene.broker.aside("billing"), [scene.record(n, State.HELD) for n in range(4)]
             for written in (
@@ -164,13 +166,13 @@ def test_what_is_set_aside_is_counted_through_all_its_changes(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-def test_what_is_set_aside_counts_as_backlog(tmp_path: Path) -> None:
+def test_held_records_count_as_backlog(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Scene(tmp_path / "shop.db") as scene:
             records = [scene.record(n, State.HELD) for n in range(10)]
             await scene.subscription.settle([scene.progress(10)], aside=records)
-            said, _ = counted(scene.path)
-            other = open_broker(f"sqlite:///{scene.path}", Settings(partitions=1, max_backlog_bytes=said + 10))
+            counter, _ = counted(scene.path)
+            other = open_broker(f"sqlite:///{scene.path}", Settings(partitions=1, max_backlog_bytes=counter + 10))
             event = Event(new_id(), "orders", "k0", b"more")
             with pytest.raises(Backlogged, match="set aside"):
                 await other.publish([event])

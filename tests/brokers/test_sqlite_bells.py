@@ -1,4 +1,4 @@
-"""Who is woken by a commit on SQLite: the owners of what it wrote, and no ring is lost."""
+"""Which members a commit on SQLite wakes: the owners of the partitions that it wrote to. And no ring is lost."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.fixture
 def only_the_bell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No member looks by itself for a ring that was lost."""
+    """Members do not look for events by themselves, so a lost ring would stop them."""
     monkeypatch.setattr("onward.brokers.sqlite.subscription._LOOK_S", 60.0)
 
 
@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def opened(path: Path, lease_s: float = 300.0) -> AsyncIterator[Broker]:
-    """With a lease so long that no renewal makes a member look during the test."""
+    """A broker whose lease is so long that no renewal makes a member look during the test."""
     broker = open_broker(f"sqlite:///{path}", Settings(partitions=PARTITIONS, lease_s=lease_s, takeover_grace_s=0.1))
     try:
         yield broker
@@ -85,7 +85,7 @@ def event(index: int, number: int = 0, topic: str = "orders") -> Event:
 
 
 async def assigned(*members: Subscription, count: int) -> None:
-    """Receive until each of them has this many partitions; what is to be given up is released."""
+    """Receive until each member has this many partitions. Revoked partitions are released."""
     held: dict[Subscription, set[Partition]] = {member: set() for member in members}
     async with asyncio.timeout(40):
         while any(len(mine) != count for mine in held.values()):
@@ -104,7 +104,7 @@ async def keep_receiving(member: Subscription) -> None:
 
 
 async def following(subscription: Subscription) -> Delivery:
-    """The next event. It is waited for in one receive: after a lost ring it does not come in time."""
+    """The next event. It waits in one receive, so that after a lost ring the event would not arrive in time."""
     async with asyncio.timeout(20):
         while True:
             for message in await subscription.receive(1_000, 1 << 24, 60.0):
@@ -146,11 +146,11 @@ async def ended(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.wait(tasks)
 
 
-# Who is woken
+# Which members are woken
 
 
 def rung(files: Iterable[Path]) -> set[Path]:
-    """Which rang since their times were set to long ago. A write sets one of a file's times, a ring sets both."""
+    """The files that have rung since their times were set to LONG_AGO. A write sets one time of a file, a ring both."""
     return {file for file in files if file.stat().st_atime != LONG_AGO[0]}
 
 
@@ -211,7 +211,7 @@ def test_an_event_published_just_before_a_member_waits_wakes_it(path: Path, only
             for n in range(600):
                 publishing = asyncio.create_task(publisher.publish([event(n % PARTITIONS, n)]))
                 begin = time.perf_counter() + n % 100 * 2e-5
-                while time.perf_counter() < begin:  # noqa: ASYNC110 - the commit comes before, during or after its look
+                while time.perf_counter() < begin:  # noqa: ASYNC110 - commit before, during and after the member's look
                     await asyncio.sleep(0)
                 assert (await following(member)).event.value == b"%d" % n
                 await publishing
@@ -219,7 +219,7 @@ def test_an_event_published_just_before_a_member_waits_wakes_it(path: Path, only
     asyncio.run(scenario())
 
 
-def test_an_event_wakes_the_new_owner_although_the_publisher_knew_another(path: Path, only_the_bell: None) -> None:
+def test_an_event_wakes_the_new_owner_after_ownership_has_moved(path: Path, only_the_bell: None) -> None:
     async def scenario() -> None:
         async with opened(path) as one, opened(path) as two, opened(path) as publisher:
             old = await join(one)
@@ -256,7 +256,7 @@ def test_every_event_wakes_an_owner_while_ownership_moves(path: Path, only_the_b
             sent.append(len(sent))
 
     async def move(publisher: Broker, sent: list[int], found: set[int]) -> None:
-        """Another member takes partitions while events are published; wait until every event was received."""
+        """Another member takes partitions while events are published. Then wait until every event was received."""
         async with opened(path) as other:
             taken: set[int] = set()
             receiving = asyncio.create_task(receive_all(await join(other), taken))
@@ -280,7 +280,7 @@ def test_every_event_wakes_an_owner_while_ownership_moves(path: Path, only_the_b
 
 
 def test_a_member_without_a_bell_is_woken_by_the_lock_file(path: Path, only_the_bell: None) -> None:
-    """As one of an older release, which watches nothing else."""
+    """A member of an older release watches only the lock file."""
 
     async def scenario() -> None:
         async with opened(path) as broker, opened(path) as publisher:
@@ -298,7 +298,7 @@ def test_a_member_without_a_bell_is_woken_by_the_lock_file(path: Path, only_the_
 
 
 def test_a_publisher_that_rings_with_the_lock_file_wakes_a_member(path: Path, only_the_bell: None) -> None:
-    """As one of an older release, which knows of no bells."""
+    """A publisher of an older release does not ring bells."""
 
     async def scenario() -> None:
         async with opened(path) as broker:
@@ -314,8 +314,8 @@ def test_a_publisher_that_rings_with_the_lock_file_wakes_a_member(path: Path, on
     asyncio.run(scenario())
 
 
-def test_a_member_looks_by_itself_for_what_no_ring_announced(path: Path) -> None:
-    """As after a publisher that was killed between its commit and its ring."""
+def test_a_member_finds_an_event_by_itself_after_a_lost_ring(path: Path) -> None:
+    """For example if the publisher was killed between its commit and its ring."""
 
     async def scenario() -> None:
         async with opened(path) as broker:
@@ -331,7 +331,7 @@ def test_a_member_looks_by_itself_for_what_no_ring_announced(path: Path) -> None
 # The files
 
 
-def test_a_bell_comes_with_a_member_and_goes_with_it(path: Path) -> None:
+def test_a_member_creates_its_bell_and_removes_it_when_it_leaves(path: Path) -> None:
     async def scenario() -> None:
         async with opened(path) as broker:
             await broker.publish([event(0)])
@@ -347,7 +347,7 @@ def test_a_bell_comes_with_a_member_and_goes_with_it(path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_bell_of_a_killed_member_goes_when_it_is_struck_off(path: Path) -> None:
+def test_the_bell_of_a_killed_member_is_removed_with_its_membership(path: Path) -> None:
     async def scenario() -> None:
         with member_process(path) as process:
             theirs = bells(path)
@@ -365,13 +365,13 @@ def test_the_bell_of_a_killed_member_goes_when_it_is_struck_off(path: Path) -> N
     asyncio.run(scenario())
 
 
-def test_a_member_that_was_struck_off_while_it_slept_hangs_its_bell_again(path: Path) -> None:
+def test_a_member_whose_bell_was_removed_while_it_was_suspended_creates_it_again(path: Path) -> None:
     async def scenario() -> None:
         with member_process(path) as process:
             theirs = bells(path)
             async with opened(path, lease_s=1.0) as broker:
                 receiving = asyncio.create_task(keep_receiving(await join(broker)))
-                with Gate(lock_path(path)).held():  # so that it does not sleep with the lock
+                with Gate(lock_path(path)).held():  # so that it is not suspended while it holds the lock
                     process.send_signal(signal.SIGSTOP)
                     os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # noqa: ASYNC222
                 await until(lambda: not theirs & bells(path))
@@ -382,7 +382,7 @@ def test_a_member_that_was_struck_off_while_it_slept_hangs_its_bell_again(path: 
     asyncio.run(scenario())
 
 
-def test_a_member_joins_where_no_bell_can_be_hung(path: Path, only_the_bell: None) -> None:
+def test_a_member_whose_bell_cannot_be_created_is_still_woken(path: Path, only_the_bell: None) -> None:
     async def scenario() -> None:
         async with opened(path) as broker, opened(path) as publisher:
             path.with_name("shop.db-bells").touch()  # not a folder

@@ -1,4 +1,4 @@
-"""The lock file of the SQLite broker: who may use it, who is named as its holder, and what happens when it is gone."""
+"""The lock file of the SQLite broker: its mode, the process that is named as its holder, and what a deletion does."""
 
 import asyncio
 import fcntl
@@ -56,7 +56,7 @@ async def opened(path: Path, **options: Any) -> AsyncIterator[Broker]:
 
 @contextmanager
 def locked(path: Path, program: str = FOREIGN) -> Iterator[int]:
-    """Another process holds the lock; yields its id."""
+    """Another process holds the lock. Yields its process id."""
     arguments = [sys.executable, "-c", program, f"{path}-lock"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -81,12 +81,12 @@ def modes(path: Path) -> set[int]:
 
 
 def written(path: Path) -> str:
-    """What stands in the lock file."""
+    """The content of the lock file."""
     return Path(f"{path}-lock").read_text()
 
 
 async def refusal(path: Path) -> str:
-    """Why a publish is refused whose time is over."""
+    """The error of a publish that has waited too long."""
     async with opened(path, publish_timeout_s=0.3) as broker:
         with pytest.raises(PublishError) as caught:
             await broker.publish([event()])
@@ -94,9 +94,7 @@ async def refusal(path: Path) -> str:
 
 
 @pytest.mark.parametrize(("options", "mode"), [({}, 0o600), ({"file_mode": "umask"}, 0o664)])
-def test_files_are_for_this_user_only_unless_the_umask_is_asked_for(
-    tmp_path: Path, options: dict[str, str], mode: int
-) -> None:
+def test_files_are_private_unless_file_mode_is_umask(tmp_path: Path, options: dict[str, str], mode: int) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path, **options) as broker:
@@ -108,7 +106,9 @@ def test_files_are_for_this_user_only_unless_the_umask_is_asked_for(
 
 
 @pytest.mark.parametrize(("options", "mode"), [({}, 0o600), ({"file_mode": "umask"}, 0o666)])
-def test_an_older_lock_that_all_may_read_is_closed_to_them(tmp_path: Path, options: dict[str, str], mode: int) -> None:
+def test_an_existing_lock_that_all_users_can_read_is_made_private(
+    tmp_path: Path, options: dict[str, str], mode: int
+) -> None:
     async def scenario() -> None:
         lock = tmp_path / "shop.db-lock"
         lock.touch()
@@ -127,7 +127,7 @@ def test_a_foreign_program_that_holds_the_lock_is_named(tmp_path: Path) -> None:
             with locked(path) as pid:
                 why = await refusal(path)
                 assert f"{path}-lock is held by process {pid} (python" in why
-                assert "not one of Onward's" in why
+                assert "does not belong to Onward" in why
                 assert "disk" not in why
 
     asyncio.run(scenario())
@@ -145,7 +145,7 @@ def test_the_line_of_a_killed_process_is_not_believed(tmp_path: Path) -> None:
                 why = await refusal(path)
                 assert f"held by process {pid} (" in why
                 assert str(killed) not in why.replace(str(path), "")
-                assert lock_holder(path) is None, "a supervisor must not take it for a child of its own"
+                assert lock_holder(path) is None, "a supervisor must not take it for its own worker"
 
     asyncio.run(scenario())
 
@@ -208,7 +208,9 @@ def test_an_application_whose_leases_cannot_be_renewed_names_the_holder(
 
 
 @pytest.mark.parametrize(("options", "warns"), [({}, True), ({"file_mode": "umask"}, False)])
-def test_a_checkup_warns_of_files_that_others_may_use(tmp_path: Path, options: dict[str, str], warns: bool) -> None:
+def test_a_checkup_warns_of_files_that_other_users_can_use(
+    tmp_path: Path, options: dict[str, str], warns: bool
+) -> None:
     path = tmp_path / "shop.db"
 
     def open_to_others() -> None:
@@ -226,13 +228,13 @@ def test_a_checkup_warns_of_files_that_others_may_use(tmp_path: Path, options: d
             found = await warnings(broker)
         assert [each.level for each in found] == ["warning"] * warns
         assert [each for each in found if f"read or write {path}, {path}-wal;" in each.what] == found
-        assert [each for each in found if each.cure.startswith(f"chmod 600 {path} {path}-wal, or ")] == found
+        assert [each for each in found if each.cure.startswith(f"chmod 600 {path} {path}-wal; or, ")] == found
 
     with umask(0o077):
         asyncio.run(scenario())
 
 
-def test_a_deleted_lock_is_made_again_and_all_processes_share_it(
+def test_a_deleted_lock_is_created_again_and_all_processes_share_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -241,7 +243,7 @@ def test_a_deleted_lock_is_made_again_and_all_processes_share_it(
             await one.publish([event()])
             await two.publish([event()])
             lock.unlink()
-            await asyncio.sleep(0.15)  # looked at every 0.1 s
+            await asyncio.sleep(0.15)  # it is checked every 0.1 s
             await one.publish([event()])
             await two.publish([event()])
             assert len([each for each in caplog.records if f"{lock} was deleted or replaced" in each.message]) == 2
@@ -262,8 +264,8 @@ def test_a_lock_that_cannot_be_opened_again_stops_writers_until_it_can(tmp_path:
             await broker.publish([event()])
             lock.unlink()
             lock.mkdir()
-            await asyncio.sleep(0.15)  # looked at every 0.1 s
-            with pytest.raises(BrokerError, match=f"the lock {lock} was deleted or replaced .* cannot be opened again"):
+            await asyncio.sleep(0.15)  # it is checked every 0.1 s
+            with pytest.raises(BrokerError, match=f"the lock {lock} was deleted or replaced .* cannot be opened"):
                 await broker.publish([event()])
             lock.rmdir()
             await broker.publish([event()])
@@ -282,12 +284,12 @@ def test_a_lock_is_found_in_the_list_by_device_and_inode(tmp_path: Path) -> None
     ours = f"5: FLOCK  ADVISORY  READ  11 {place}:{found.st_ino} 0 EOF\n"
     assert flock_pid(found, others + waits) is None
     assert flock_pid(found, others + waits + elsewhere + ours) == 11
-    assert flock_pid(found, elsewhere) == 10, "some file systems list another device"
+    assert flock_pid(found, elsewhere) == 10, "some file systems list a different device"
 
 
-def test_a_line_that_is_not_ours_is_ignored(tmp_path: Path) -> None:
+def test_a_line_that_onward_did_not_write_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "shop.db-lock"
-    for text in (b"not a line of ours\n", b"", line(0, clock.now(), "x")):
+    for text in (b"not a line of Onward\n", b"", line(0, clock.now(), "x")):
         path.write_bytes(text)
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""A SQLite file that is deleted, replaced or overwritten while in use: it is noticed, and nothing more is accepted."""
+"""A SQLite file that is deleted, replaced or overwritten while in use: Onward notices it and accepts no more events."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ from onward.errors import BadStore, BrokerError, PublishError, StoreLost
 from onward.event import Delivery, Event, new_id
 from onward.settings import Settings
 
-CURE = "stop all processes that use it, put the right file in place .* and start again"
+CURE = "stop all processes that use it, put the right file in place, .* and start again"
 
 
 def event(n: int, topic: str = "orders") -> Event:
@@ -68,13 +68,13 @@ def vacuum_into(path: Path, copy: Path) -> None:
 
 
 def checkpoint(path: Path) -> str:
-    """As SQLite does by itself now and then: the log is written into the file, as far as readers let it."""
+    """Write the log into the file, as far as readers allow it. SQLite does this by itself now and then."""
     with closing(sqlite3.connect(path)) as db:
         _, log, done = db.execute("PRAGMA wal_checkpoint").fetchone()
-        return "whole" if log == done else "in part"
+        return "complete" if log == done else "partial"
 
 
-# What people do to a file. Each gets the file, a backup that is older, and another database of ours.
+# What people do to a file. Each function gets the file, an older backup of it, and another database of Onward.
 
 
 def delete(path: Path, backup: Path, other: Path) -> None:
@@ -130,7 +130,7 @@ def empty_it(path: Path, backup: Path, other: Path) -> None:
 
 
 def restore_into_it(path: Path, backup: Path, other: Path) -> None:
-    """As sqlite3's .restore: SQLite itself writes the older state."""
+    """Like sqlite3's .restore: SQLite itself writes the older state."""
     back_up(backup, path)
 
 
@@ -151,7 +151,8 @@ ACCIDENTS = [
 
 
 async def prepared(path: Path, accident: Callable[[Path, Path, Path], None]) -> Callable[[], None]:
-    """A file with ten events and its backups, each younger than a checkpoint; returns what causes the accident."""
+    """Create a file with ten events, and backups that were made after a checkpoint. Returns a function that causes the
+    accident."""
     backup, other = path.with_name("backup.db"), path.with_name("other.db")
     await publish_some(path, range(5))
     back_up(path, backup)
@@ -162,14 +163,14 @@ async def prepared(path: Path, accident: Callable[[Path, Path, Path], None]) -> 
 
 
 @pytest.mark.parametrize(("accident", "says"), ACCIDENTS)
-def test_a_publisher_is_refused_and_told_the_cause(tmp_path: Path, accident: Any, says: str) -> None:
+def test_a_publish_is_refused_and_the_error_names_the_cause(tmp_path: Path, accident: Any, says: str) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         cause = await prepared(path, accident)
         async with opened(path) as broker:
             await broker.publish([event(10)])
             cause()
-            if "-wal" in says:  # looked at every 0.1 s
+            if "-wal" in says:  # it is checked every 0.1 s
                 await asyncio.sleep(0.15)
             for n in (11, 12):
                 late = event(n)
@@ -181,7 +182,7 @@ def test_a_publisher_is_refused_and_told_the_cause(tmp_path: Path, accident: Any
 
 
 @pytest.mark.parametrize(("accident", "says"), ACCIDENTS)
-def test_a_member_that_only_reads_notices_it(tmp_path: Path, accident: Any, says: str) -> None:
+def test_a_member_that_only_reads_notices_the_accident(tmp_path: Path, accident: Any, says: str) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         cause = await prepared(path, accident)
@@ -204,8 +205,8 @@ def test_a_member_that_only_reads_notices_it(tmp_path: Path, accident: Any, says
 
 @pytest.mark.parametrize("make", [back_up, vacuum_into])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_backup_of_this_run_is_noticed_too(tmp_path: Path, checkpointed: bool, make: Any) -> None:
-    """What the process has open and in memory would hide the older copy until the next start."""
+def test_a_backup_made_while_the_process_runs_is_noticed_too(tmp_path: Path, checkpointed: bool, make: Any) -> None:
+    """The open files and the pages in memory would hide the older copy until the next start."""
 
     async def scenario() -> None:
         path = tmp_path / "shop.db"
@@ -214,7 +215,7 @@ def test_a_backup_of_this_run_is_noticed_too(tmp_path: Path, checkpointed: bool,
             make(path, tmp_path / "backup.db")
             await broker.publish([event(2)])
             if checkpointed:
-                assert checkpoint(path) == "whole"
+                assert checkpoint(path) == "complete"
                 await broker.publish([event(3)])
             shutil.copyfile(tmp_path / "backup.db", path)
             with pytest.raises(PublishError, match=f"{path} was overwritten with an older copy of itself"):
@@ -242,7 +243,7 @@ def test_a_restore_into_the_open_file_is_noticed_by_a_lease_turn(tmp_path: Path)
 
 @pytest.mark.parametrize("turns", [False, True])
 def test_a_restore_into_the_open_file_is_noticed_by_the_next_publish(tmp_path: Path, turns: bool) -> None:
-    """Whether the backup is older than the last lease turn or not."""
+    """With `turns`, the backup is older than the last lease turn."""
 
     async def scenario() -> None:
         path, backup = tmp_path / "shop.db", tmp_path / "backup.db"
@@ -265,8 +266,8 @@ def test_a_restore_into_the_open_file_is_noticed_by_the_next_publish(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_a_restore_into_the_open_file_is_noticed_by_a_member_of_what_others_published(tmp_path: Path) -> None:
-    """No process is left that knows of the events that the restore took away, but a member has read them."""
+def test_a_restore_into_the_open_file_is_noticed_by_a_member_that_has_read_the_lost_events(tmp_path: Path) -> None:
+    """The processes that published the lost events have ended, but a member has read these events."""
 
     async def scenario() -> None:
         path, backup = tmp_path / "shop.db", tmp_path / "backup.db"
@@ -286,7 +287,7 @@ def test_a_restore_into_the_open_file_is_noticed_by_a_member_of_what_others_publ
     asyncio.run(scenario())
 
 
-def test_a_settle_is_refused(tmp_path: Path) -> None:
+def test_a_settle_is_refused_after_the_file_was_deleted(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         cause = await prepared(path, delete)
@@ -302,7 +303,9 @@ def test_a_settle_is_refused(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_an_application_is_not_ready_and_handles_nothing_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_application_is_not_ready_and_handles_no_more_events(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "shop.db"
     app = Onward(f"sqlite:///{path}", partitions=1, drain_timeout_s=5.0)
     handled: list[int] = []
@@ -325,8 +328,8 @@ def test_an_application_is_not_ready_and_handles_nothing_more(tmp_path: Path, ca
                 while not any("was deleted" in trouble for trouble in app.health().troubles):
                     await asyncio.to_thread(time.sleep, 0.02)
             assert not app.health().ready
-            lost.set()  # whatever is queued could start now
-            for n in range(50):  # each takes some turns of the event loop
+            lost.set()  # now a queued event could start
+            for n in range(50):  # each publish takes some turns of the event loop
                 with pytest.raises(BrokerError, match="was deleted"):
                     await app.publish("orders", n, key="k")
         assert handled == [0]
@@ -337,15 +340,15 @@ def test_an_application_is_not_ready_and_handles_nothing_more(tmp_path: Path, ca
     asyncio.run(scenario())
 
 
-def test_a_new_process_is_told_that_the_log_may_have_been_deleted(tmp_path: Path) -> None:
+def test_the_error_of_a_new_process_says_that_the_log_may_have_been_deleted(tmp_path: Path) -> None:
     async def scenario() -> None:
         path, written = tmp_path / "shop.db", tmp_path / "shop.db-wal"
         async with opened(path) as broker:
             await broker.publish([event(n) for n in range(50)])
             written.unlink()
             command = [sys.executable, "-c", PUBLISHER, str(path)]
-            said = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
-            assert re.search(f"{path}: SQLite failed .*{path}-wal or -shm may have been deleted", said.stderr), said
+            ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+            assert re.search(f"{path}: SQLite failed .*{path}-wal or -shm may have been deleted", ended.stderr), ended
 
     asyncio.run(scenario())
 
@@ -365,7 +368,7 @@ def test_a_deleted_file_is_not_created_again_by_a_process_that_used_it(tmp_path:
     asyncio.run(scenario())
 
 
-def test_a_new_process_does_not_begin_again_while_others_use_the_deleted_file(tmp_path: Path) -> None:
+def test_a_new_process_creates_no_new_file_while_others_use_the_deleted_one(tmp_path: Path) -> None:
     async def scenario() -> None:
         path, elsewhere = tmp_path / "shop.db", tmp_path / "elsewhere.db"
         async with opened(path) as broker:
@@ -383,7 +386,7 @@ def test_a_new_process_does_not_begin_again_while_others_use_the_deleted_file(tm
     asyncio.run(scenario())
 
 
-def test_what_sqlite_and_other_programs_may_do_is_no_loss(tmp_path: Path) -> None:
+def test_normal_work_of_sqlite_and_other_programs_is_not_taken_for_a_loss(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path, lease_s=0.3, takeover_grace_s=0.0) as broker, opened(path) as other:
@@ -415,8 +418,8 @@ def test_what_sqlite_and_other_programs_may_do_is_no_loss(tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_a_checkpoint_that_stopped_halfway_is_no_loss(tmp_path: Path) -> None:
-    """A reader that never ends lets only a part of the log into the file: its pages do not fit together."""
+def test_a_checkpoint_that_stopped_halfway_is_not_taken_for_a_loss(tmp_path: Path) -> None:
+    """While a reader is active, a checkpoint copies only a part of the log, so the file mixes pages of two moments."""
 
     async def scenario() -> None:
         path = tmp_path / "shop.db"
@@ -427,13 +430,13 @@ def test_a_checkpoint_that_stopped_halfway_is_no_loss(tmp_path: Path) -> None:
                     reader.execute("BEGIN")
                     reader.execute("SELECT count(*) FROM onward_log").fetchone()
                     await broker.publish([event(n)])
-                    assert checkpoint(path) == "in part"
-                    assert path.stat().st_size < grown, "the last page is still in the log alone"
+                    assert checkpoint(path) == "partial"
+                    assert path.stat().st_size < grown, "the last page is still only in the log"
                     await broker.publish([event(n)])
                     assert len(await broker.topics()) == 1
 
     async def grow(broker: Broker, path: Path) -> int:
-        """Publish until the newest record batch has a page of its own at the end of the file; returns the new size."""
+        """Publish until the newest record batch has its own page at the end of the file. Returns the new size."""
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             (before,) = (after,) = db.execute("PRAGMA page_count").fetchone()
             while after == before:
@@ -444,7 +447,7 @@ def test_a_checkpoint_that_stopped_halfway_is_no_loss(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_looking_into_the_file_leaves_its_locks_and_descriptors_alone(tmp_path: Path) -> None:
+def test_reading_the_file_does_not_drop_its_locks_or_leak_descriptors(tmp_path: Path) -> None:
     def held() -> list[str]:
         mine = [line.split(None, 1)[1] for line in Path("/proc/locks").read_text().splitlines()]
         return sorted(line for line in mine if f" {os.getpid()} " in line and line.startswith("POSIX"))
@@ -459,7 +462,7 @@ def test_looking_into_the_file_leaves_its_locks_and_descriptors_alone(tmp_path: 
             before, descriptors = held(), len(os.listdir("/proc/self/fd"))
             assert before
             for n in range(20):
-                os.utime(path)  # as after a checkpoint: the next commit looks into the file
+                os.utime(path)  # as after a checkpoint, so that the next commit reads the file
                 await broker.publish([event(n)])
             assert held() == before
             assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -475,7 +478,7 @@ from onward import Onward
 Onward(f"sqlite:///{sys.argv[1]}", partitions=2).publish_sync("orders", 1)
 """
 
-# A checkpoint as SQLite makes it, page by page in their order, and killed after some of them.
+# A checkpoint like SQLite's, which writes the pages in their order. This one is killed after some of them.
 KILLED_CHECKPOINT = """
 import struct, sys
 path, share = sys.argv[1], float(sys.argv[2])
@@ -499,8 +502,8 @@ print(len(pages))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])
-def test_a_checkpoint_that_was_killed_is_no_accident(tmp_path: Path, share: float) -> None:
-    """The file alone is then damaged, until the next checkpoint; with its log it is whole."""
+def test_a_killed_checkpoint_is_not_taken_for_a_loss(tmp_path: Path, share: float) -> None:
+    """Until the next checkpoint the file alone is damaged, but together with its log it is intact."""
 
     async def scenario() -> None:
         path = tmp_path / "shop.db"
@@ -534,9 +537,9 @@ def run(commands: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", BACKUPS.splitlines()[1:])
-def test_a_backup_is_made_while_it_runs_and_restored_as_the_docs_say(tmp_path: Path, command: str) -> None:
+def test_the_backup_and_restore_commands_of_the_docs_work(tmp_path: Path, command: str) -> None:
     if shutil.which(command.split()[0]) is None and not command.startswith("python"):
-        pytest.skip("its program is not installed")
+        pytest.skip(f"{command.split()[0]} is not installed")
 
     async def scenario() -> None:
         path = tmp_path / "shop.db"
@@ -545,9 +548,9 @@ def test_a_backup_is_made_while_it_runs_and_restored_as_the_docs_say(tmp_path: P
                 await broker.publish([event(n)])
             run(f"{BACKUPS.splitlines()[0]}\n{command}", tmp_path)
             assert stat.S_IMODE((tmp_path / "copy.db").stat().st_mode) == 0o600
-            (tmp_path / "copy.db").chmod(0o644)  # as a backup of an older recipe
+            (tmp_path / "copy.db").chmod(0o644)  # like a backup that was made without the umask
             await broker.publish([event(5)])
-        path.unlink()  # a restore may also bring a lost file back
+        path.unlink()  # a restore must also work if the file is missing
         run(RESTORE, tmp_path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         async with opened(path) as broker:

@@ -1,4 +1,4 @@
-"""What is peculiar to the SQLite broker: its file, its lock, its retention, its neighbours on the machine."""
+"""What only the SQLite broker has: its file, its lock, its retention, other processes that use the file."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ async def join(broker: Broker, group: str = "billing", **options: Any) -> Subscr
 
 
 async def publish_until_refused(broker: Broker, size: int) -> tuple[int, PublishError]:
-    """How many were accepted, one at a time, and the error that refused the next one."""
+    """Publish one event at a time until one is refused. Returns how many were accepted, and the error."""
     for n in range(1_000):
         try:
             await broker.publish([event(n, size=size)])
@@ -115,7 +115,7 @@ def output(process: subprocess.Popen[str]) -> IO[str]:
 
 
 def trim(path: Path, **options: Any) -> None:
-    """What the broker's own chore does every few seconds."""
+    """Run retention once, as the broker does every few seconds."""
     settings = Settings(**options)
     with closing(Store(path, settings).connect()) as db:
         db.execute("BEGIN IMMEDIATE")
@@ -170,7 +170,7 @@ async def _publish_some(path: Path) -> None:
         (make_namesake, "not Onward's"),
     ],
 )
-def test_a_file_that_is_not_ours_stays_untouched(tmp_path: Path, make: Any, says: str) -> None:
+def test_a_file_that_is_not_a_store_of_onward_is_not_changed(tmp_path: Path, make: Any, says: str) -> None:
     path = tmp_path / "shop.db"
     make(path)
     (tmp_path / "shop.db-lock").unlink(missing_ok=True)
@@ -181,7 +181,7 @@ def test_a_file_that_is_not_ours_stays_untouched(tmp_path: Path, make: Any, says
     assert [each.name for each in tmp_path.iterdir()] == ["shop.db"]
 
 
-def test_our_tables_stand_beside_the_users(tmp_path: Path) -> None:
+def test_our_tables_can_share_a_file_with_tables_of_the_user(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA user_version = 7")
@@ -203,7 +203,7 @@ def test_a_url_without_a_file_is_refused(url: str) -> None:
     assert "SECRET" not in str(caught.value)
 
 
-def test_a_path_that_cannot_be_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_path_that_does_not_exist_or_is_a_folder(tmp_path: Path) -> None:
     with pytest.raises(BadStore, match=r"nowhere does not exist"):
         open_broker(f"sqlite:///{tmp_path}/nowhere/a.db", Settings())
     with pytest.raises(BadStore, match="is a folder"):
@@ -211,13 +211,13 @@ def test_a_path_that_cannot_be_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(BadStore, match="no permission to write to the folder"):
         open_broker(f"sqlite:///{tmp_path}/a.db", Settings())
 
 
-def test_network_file_systems_are_known_by_the_innermost_mount() -> None:
+def test_the_innermost_mount_decides_whether_a_path_is_on_a_network_file_system() -> None:
     mounts = (
         "/dev/sda / ext4 rw 0 0\nserver:/x /data nfs4 rw 0 0\n/dev/sdb /data/local xfs rw 0 0\n"
         "me@host: /home/a\\040b fuse.sshfs rw 0 0\n/dev/sdc /mnt ext4 rw 0 0\n//nas/share /mnt cifs rw 0 0\n"
@@ -238,7 +238,7 @@ def test_the_scheme_may_be_written_in_upper_case(tmp_path: Path) -> None:
         locate("SQLite://a.db")
 
 
-def test_settings_without_a_question_mark_make_no_file_of_that_name(tmp_path: Path) -> None:
+def test_settings_without_a_question_mark_do_not_become_part_of_the_file_name(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db&lease_s=3"
     with pytest.raises(BadSetting, match=r"has a & without a \?.* write \? before the first setting, .*%26"):
         Onward(url).publish_sync("orders", 1)
@@ -256,7 +256,7 @@ def test_many_processes_may_create_the_file_at_once(tmp_path: Path) -> None:
     assert rows(path) > 0
 
 
-def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_an_older_file_is_upgraded(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     asyncio.run(_publish_some(path))
     with closing(sqlite3.connect(path)) as db, db:  # as version 1 left it, with two records set aside
@@ -298,11 +298,11 @@ def test_a_damaged_record_batch_stops_its_own_partition_only(
                 db.execute("UPDATE onward_log SET data = x'c1' WHERE at = ?", (at,))
             subscription = await join(broker)
             assert len({each.partition for each in await take(subscription, 40 - count)}) == 3
-            (said,) = {record.getMessage() for record in caplog.records}
-            assert said.startswith("orders/0 of group billing stands still: the record batch of positions 0 to")
-            assert list(subscription.troubles()) == [said], "readiness must know"
+            (logged,) = {record.getMessage() for record in caplog.records}
+            assert logged.startswith("orders/0 of group billing is stopped: the record batch of positions 0 to")
+            assert list(subscription.troubles()) == [logged], "readiness must show it"
             with closing(sqlite3.connect(path)) as db, db:
-                db.execute(said.rpartition(": ")[2])  # the cure that it names
+                db.execute(logged.rpartition(": ")[2])  # the statement that the message suggests
             await broker.publish([event(99, f"k{n}") for n in range(40)])
             assert len({each.partition for each in await take(subscription, 40)}) == 4
             assert not subscription.troubles()
@@ -310,14 +310,14 @@ def test_a_damaged_record_batch_stops_its_own_partition_only(
     asyncio.run(scenario())
 
 
-def test_a_checkup_names_what_is_wrong_and_the_cure(tmp_path: Path) -> None:
+def test_a_checkup_names_problems_and_their_cures(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path, durability="window") as broker:
             await broker.publish([event(n) for n in range(10)])
             await (await join(broker)).close()
             found = {finding.what: finding for finding in await broker.diagnose() if finding.level == "warning"}
-            assert "durability window: a power cut may lose the last moments" in found
+            assert "durability window: a power cut may lose the events of the last moments" in found
             (behind,) = [finding for what, finding in found.items() if what.startswith("group billing of topic orders")]
             assert "onward groups drop billing --topic orders" in behind.cure
 
@@ -374,7 +374,7 @@ def test_a_checkup_notices_a_transaction_of_another_program(tmp_path: Path, monk
     asyncio.run(scenario())
 
 
-def test_a_member_that_slept_while_its_topic_was_dropped_learns_it(tmp_path: Path) -> None:
+def test_a_suspended_member_whose_topic_was_dropped_gets_group_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path, lease_s=0.3, max_poll_gap_s=0.2) as broker, opened(path) as other:
@@ -415,8 +415,8 @@ def test_another_partition_count_is_refused_before_anything_is_written(tmp_path:
     asyncio.run(scenario())
 
 
-def test_a_count_changed_by_hand_stops_a_running_publisher(tmp_path: Path) -> None:
-    """With the new count its keys would change their partitions."""
+def test_a_partition_count_changed_by_hand_stops_a_running_publisher(tmp_path: Path) -> None:
+    """With the new count, its keys would change their partitions."""
 
     async def scenario() -> None:
         path = tmp_path / "shop.db"
@@ -431,7 +431,7 @@ def test_a_count_changed_by_hand_stops_a_running_publisher(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
-def test_an_undeclared_topic_is_refused_where_declaring_is_off(tmp_path: Path) -> None:
+def test_an_undeclared_topic_is_refused_if_auto_declare_is_off(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path / "shop.db", auto_declare=False) as broker:
             with pytest.raises(PublishError, match="auto_declare") as raised:
@@ -447,7 +447,7 @@ def test_an_undeclared_topic_is_refused_where_declaring_is_off(tmp_path: Path) -
     asyncio.run(scenario())
 
 
-def test_what_cannot_be_stored_is_refused_at_the_door(tmp_path: Path) -> None:
+def test_an_event_that_cannot_be_stored_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path / "shop.db", max_event_bytes=1_000) as broker:
             with pytest.raises(TooLarge, match="max_event_bytes is 1000"):
@@ -473,7 +473,7 @@ def test_positions_are_never_used_again(tmp_path: Path) -> None:
             await broker.publish([event(10)])
             (found,) = await take(subscription, 1)
             assert found.position == 10
-            # A group that comes later is told of the hole.
+            # A later group gets Reached for the removed events.
             late = await join(broker, "late")
             messages = [*await late.receive(10, 1 << 20, 1.0), *await late.receive(10, 1 << 20, 1.0)]
             assigned = {each.partition: each for each in messages if isinstance(each, Assigned)}[found.partition]
@@ -487,7 +487,7 @@ def test_positions_are_never_used_again(tmp_path: Path) -> None:
 # Retention and backlog
 
 
-def test_retention_removes_what_all_have_finished_and_nothing_else(tmp_path: Path) -> None:
+def test_retention_removes_only_events_that_every_group_has_finished(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path) as broker:
@@ -497,12 +497,12 @@ def test_retention_removes_what_all_have_finished_and_nothing_else(tmp_path: Pat
             done = await take(fast, 20)
             await settle(fast, done)
             trim(path, retention_s=0, retention_bytes=1)
-            assert rows(path) == 20, "one group has finished nothing"
+            assert rows(path) == 20, "one group has not finished any event"
             await settle(slow, (await take(slow, 20))[:5])
             trim(path, retention_s=3_600)
-            assert rows(path) == 20, "nothing is old, and it is little"
+            assert rows(path) == 20, "no event is too old, and retention_bytes is not exceeded"
             trim(path, retention_s=3_600, retention_bytes=3_300)
-            assert rows(path) == 18, "of the five finished ones the two oldest are too much"
+            assert rows(path) == 18, "of the five finished events, the two oldest exceed retention_bytes"
             trim(path, retention_s=0)
             assert rows(path) == 15
             await slow.close()
@@ -512,10 +512,10 @@ def test_retention_removes_what_all_have_finished_and_nothing_else(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_what_no_group_has_read_is_kept_whatever_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_events_that_no_group_has_read_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "shop.db"
     with monkeypatch.context() as patch:
-        patch.setattr(time, "time", lambda: 1_000.0)  # a machine before its clock is set
+        patch.setattr(time, "time", lambda: 1_000.0)  # like a machine whose clock is not set yet
         asyncio.run(_publish_some(path))
     before = rows(path)
     trim(path, retention_s=0, retention_bytes=1)
@@ -531,10 +531,10 @@ def test_what_no_group_has_read_is_kept_whatever_its_age(tmp_path: Path, monkeyp
 
     asyncio.run(scenario())
     trim(path, retention_s=3_600)
-    assert rows(path) == 1, "what a group has read is trimmed by its age"
+    assert rows(path) == 1, "old events that a group has finished are removed"
 
 
-def test_a_full_backlog_is_the_publishers_error_until_somebody_works(tmp_path: Path) -> None:
+def test_publish_raises_backlogged_until_a_group_catches_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path / "shop.db", max_backlog_bytes=50_000) as broker:
             subscription = await join(broker)
@@ -544,7 +544,7 @@ def test_a_full_backlog_is_the_publishers_error_until_somebody_works(tmp_path: P
             assert f"`onward groups drop billing --topic orders --url sqlite:///{tmp_path}/shop.db`" in str(error)
             assert 40 <= sent < 50
             assert [each.value for each in error.refused] == [event(sent, size=1_000).value]
-            # Calls of the same key that were queued behind the refused one are refused with it.
+            # Later calls of the same key that were in the queue are refused too.
             answers = await asyncio.gather(
                 *(broker.publish([event(n, size=1_000)]) for n in range(5)), return_exceptions=True
             )
@@ -561,7 +561,7 @@ def test_a_full_backlog_is_the_publishers_error_until_somebody_works(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_what_waits_for_a_writer_that_cannot_write_is_bounded(tmp_path: Path) -> None:
+def test_the_events_that_wait_for_a_blocked_writer_are_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path, max_outgoing_bytes=10_000) as broker:
@@ -581,7 +581,7 @@ def test_what_waits_for_a_writer_that_cannot_write_is_bounded(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
+def test_events_are_refused_and_not_lost_if_the_disk_is_full(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path) as broker:
@@ -601,7 +601,7 @@ def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
 # Other processes
 
 
-def test_a_stopped_holder_of_the_lock_is_named_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_stopped_process_that_holds_the_lock_is_named_and_no_event_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
 
     async def scenario(stopped: subprocess.Popen[str]) -> None:
@@ -617,13 +617,13 @@ def test_a_stopped_holder_of_the_lock_is_named_and_harms_nothing(tmp_path: Path)
                 assert isinstance(answer, PublishError)
                 assert f"process {stopped.pid}" in str(answer)
                 assert len(answer.refused) == 1
-            assert lock_holder(path) == seen, "it does not move"
+            assert lock_holder(path) == seen, "the same process still holds the lock"
             stopped.kill()
             stopped.wait()
             for n in range(3):
                 await broker.publish([event(n)])
             found = [each.event.value for each in await _drain(broker) if each.event.key == "k"]
-            assert found == [b"0", b"1", b"2"], "what was refused is not there, what was retried is there once"
+            assert found == [b"0", b"1", b"2"], "refused events are not stored, retried ones are stored once"
 
     with stopped_with_the_lock(path) as stopped:
         asyncio.run(scenario(stopped))
@@ -631,7 +631,7 @@ def test_a_stopped_holder_of_the_lock_is_named_and_harms_nothing(tmp_path: Path)
 
 @contextmanager
 def stopped_with_the_lock(path: Path) -> Any:
-    """A publisher stopped at a moment when it holds the lock."""
+    """A publisher that is stopped while it holds the lock."""
     process = publisher(path, "flood", 1_000_000)
     with process:
         output(process).readline()
@@ -660,7 +660,7 @@ async def _drain(broker: Broker) -> list[Delivery]:
             return found
 
 
-def test_two_publishing_processes_keep_each_keys_order(tmp_path: Path) -> None:
+def test_two_publishing_processes_keep_the_order_of_each_key(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
 
     async def scenario() -> None:
@@ -679,7 +679,7 @@ def test_two_publishing_processes_keep_each_keys_order(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_killed_publisher_loses_nothing_that_returned(tmp_path: Path) -> None:
+def test_a_killed_publisher_loses_no_accepted_event(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     process = publisher(path, "a", 1_000_000)
     with process:
@@ -701,11 +701,11 @@ def test_a_killed_publisher_loses_nothing_that_returned(tmp_path: Path) -> None:
 
 @pytest.fixture
 def only_the_bell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks by himself for a ring that was lost."""
+    """Members do not look for events by themselves, so a lost ring would stop them."""
     monkeypatch.setattr("onward.brokers.sqlite.subscription._LOOK_S", 60.0)
 
 
-def test_another_processes_publish_wakes_a_sleeping_reader(tmp_path: Path, only_the_bell: None) -> None:
+def test_a_publish_of_another_process_wakes_a_waiting_reader(tmp_path: Path, only_the_bell: None) -> None:
     path = tmp_path / "shop.db"
     ticker = (
         PUBLISHER.replace("print(n, flush=True)", "print(n, flush=True); await asyncio.sleep(0.02)")
@@ -732,7 +732,7 @@ def test_another_processes_publish_wakes_a_sleeping_reader(tmp_path: Path, only_
     asyncio.run(scenario())
 
 
-def test_without_inotify_a_reader_is_woken_all_the_same(
+def test_a_reader_is_also_woken_without_inotify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_the_bell: None
 ) -> None:
     monkeypatch.setattr("onward.brokers.sqlite.doorbell._inotify", lambda: None)
@@ -754,7 +754,7 @@ def test_without_inotify_a_reader_is_woken_all_the_same(
     asyncio.run(scenario())
 
 
-def test_a_program_beside_us_that_holds_a_transaction_is_blamed(tmp_path: Path) -> None:
+def test_the_error_blames_another_program_that_holds_a_transaction(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path, publish_timeout_s=4.0) as broker:
@@ -770,7 +770,7 @@ def test_a_program_beside_us_that_holds_a_transaction_is_blamed(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-def test_close_finishes_what_was_entered(tmp_path: Path) -> None:
+def test_close_finishes_the_publishes_that_have_begun(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path) as broker:
@@ -786,23 +786,23 @@ def test_close_finishes_what_was_entered(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-# Who owns what
+# Ownership
 
 
-def test_a_lease_counts_only_in_its_time_and_boot() -> None:
+def test_a_lease_is_valid_only_in_its_time_and_boot() -> None:
     lease = Lease(until=110.0, ttl=10.0, boot="a")
     assert lease.counts(100.0, "a")
     assert not lease.counts(110.0, "a")
     assert not lease.counts(100.0, "b")
     assert not Lease(until=5_000.0, ttl=10.0, boot="").counts(100.0, ""), "from before a reboot, where boots have no id"
     now = clock.now()
-    assert all(Lease(now + ttl, ttl, "a").counts(now, "a") for ttl in (0.1, 1 / 3, 10.0)), "whatever the rounding"
+    assert all(Lease(now + ttl, ttl, "a").counts(now, "a") for ttl in (0.1, 1 / 3, 10.0)), "rounding does not matter"
 
 
-def test_an_unannounced_partition_goes_back_as_it_came(tmp_path: Path) -> None:
+def test_a_partition_that_was_never_announced_is_given_back_clean(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path / "shop.db") as broker:
-            await (await join(broker)).close()  # it owned them, but never received that it did
+            await (await join(broker)).close()  # it owned the partitions, but never received Assigned
             messages = await (await join(broker)).receive(10, 1 << 20, 1.0)
             assigned = [each for each in messages if isinstance(each, Assigned)]
             assert {each.partition for each in assigned} == {Partition("orders", n) for n in range(4)}
@@ -812,7 +812,7 @@ def test_an_unannounced_partition_goes_back_as_it_came(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_member_about_to_leave_makes_room_for_the_others(tmp_path: Path) -> None:
+def test_other_members_take_the_partitions_of_a_member_that_is_about_to_leave(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path / "shop.db") as broker:
             leaver = await join(broker)
@@ -830,7 +830,7 @@ def test_a_member_about_to_leave_makes_room_for_the_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_whoever_is_cancelled_while_it_joins_owns_nothing(tmp_path: Path, locked: bool) -> None:
+def test_a_cancelled_join_leaves_no_member_and_no_owner(tmp_path: Path, locked: bool) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path) as broker:
@@ -854,28 +854,28 @@ def test_whoever_is_cancelled_while_it_joins_owns_nothing(tmp_path: Path, locked
     asyncio.run(scenario())
 
 
-def test_a_dropped_group_is_not_created_again_by_a_member_that_slept(tmp_path: Path) -> None:
+def test_a_suspended_member_does_not_create_its_dropped_group_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path, lease_s=0.3, max_poll_gap_s=0.2) as broker, opened(path) as other:
             await broker.publish([event(n) for n in range(5)])
             sleeper = await join(broker, start="latest")
-            told = [each.partition for each in await sleeper.receive(10, 1 << 20, 1.0) if isinstance(each, Assigned)]
+            owned = [each.partition for each in await sleeper.receive(10, 1 << 20, 1.0) if isinstance(each, Assigned)]
             async with asyncio.timeout(40):
-                while await other.groups("orders"):  # until its lease is over for good: a starved owner may renew it
+                while await other.groups("orders"):  # again and again: on a slow machine the owner may renew its lease
                     with contextlib.suppress(BrokerError):
                         await other.drop_group("orders", "billing")
             fenced: Sequence[Any] = ()
             while not fenced:
                 fenced = await sleeper.receive(10, 1 << 20, 1.0)
-            assert set(fenced[0].partitions) == set(told)
+            assert set(fenced[0].partitions) == set(owned)
             with pytest.raises(GroupDropped, match=r"group billing of topic orders.* was dropped"):
                 await sleeper.receive(10, 1 << 20, 10.0)
-            assert await sleeper.settle([Progress(told[0], 1, 1)]) == [told[0]]
+            assert await sleeper.settle([Progress(owned[0], 1, 1)]) == [owned[0]]
             assert not await other.groups("orders")
             await sleeper.close()
             assert not await other.groups("orders")
-            assert numbers(await take(await join(broker), 5)) == [*range(5)], "a new join makes it, where it says"
+            assert numbers(await take(await join(broker), 5)) == [*range(5)], "a new join creates it, at its own start"
 
     asyncio.run(scenario())
 
@@ -896,7 +896,7 @@ def test_close_does_not_wait_for_a_program_that_holds_a_transaction(tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_a_process_that_names_no_count_takes_the_stored_one(tmp_path: Path) -> None:
+def test_a_process_without_a_partition_count_uses_the_stored_one(tmp_path: Path) -> None:
     async def main() -> None:
         url = f"sqlite:///{tmp_path}/events.db"
         first = open_broker(url, Settings(partitions=3))
@@ -915,7 +915,7 @@ def test_a_process_that_names_no_count_takes_the_stored_one(tmp_path: Path) -> N
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """A pool that forks would otherwise hold the lock of its killed parent for ever."""
+    """Otherwise the forked workers of a pool would hold the lock of their killed parent forever."""
     script = f"""
 import asyncio, os, sys, time
 from onward.brokers.sqlite import open_broker
@@ -924,7 +924,7 @@ from pathlib import Path
 gate = Gate(lock_path(Path({str(tmp_path / "events.db")!r})))
 with gate.held():
     if os.fork() == 0:
-        print("forked", flush=True)  # said by the child: it has come so far as to let the lock go
+        print("forked", flush=True)  # the child prints this, after it has closed its copy of the lock
     time.sleep(30)
 """
     with subprocess.Popen(
@@ -937,13 +937,13 @@ with gate.held():
         program.kill()
         program.wait()
         try:
-            assert lock_holder(database) is None, "the orphan holds the lock"
+            assert lock_holder(database) is None, "the orphaned child still holds the lock"
         finally:
             os.killpg(program.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("place", ["/proc/x.db", "/proc/version", "folder", "blocked.db", "x" * 300, "nul\0.db"])
-def test_a_place_where_no_file_can_be_is_named_with_cause_and_cure(tmp_path: Path, place: str) -> None:
+def test_the_error_for_an_impossible_path_names_the_path_and_the_cure(tmp_path: Path, place: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "blocked.db-lock").mkdir()
     with pytest.raises(BadStore, match=r"; (name|create|change|put)") as caught:
@@ -952,17 +952,17 @@ def test_a_place_where_no_file_can_be_is_named_with_cause_and_cure(tmp_path: Pat
 
 
 async def fences(broker: Broker, start: Any = "earliest") -> dict[Partition, int | None]:
-    """Of a member that joins, owns all partitions, and leaves."""
+    """The fences of a member that joins, owns all partitions, and leaves."""
     subscription, found = await join(broker, start=start), dict[Partition, int | None]()
     async with asyncio.timeout(40):
         while len(found) < 4:
-            told = await subscription.receive(100, 1 << 20, 1.0)
-            found |= {each.partition: each.fence for each in told if isinstance(each, Assigned)}
+            messages = await subscription.receive(100, 1 << 20, 1.0)
+            found |= {each.partition: each.fence for each in messages if isinstance(each, Assigned)}
     await subscription.close()
     return found
 
 
-def test_a_fence_never_goes_back_though_its_group_was_dropped(tmp_path: Path) -> None:
+def test_fences_continue_to_grow_after_their_group_was_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path / "shop.db", lease_s=5.0) as broker:
             await broker.publish([event(1)])
@@ -977,12 +977,12 @@ def test_a_fence_never_goes_back_though_its_group_was_dropped(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
-def test_what_a_passing_group_left_behind_goes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_of_a_temporary_group_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.brokers.sqlite.retention._INTERVAL_S", 0.1)
     tables = ("onward_group", "onward_member", "onward_roster", "onward_fence", "onward_aside", "onward_moved")
 
     def left(db: sqlite3.Connection) -> list[str]:
-        """Where something stands of a passing group."""
+        """The tables with rows of a temporary group."""
         named = f"grp LIKE '{PASSING}%'"
         return [table for table in tables if db.execute(f"SELECT 1 FROM {table} WHERE {named}").fetchone()]
 
@@ -993,7 +993,7 @@ def test_what_a_passing_group_left_behind_goes_by_itself(tmp_path: Path, monkeyp
             gone = await join(broker, f"{PASSING}gone")
             stays = await join(broker, f"{PASSING}stays")
             kept = await join(broker)
-            await gone.close()  # as after a kill: nobody has dropped the group
+            await gone.close()  # as after a kill: the group was not dropped
             with closing(sqlite3.connect(path)) as db:
                 async with asyncio.timeout(20):
                     while len(await broker.groups("orders")) > 2:

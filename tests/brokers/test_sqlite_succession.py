@@ -1,4 +1,4 @@
-"""What a killed member owned on SQLite: once its successor has joined, every member takes its share at once."""
+"""Partitions of a killed member on SQLite: when its replacement has joined, every member takes its share at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -34,7 +34,7 @@ async def join(broker: Broker, name: str, *gone: str) -> Subscription:
 
 
 async def assigned(members: Sequence[Subscription], count: int) -> dict[Partition, Assigned]:
-    """Receive with all of them, until they own so many partitions."""
+    """Receive with all members until together they own this many partitions."""
     found: dict[Partition, Assigned] = {}
 
     async def receive(member: Subscription) -> None:
@@ -48,12 +48,12 @@ async def assigned(members: Sequence[Subscription], count: int) -> dict[Partitio
 
 
 async def start(broker: Broker) -> None:
-    """A member that owns all partitions."""
+    """Join with a member that then owns all partitions."""
     await broker.publish([Event(new_id(), "orders", "k", b"1")])
     await assigned([await join(broker, "first")], 4)
 
 
-def test_members_take_their_shares_without_the_lease_and_the_grace(tmp_path: Path) -> None:
+def test_members_take_their_shares_without_waiting_for_the_lease_or_the_grace(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path) as killed, opened(path) as others, opened(path) as broker:
@@ -68,7 +68,7 @@ def test_members_take_their_shares_without_the_lease_and_the_grace(tmp_path: Pat
     asyncio.run(scenario())
 
 
-def test_what_a_successor_left_before_it_began_goes_on_without_the_grace(tmp_path: Path) -> None:
+def test_partitions_of_a_replacement_that_left_before_it_began_need_no_grace(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path) as killed, opened(path) as broker:
@@ -80,7 +80,7 @@ def test_what_a_successor_left_before_it_began_goes_on_without_the_grace(tmp_pat
     asyncio.run(scenario())
 
 
-def test_what_a_successor_had_begun_is_given_the_grace_again(tmp_path: Path) -> None:
+def test_partitions_of_a_replacement_that_had_begun_need_the_grace_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"
         async with opened(path) as killed, opened(path) as broker:

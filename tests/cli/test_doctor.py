@@ -19,7 +19,7 @@ def test_a_healthy_system_gets_ok_alone(shell: Shell) -> None:
     lines = done.stdout.splitlines()
     assert lines
     assert all(line.startswith("ok ") for line in lines), done.stdout
-    assert "shop.db is sound" in done.stdout
+    assert "shop.db is intact" in done.stdout
     findings = json.loads(shell.run("doctor", "--app", "shop:app", "--json").stdout)
     assert {finding["level"] for finding in findings} == {"ok"}
 
@@ -84,5 +84,5 @@ def test_a_file_of_another_program_is_left_as_it_is(shell: Shell, command: tuple
     before = path.read_bytes()
     done = shell.run(*command, "sqlite:///foreign.db")
     assert done.returncode == 2
-    assert "holds no tables of Onward" in done.stderr
+    assert "has no tables of Onward" in done.stderr
     assert path.read_bytes() == before

@@ -1,8 +1,8 @@
-"""Transport: the contract in base.py, what all brokers share in core/, and a folder for each broker.
+"""Brokers: the contract in base.py, the code that all brokers share in core/, and a folder for each broker.
 
 A URL's scheme selects a module with `open_broker(url, settings)`, which may be async. The module may also have
-`absent(settings)` and `holder(settings)`, see the functions of these names below. Other packages add schemes by the
-entry point group `onward.brokers`: the scheme's name, and their `open_broker`.
+`absent(settings)` and `holder(settings)`; see the functions of these names below. Another package adds a scheme with
+an entry point in the group `onward.brokers`: its name is the scheme, its value is the package's `open_broker`.
 """
 
 import inspect
@@ -27,15 +27,15 @@ _LEASE_S = 10.0
 
 class Scheme(msgspec.Struct, frozen=True):
     module: str
-    label: str  # the broker's name, for people
+    label: str  # the broker's name as people write it
     needs: str | None = None  # the client library that the module imports
-    extra: str | None = None  # the extra of ours that installs it
-    takes: frozenset[str] = frozenset()  # of the settings that not every broker takes
-    lease_s: float = _LEASE_S  # unless it is set
-    least_lease_s: float = 0.0  # what its servers allow by default
+    extra: str | None = None  # the extra of Onward that installs it
+    takes: frozenset[str] = frozenset()  # the settings that it accepts and some other broker does not
+    lease_s: float = _LEASE_S  # the default of the setting
+    least_lease_s: float = 0.0  # the smallest value that its servers allow by default
 
 
-GROUP = "onward.brokers"  # of entry points
+GROUP = "onward.brokers"  # the group of entry points
 SCHEMES: Mapping[str, Scheme] = {
     "sqlite": Scheme(
         "onward.brokers.sqlite",
@@ -55,13 +55,13 @@ _SPECIAL = frozenset().union(*[scheme.takes for scheme in SCHEMES.values()])
 
 
 async def open_broker(settings: Settings, schemes: Mapping[str, Scheme] = SCHEMES) -> Broker:
-    """The broker that the URL names, open and checked."""
+    """Open and check the broker that the URL names."""
     opened = _found(settings.url, schemes).opener(settings.url, completed(settings))
     return await opened if inspect.isawaitable(opened) else opened
 
 
 def completed(settings: Settings) -> Settings:
-    """The settings with their scheme's defaults. BadSetting: one was given that the scheme does not take."""
+    """The settings with the defaults of their scheme. Raises BadSetting for a setting that the scheme does not have."""
     if settings.sources is None:
         return settings
     scheme = scheme_of(settings.url)
@@ -74,34 +74,34 @@ def completed(settings: Settings) -> Settings:
 
 def _not_taken(given: str, name: str, scheme: Scheme) -> str:
     others = [other.label for other in SCHEMES.values() if name in other.takes]
-    return f"{given}: {scheme.label} does not take it; remove it there (it is for {' and '.join(others)})"
+    return f"{given}: {scheme.label} has no such setting; remove it there (it is for {' and '.join(others)})"
 
 
 def scheme_of(url: str) -> Scheme:
-    """What is known of the URL's scheme. One of another package takes every setting."""
+    """The facts about the URL's scheme. A scheme of another package accepts every setting."""
     name = urlsplit(url).scheme
     return SCHEMES.get(name) or Scheme("", name, takes=_SPECIAL, least_lease_s=_LEASE_S)
 
 
 def label(settings: Settings) -> str:
-    """The broker's name, for people."""
+    """The broker's name as people write it, such as SQLite."""
     return scheme_of(settings.url).label
 
 
 def absent(settings: Settings) -> str:
-    """Why there is nothing to open, such as a file that does not exist, which open_broker would create; else ""."""
+    """Why there is no store to open, such as a missing file that open_broker would create. "" if there is one."""
     ask: Callable[[Settings], str] | None = getattr(_found(settings.url).module, "absent", None)
     return "" if ask is None else ask(settings)
 
 
 def holder(settings: Settings) -> Holder | None:
-    """The process that holds the store's lock at this moment; None also where the broker has no such lock."""
+    """The process that holds the store's lock now. None if the lock is free or the broker has no such lock."""
     ask: Callable[[Settings], Holder | None] | None = getattr(_found(settings.url).module, "holder", None)
     return None if ask is None else ask(settings)
 
 
 def embedded(path: Path) -> str:
-    """The URL of a file of the broker that needs no server."""
+    """The URL that opens the file with SQLite, the broker that needs no server."""
     return f"sqlite:///{quote(str(path))}"
 
 
@@ -124,7 +124,7 @@ def _found(url: str, schemes: Mapping[str, Scheme] = SCHEMES) -> _Found:
 
 
 def _hint(name: str, url: str, schemes: Mapping[str, Scheme]) -> str:
-    """The URL that was probably meant; empty: nothing comes near."""
+    """A question with the URL that the user probably meant. "" if no known URL is similar."""
     import difflib
 
     if not name and re.fullmatch(r"[^:@?]+\.(db|sqlite3?)", url):
@@ -136,14 +136,14 @@ def _hint(name: str, url: str, schemes: Mapping[str, Scheme]) -> str:
 
 
 def _foreign(name: str, url: str, schemes: Mapping[str, Scheme]) -> _Found:
-    """The scheme of another package. Looked up only when it is needed: it reads the data of every installed package."""
+    """The scheme of another package. Only called when needed, because it reads the metadata of every package."""
     from importlib.metadata import entry_points
 
     found = [point for point in entry_points(group=GROUP) if point.name == name]
     if not found:
         known = ", ".join(f"{known}://" for known in (*schemes, *sorted(entry_points(group=GROUP).names)))
         hint = _hint(name, url, schemes) or f"another package may add one (entry point {GROUP})"
-        raise UnknownScheme(f"no broker for {redacted(url)!r}: there are {known}; {hint}")
+        raise UnknownScheme(f"no broker for {redacted(url)!r}: the known schemes are {known}; {hint}")
     if len({point.value for point in found}) > 1:
         raise UnknownScheme(f"{name}:// is claimed by {' and '.join(p.value for p in found)}; uninstall one of them")
     try:

@@ -1,9 +1,11 @@
-"""The broker contract. Every broker is partitions with an owner, an epoch and a position.
+"""The broker contract. Every broker has partitions, and each partition has an owner, an epoch and positions.
 
-`onward.testing.BrokerSuite` proves each sentence below on every broker. All ends are exclusive: a watermark is the
-next position not known to be done, intervals are [a, b). Positions are sparse: they ascend, over ownerships too, and
-are never reused within a log id, but their differences count nothing. Times named `due` are Unix time; `sure_until`
-is on the clock of `onward.clock.now`.
+`onward.testing.BrokerSuite` proves the guarantees below on every broker. Some conventions hold throughout:
+
+- All ends are exclusive. A watermark is the first position that is not known to be done. An interval is [a, b).
+- Positions are sparse. They ascend, also from one owner to the next, and are never reused within a log id. They have
+  gaps, so the difference of two positions is not a number of events.
+- A time named `due` is Unix time. `sure_until` is on the clock of `onward.clock.now`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,43 +59,46 @@ __all__ = [
     "record_position",
 ]
 
+# What an accepted event survives. fsync: a power cut. replicated: the loss of a node. window: a crash of the process,
+# but a power cut loses the last moments. memory: nothing.
 Durability = Literal["fsync", "replicated", "window", "memory"]
 Ordering = Literal["key", "partition", "none"]
 Start = Literal["earliest", "latest"] | float  # or a Unix time
 Relay = tuple[str, int]  # the shard of an outbox, and the fence of the relay that publishes for it
 
-# Groups with this prefix are useless without a member: brokers forget them, retention and trimming ignore them.
+# The prefix of temporary groups, such as those of `onward tail`. They have no use without a member, so brokers delete
+# them when the last member is gone. Retention and trimming ignore them.
 PASSING = "onward-passing."
-_BRIEF = 200  # characters of an error's message
+_BRIEF = 200  # how many characters of an error's message `Failure.brief` keeps
 
 
 class Features(msgspec.Struct, frozen=True):
-    """What a broker can do. The suites and the docs' table tell brokers apart by this alone."""
+    """What a broker can do. The test suites and the table in the docs read nothing else about a broker."""
 
-    stable_positions: bool  # a position names the same event in every delivery, for ever
-    fence: bool  # Assigned carries a number that grows with every ownership over the fleet
-    durability: (
-        Durability  # what an accepted event survives: a power cut, a lost node, all but the last moments, nothing
-    )
-    aside: bool  # records can be browsed, filtered, moved and removed one by one
-    starts: frozenset[str]  # of earliest, latest, time: where a new group may start
-    shared: bool = False  # with ordering="none" partitions are shared, see Assigned
+    stable_positions: bool  # a position names the same event in every delivery, forever
+    fence: bool  # Assigned carries a fence
+    durability: Durability
+    aside: bool  # records can be listed, filtered, moved and removed one by one
+    starts: frozenset[str]  # where a new group can start: a subset of earliest, latest, time
+    shared: bool = False  # with ordering="none" several members share a partition, see Assigned
     fenced_publish: bool = False  # publish checks `relay`
 
 
 class State(StrEnum):
-    """The states of an event that is out of the flow."""
+    """The states of an event that is stored in the aside."""
 
-    WAITING = "waiting"  # to be retried at `due`
-    HELD = "held"  # behind an unfinished or dead event of its key
-    DEAD = "dead"  # given up
+    WAITING = "waiting"  # its retry is due at `due`
+    HELD = "held"  # an earlier event of its key is unfinished or dead
+    DEAD = "dead"  # Onward has given up on it
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why an event was given up, for the person who reads the dead letter. For an event that is to be tried again
-    (reason `failed`): what its dead letter could not know otherwise."""
+    """Why Onward gave up on an event, for the operator who reads the dead letter.
 
-    reason: str  # exhausted, undecodable, expired, crashed, refused; failed
+    An event whose retry is still to come has one too, with the reason `failed`. It remembers the facts that a later
+    dead letter needs, such as the time of the first failure."""
+
+    reason: str  # of a dead letter: exhausted, undecodable, expired, crashed, refused; of a retry: failed
     error: str  # the exception's type
     message: str
     traceback: str
@@ -103,13 +108,15 @@ class Failure(msgspec.Struct, frozen=True):
     last: float
 
     def brief(self) -> "Failure":
-        """A short form, to be kept in memory and in records that are written often."""
+        """A short form, for memory and for records that are written often: a cut message and no traceback."""
         message = self.message if len(self.message) <= _BRIEF else f"{self.message[:_BRIEF]}…"
         return msgspec.structs.replace(self, message=message, traceback="")
 
 
 class AsideRecord(msgspec.Struct, frozen=True):
-    id: str  # from record_id: an event that is set aside twice is one record
+    """An event of a group that is stored in the aside."""
+
+    id: str  # from record_id, so an event that is set aside twice has one record
     group: str
     partition: Partition
     position: int
@@ -118,7 +125,7 @@ class AsideRecord(msgspec.Struct, frozen=True):
     event: Event
     tries: Tries
     failure: Failure | None
-    wait_s: float | None = None  # from the failure to `due`; the wait is never longer, however clocks are set
+    wait_s: float | None = None  # from the failure to `due`. No owner waits longer, even if its wall clock is wrong
 
     def moved(self, to: State, due: float | None) -> "AsideRecord":
         """The record after an operator moved it. Leaving the state dead resets the tries."""
@@ -126,7 +133,7 @@ class AsideRecord(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, state=to, due=due, tries=tries, wait_s=None)
 
     def whole(self) -> "AsideRecord":
-        """The record with every field of its event decoded, fit for an encoder; see Event.whole."""
+        """The record with every field of its event decoded, as an encoder needs it. See Event.whole."""
         event = self.event.whole()
         return self if event is self.event else msgspec.structs.replace(self, event=event)
 
@@ -140,34 +147,40 @@ def record_position(id_: str) -> int:
 
 
 def record_log(id_: str) -> str:
-    """The log that a record's id names; empty: it is no record id."""
+    """The log id inside a record's id, or "" if the text is not a record id."""
     parts = id_.rsplit(":", 3)
     return parts[1] if len(parts) == 4 else ""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What is done in a partition. Each broker stores it in its own way."""
+    """Which events of a partition are done. Each broker stores it in its own way."""
 
     partition: Partition
     epoch: int
     watermark: int
     done_above: Sequence[tuple[int, int]] = ()  # ascending, disjoint, all above the watermark
-    fresh: Sequence[int] = ()  # positions newly done since the last answered settle
-    tries: Mapping[int, Tries] = {}  # of open positions that have been tried; bounded by the plane
+    fresh: Sequence[int] = ()  # positions that became done since the last successful settle
+    tries: Mapping[int, Tries] = {}  # by position, for open events that have been tried; the control plane bounds it
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """This process owns the partition from here on, under this epoch.
+    """This process owns the partition from now on, under this epoch.
 
-    `epoch` grows with every ownership of this process and is never reset. `fence` grows over the fleet and was
-    stored durably before this message; None where the broker has none. `log_id` is the incarnation of the log: a
-    recreated topic is another log. `stored` is the last settled progress. `unclean`: the last owner ended without a
-    drained release, so what it was running may have run.
+    - `epoch` is the number of this ownership within this process. It grows and is never reset.
+    - `fence` is the number of this ownership over the whole fleet. It grows with every ownership, and the broker has
+      stored it durably before it reports Assigned. None if the broker has no fences.
+    - `log_id` names one life of the log. If a topic is deleted and created again, its log has a new id.
+    - `stored` is the progress that was settled last. None: the group has no progress here.
+    - `unclean`: the last owner ended without a drained release. The events that it was running may have taken effect.
 
-    `shared`, only with ordering="none" where `features.shared`: several members hold the partition at once, and each
-    event goes to one of them. `stored` and `fence` are None, `unclean` is False. The plane loads and draws no records:
-    a waiting record that settle stored comes back as a Delivery when it is due, to any member, with its `tries`. Only
-    `fresh` counts in settle. Positions need not be stable.
+    `shared` is only for ordering="none", on brokers with `features.shared`. Several members hold the partition at the
+    same time, and each event goes to one of them:
+
+    - `stored` and `fence` are None, and `unclean` is False.
+    - The control plane does not load records from the aside. When a waiting record is due, the broker delivers it to
+      any one member, with its `tries`.
+    - A settle stores only what is in `fresh`.
+    - Positions may be unstable.
     """
 
     partition: Partition
@@ -180,7 +193,7 @@ class Assigned(msgspec.Struct, frozen=True):
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """The log was read up to here; positions below that were not delivered are holes."""
+    """The broker has read the log up to this position. Positions below it that were not delivered do not exist."""
 
     partition: Partition
     epoch: int
@@ -188,7 +201,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """An operator moved records of ours to another state, or removed them (`to` None)."""
+    """An operator moved records of this partition to the state `to`, or removed them (`to` is None)."""
 
     partition: Partition
     epoch: int
@@ -198,9 +211,9 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """Release these within `deadline_s` seconds of receipt, or Fenced follows.
+    """The broker takes these partitions back. Release them within `deadline_s` seconds of receipt, or Fenced follows.
 
-    No Delivery of them follows. They stay ours, and settles count, until the release.
+    No Delivery of them follows. Until the release this member still owns them, and its settles take effect.
     """
 
     partitions: Sequence[Partition]
@@ -208,7 +221,7 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class Fenced(msgspec.Struct, frozen=True):
-    """These are no longer ours. Settle nothing of them."""
+    """This member has lost these partitions. It must not settle anything in them."""
 
     partitions: Sequence[Partition]
 
@@ -217,7 +230,7 @@ Message = Delivery | Assigned | Reached | Moved | Revoked | Fenced
 
 
 class BrokerLag(msgspec.Struct, frozen=True):
-    """What is in the log and was not delivered to this subscription. Unknown is None, never 0."""
+    """The events in the log that were not yet delivered to this subscription. None means unknown, never 0."""
 
     undelivered: int | None
     oldest_age_s: float | None
@@ -229,14 +242,14 @@ class TopicSpec(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """What should exist at the broker. `own`: objects of kinds that only this broker has, such as exchanges."""
+    """The objects that should exist at the broker. `own`: objects that only this kind of broker has, like exchanges."""
 
     topics: Sequence[TopicSpec] = ()
     own: Sequence[object] = ()
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One difference between what is declared and what the broker has."""
+    """One difference between the declared topology and the objects at the broker."""
 
     what: str  # the object's kind and name, such as "topic orders"
     action: Literal["create", "refuse"]
@@ -252,8 +265,10 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
-    """A live member. `endpoint`: the host:port at which its process serves readings; None: it serves none. `ordering`:
-    that of its handler; None: unknown."""
+    """A live member.
+
+    `endpoint`: the host:port at which its process serves readings, or None if it serves none. `ordering`: the
+    ordering of its handler, or None if it is unknown."""
 
     name: str
     endpoint: str | None = None
@@ -261,7 +276,7 @@ class MemberInfo(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, member: str) -> "MemberInfo":
-        """From the text that was given to `subscribe`: a name, its endpoint behind an @, its ordering behind a #."""
+        """Parse the `member` of `subscribe`: a name, then optionally @ and its endpoint, then # and its ordering."""
         for ordering in get_args(Ordering):
             if member.endswith(f"#{ordering}"):
                 return msgspec.structs.replace(cls.parse(member.removesuffix(f"#{ordering}")), ordering=ordering)
@@ -275,10 +290,10 @@ class MemberInfo(msgspec.Struct, frozen=True):
 
 
 class Supervised(msgspec.Struct, frozen=True):
-    """A process that a supervisor started, in a slot that one process fills at a time.
+    """A process that a supervisor started. The supervisor has a number of slots and runs one process in each.
 
-    `slot` stays the same over these processes and is unique in the fleet. `member` is the name of this one. `gone`:
-    earlier members of the slot that have no process left, so nothing of them can still run."""
+    `slot` is unique in the fleet and stays the same when a process is replaced. `member` is the name of this process.
+    `gone`: earlier members of the slot. All their processes have ended, so none of their handlers can still run."""
 
     slot: str
     member: str
@@ -286,23 +301,23 @@ class Supervised(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How far a group is in one partition. Positions are sparse: `end - watermark` is no count of events."""
+    """How far a group is in one partition. Positions are sparse: `end - watermark` is not a number of events."""
 
     watermark: int
-    end: int | None  # of the log; None: unknown
-    owner: str | None  # the name of a live member
-    fence: int | None  # of the last ownership
+    end: int | None  # the end of the log; None: unknown
+    owner: str | None  # the name of the live member that owns the partition; None: no live member does
+    fence: int | None  # the fence of the last ownership
 
 
 class GroupInfo(msgspec.Struct, frozen=True):
     group: str
     topic: str
-    members: Sequence[MemberInfo]  # those that are alive
+    members: Sequence[MemberInfo]  # only live ones
     partitions: Mapping[int, Standing]  # by index
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The process that holds a store's lock. Two equal answers some time apart mean that it is stuck."""
+    """The process that holds a store's lock. If two answers some time apart are equal, that process is stuck."""
 
     pid: int
     since: float  # on the clock of onward.clock.now
@@ -313,112 +328,129 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """Which records: every field that is set must match."""
+    """Selects records: every field that is set must match."""
 
     states: frozenset[State] = frozenset(State)
     topic: str | None = None
     key: str | None = None
     error: str | None = None
-    text: str | None = None  # found in the error's message or in the value
-    since: float | None = None  # bounds on the last failure, Unix time
-    until: float | None = None
+    text: str | None = None  # a text in the error's message or in the value
+    since: float | None = None  # the last failure was at this Unix time or later
+    until: float | None = None  # the last failure was before this Unix time
 
 
 class Page(msgspec.Struct, frozen=True):
     records: Sequence[AsideRecord]
-    after: str | None  # pass it to the next scan; None: there is no more
+    after: str | None  # pass it to the next scan; None: this is the last page
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many records match."""
+    """How many records match a filter."""
 
     records: int
-    oldest: float | None  # Unix time: the earliest of their last failures; None: none of them has failed
+    oldest: float | None  # Unix time, the earliest of their last failures; None: no matching record has failed
 
 
 class Aside(Protocol):
-    """All records of one group. The owner of a partition writes only through settle."""
+    """All records of one group. The owner of a partition calls `load`, and writes only through settle. The other
+    methods are for operators."""
 
     async def load(
         self, partition: Partition, *, after: int | None, limit: int, max_bytes: int, dead: bool = False
     ) -> Sequence[AsideRecord]:
-        """Waiting and held records (`dead`: dead ones too) above position `after`, ascending by position; at least one
-        if there is one. None that a former owner wrote after it lost the partition, and none of a former log."""
+        """Waiting and held records (with `dead` also dead ones) above position `after`, ascending by position.
+
+        At most `limit` records and `max_bytes` bytes, but at least one record if there is one. It returns no record
+        that a former owner wrote after it lost the partition, and no record of a former log."""
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
-        """A page in a stable order. Records that come and go meanwhile neither repeat nor hide the others."""
+        """One page of matching records, in a stable order. If records are added or removed between two pages, no other
+        record is repeated or left out."""
 
     async def count(self, where: Filter) -> Count:
-        """How many match, without reading them; so `where` has no text."""
+        """Count the matching records without reading them. So `where.text` must be None."""
 
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
-        """Compare and set: how many were still in `expect` and moved. The partition's owner gets Moved.
-        Leaving the state dead resets the tries."""
+        """Move those records that are still in the state `expect`, and return how many moved. The partition's owner
+        gets Moved. Leaving the state dead resets the tries."""
 
     async def remove(self, ids: Sequence[str], *, expect: State) -> int:
-        """Compare and remove. The partition's owner gets Moved."""
+        """Remove those records that are still in the state `expect`, and return how many were removed. The partition's
+        owner gets Moved."""
 
 
 class Subscription(Protocol):
-    """One member of a group. `receive` has one caller and runs beside settle, release and lag.
+    """One member of a group. One task calls `receive`; settle, release and lag may run at the same time.
 
-    Partitions passed to release, pause and resume mean the ownership that receive reported last.
+    A partition that is passed to release, pause or resume means the ownership that receive reported last.
     """
 
     async def receive(self, limit: int, max_bytes: int, wait_s: float) -> Sequence[Message]:
-        """What happened, in the order it happened; empty after `wait_s` of silence.
+        """Wait for messages and return them in the order in which they happened. Empty if none arrives in `wait_s`.
 
-        At most `limit` deliveries (0: none, but everything else arrives), and at most `max_bytes` of them but always
-        one. Positions of a partition ascend within an epoch. Cancelling it loses nothing.
+        It returns at most `limit` deliveries, and at most `max_bytes` of them, but always one if there is one. With
+        `limit` 0 it returns no delivery but all other messages. Positions of a partition ascend within an epoch.
+        Cancelling the call loses no message.
         """
 
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
     ) -> Sequence[Partition]:
-        """Store what is done. `aside`: records to store; `gone`: ids of records to remove. `aside` is durable before,
-        or atomically with, the progress, and the progress before `gone`. Idempotent.
+        """Store which events are done. `aside`: records to store. `gone`: ids of records to remove.
 
-        Returns the partitions that are no longer ours: nothing took effect there. AsideError: nothing was done in its
-        `partitions`, its `lost` are no longer ours, all others were settled. Any other error: repeat the same call.
+        The broker stores `aside` durably before the progress, or in the same transaction. It removes `gone` only after
+        the progress is durable. The call is idempotent.
+
+        Returns the partitions that this member has lost. In those the call had no effect. Raises AsideError if the
+        broker refused records: the call had no effect in its `partitions`, this member has lost its `lost`, and all
+        other partitions were settled. After any other error, repeat the same call.
         """
 
     async def release(self, partitions: Sequence[Partition], *, drained: bool) -> None:
-        """Give partitions up: after Revoked, or unasked by a member that is about to leave, which is then given no
-        partition any more. After `drained` False, or close without release, the next owner is assigned unclean."""
+        """Give partitions back, after Revoked or before this member leaves the group.
+
+        A member that releases partitions which were not revoked is about to leave. It gets no partition after that.
+        If `drained` is False, or the member closes without a release, the next owner is assigned `unclean`."""
 
     def troubles(self) -> Sequence[str]:
-        """Why some of the group's events are not delivered; empty: nothing stops them. Readiness shows them."""
+        """Why some of the group's events are not delivered, for readiness. Empty if nothing stops them."""
 
     def sure_until(self) -> float:
-        """Until then ownership of everything held is certain: no other member is given a partition before. In the past
-        while a Fenced message is undelivered. After the process was suspended, only a reply to a request sent since
-        then extends it."""
+        """The time until which this member surely owns all its partitions. No other member gets one of them before.
+
+        It is in the past while a Fenced message is undelivered. After the process was suspended, only the reply to a
+        request that was sent since then can extend it."""
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
-        """No Delivery of these until resume, except what a running receive already took. Ownership is kept."""
+        """Deliver no event of these partitions until resume. A receive that is running may still return events that it
+        has already read. The member stays the owner."""
 
     async def resume(self, partitions: Sequence[Partition]) -> None: ...
 
     async def lag(self) -> Mapping[Partition, BrokerLag]:
-        """For every partition held."""
+        """The lag of every partition that this member owns."""
 
     async def close(self) -> None:
-        """Leave the group. Idempotent; a blocked receive returns. Unsettled events go to the next owner."""
+        """Leave the group. A receive that is waiting returns. Events that are not settled go to the next owner.
+        Idempotent."""
 
 
 class Broker(Protocol):
     features: Features
 
     async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
-        """Returns when every event is durably accepted.
+        """Store the events. Returns when the broker has stored all of them durably.
 
-        Per key, calls take effect in the order they entered this object. When an event is not accepted, no later
-        event of its key is, in this call and in calls already entered; later calls are tried normally.
-        PublishError: its `refused` and `unknown` were not, or perhaps not, accepted; everything else was.
+        The events of one key are stored in the order in which the calls of `publish` began. If an event is not
+        accepted, no later event of its key is accepted, in this call and in all calls that began before the failure.
+        Calls that begin later are not affected.
 
-        `relay`, where `features.fenced_publish`: RelayFenced if the broker has seen a higher fence for that shard. From
-        then on it accepts nothing of the call; what it accepted before is not in `refused`. BadSetting: it is no shard
-        and fence.
+        Raises PublishError if some events were not accepted. The events in its `refused` were not accepted. For those
+        in its `unknown` the answer was lost, so they may be accepted. All others were accepted.
+
+        `relay` is checked where `features.fenced_publish` is true. Raises RelayFenced if the broker has seen a higher
+        fence for that shard. From that moment it accepts no event of the call. Events that it accepted before are not
+        in `refused`. Raises BadSetting if `relay` is not a shard and a fence.
         """
 
     async def subscribe(
@@ -431,36 +463,39 @@ class Broker(Protocol):
         start: Start,
         supervised: Supervised | None = None,
     ) -> Subscription:
-        """Join the group. `member`: a text that MemberInfo.parse reads. `start` counts
-        only where the group has no progress; a partition added later always starts at its beginning.
+        """Join the group. `member` is a text that MemberInfo.parse reads.
 
-        `supervised`: what its `gone` members owned is assigned to this one without waiting for a lease, a session or
-        the takeover grace, and unclean; a settle of theirs no longer counts."""
+        `start` is used only where the group has no progress. A partition that is added to the topic later always
+        starts at its beginning.
+
+        `supervised`: its `gone` members lose their partitions at once, without waiting for a lease, a session or the
+        takeover grace. The next owners are assigned `unclean`. A settle of a `gone` member no longer takes effect."""
 
     def aside(self, group: str) -> Aside: ...
 
     async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
-        """What differs from the topology; with `apply`, what can be made is made. BadSetting: an object of
-        `topology.own` is not of this broker's kinds."""
+        """Return the differences from the topology. With `apply`, create the missing objects that can be created.
+        Raises BadSetting if this kind of broker does not have an object of `topology.own`."""
 
     async def topics(self) -> Sequence[TopicSpec]:
-        """The topics that events can be published to, by name; not what a broker stores for its own use."""
+        """The topics that applications can publish to, sorted by name. Topics for the broker's own use are left out."""
 
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
-        """Every group that has progress in the topic; none if there is no such topic."""
+        """Every group that has progress in the topic. Empty if the topic does not exist."""
 
     async def owners(self, topic: str, group: str) -> Sequence[MemberInfo]:
-        """The live members of the group that own a partition of the topic now. It costs less than `groups`."""
+        """The live members of the group that own a partition of the topic now. Cheaper than `groups`."""
 
     async def drop_group(self, topic: str, group: str) -> None:
-        """Forget the group's progress and records in the topic. BrokerError while a member is alive."""
+        """Delete the group's progress and records in the topic. Raises BrokerError while a member is alive."""
 
     async def drop_topic(self, topic: str) -> None:
-        """Delete the topic with its events, and every group's progress and records in it. Harmless if there is no such
-        topic. BrokerError while a member of any group is alive."""
+        """Delete the topic with its events, and every group's progress and records in it. Does nothing if the topic
+        does not exist. Raises BrokerError while a member of any group is alive."""
 
     async def diagnose(self) -> Sequence[Finding]:
-        """What an operator should know: what was looked at and is well, and what is not. It changes nothing."""
+        """Examine the broker and report to the operator which checks are ok and which are not. Changes nothing."""
 
     async def close(self) -> None:
-        """Idempotent. Subscriptions end; publishes already entered are finished or refused, never forgotten."""
+        """End all subscriptions. Every publish that has begun ends: its events are accepted, or it raises
+        PublishError. Idempotent."""

@@ -1,4 +1,4 @@
-"""The aside that is folded from a log: fences, requests, compaction, and bodies in bounded memory."""
+"""The aside that is rebuilt from a log: fences, requests, compaction, and bodies in bounded memory."""
 
 import random
 
@@ -34,7 +34,7 @@ def records(table: AsideTable) -> dict[str, AsideRecord]:
     return {name: row.record(row.body or b"") for name, row in table.rows.items()}
 
 
-def test_what_a_former_owner_writes_is_void_and_can_be_written_over() -> None:
+def test_entries_of_a_former_owner_have_no_effect_and_can_be_overwritten() -> None:
     one, two = record(1), record(2)
     table = folded(
         LogEntry(FENCE, b"", 1), written(one, 1), LogEntry(FENCE, b"", 2), written(two, 1), LogEntry(one.id, None, 1)
@@ -69,7 +69,7 @@ def test_compaction_does_not_change_the_outcome() -> None:
     assert records(folded(*log)) == records(folded(*log[1:])) == {one.id: record(1)}
 
 
-def test_records_come_by_position_in_whatever_order_they_are_written_and_removed() -> None:
+def test_rows_are_sorted_by_position_whatever_the_order_of_writes_and_removals() -> None:
     table, alive = AsideTable(BodyRoom(100)), set[int]()
     rng = random.Random(3)
     for _ in range(3_000):
@@ -81,7 +81,7 @@ def test_records_come_by_position_in_whatever_order_they_are_written_and_removed
     assert alive
 
 
-def test_bodies_are_kept_while_there_is_room_and_dead_ones_take_half_of_it() -> None:
+def test_bodies_stay_in_memory_while_there_is_room_and_dead_ones_get_half_of_it() -> None:
     one, room = written(record(1), 1), BodyRoom(0)
     room.most = 10 * len(one.value or b"") + 5
     table = AsideTable(room)
@@ -93,7 +93,7 @@ def test_bodies_are_kept_while_there_is_room_and_dead_ones_take_half_of_it() -> 
     kept = [row for row in table.above(-1) if row.body is not None]
     assert room.taken == sum(len(row.body or b"") for row in kept) <= room.most
     assert {row.state for row in kept} == {State.DEAD, State.HELD}
-    table.apply(written(record(20, State.HELD), 1))  # again: it counts once
+    table.apply(written(record(20, State.HELD), 1))  # written again, it counts once
     table.apply(LogEntry(record(0).id, None, 1))
     table.apply(asked("a", [record(1).id], State.DEAD, None))
     assert room.taken == sum(row.size for row in table.rows.values() if row.body is not None)
@@ -101,7 +101,7 @@ def test_bodies_are_kept_while_there_is_room_and_dead_ones_take_half_of_it() -> 
     assert room.taken == 0
 
 
-def test_an_entry_that_is_no_record_changes_nothing_and_is_written_over_if_it_hides_one() -> None:
+def test_an_entry_that_is_not_a_record_changes_nothing_and_is_marked_if_it_could_hide_one() -> None:
     table = folded(LogEntry(FENCE, b"", 1), written(record(1), 1))
     for key in (record(1).id, "foreign", MOVE + "foreign"):
         with pytest.raises(msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""What a member holds and receives, without a broker."""
+"""The partitions and messages of a member, without a broker."""
 
 import math
 
@@ -22,7 +22,7 @@ def chunk(of: Hold[None], *positions: int, size: int = 1) -> Chunk:
 
 
 def holding(*holds: Hold[None]) -> Holdings[None]:
-    """They are announced."""
+    """Holdings with these ownerships, all announced."""
     holdings: Holdings[None] = Holdings(Bell())
     for each in holds:
         holdings.add(each)
@@ -34,7 +34,7 @@ def positions(messages: list[object]) -> list[int]:
     return [each.position for each in messages if isinstance(each, Delivery)]
 
 
-def test_an_ownership_comes_before_its_events_and_when_it_is_ripe() -> None:
+def test_an_ownership_is_announced_at_its_time_and_before_its_events() -> None:
     holdings: Holdings[None] = Holdings(Bell())
     mine = hold(ready_at=NOW + 1)
     holdings.add(mine)
@@ -46,7 +46,7 @@ def test_an_ownership_comes_before_its_events_and_when_it_is_ripe() -> None:
     assert positions([*messages]) == [0, GAP]
 
 
-def test_while_ownership_is_uncertain_ownerships_and_events_wait_and_losses_do_not() -> None:
+def test_while_ownership_is_uncertain_only_losses_are_reported() -> None:
     mine, lost = hold(0), hold(1)
     holdings = holding(mine, lost)
     holdings.stock([(mine, chunk(mine, 0))])
@@ -68,7 +68,7 @@ def test_a_loss_is_unreported_until_it_is_collected() -> None:
     assert unreported == [False, True, False]
 
 
-def test_what_was_never_announced_is_lost_without_a_word() -> None:
+def test_the_loss_of_an_ownership_that_was_never_announced_is_not_reported() -> None:
     holdings: Holdings[None] = Holdings(Bell())
     mine = hold(ready_at=NOW + 1)
     holdings.add(mine)
@@ -76,7 +76,7 @@ def test_what_was_never_announced_is_lost_without_a_word() -> None:
     assert holdings.collect(10, 100, NOW + 2, sure=True) == []
 
 
-def test_limits_hold_and_one_event_always_fits() -> None:
+def test_collect_respects_its_limits_but_returns_at_least_one_event() -> None:
     mine = hold()
     holdings = holding(mine)
     holdings.stock([(mine, chunk(mine, *range(5), size=100))])
@@ -99,7 +99,7 @@ def test_partitions_take_turns() -> None:
     assert sorted(first) == [0, 1, 2]
 
 
-def test_holes_are_reported_in_their_place() -> None:
+def test_gaps_are_reported_between_the_events_around_them() -> None:
     mine = hold()
     holdings = holding(mine)
     holdings.stock([(mine, chunk(mine, 0))], [(mine, 5 * GAP)])
@@ -123,12 +123,12 @@ def test_paused_and_throttled_partitions_keep_their_events() -> None:
     assert positions([*holdings.collect(10, 100, NOW, sure=True)]) == [0]
 
 
-def test_a_revoked_partition_delivers_nothing_and_has_a_deadline_from_its_receipt() -> None:
+def test_a_revoked_partition_delivers_no_event_and_its_deadline_starts_with_the_receipt() -> None:
     mine = hold()
     holdings = holding(mine)
     holdings.stock([(mine, chunk(mine, 0))])
     holdings.revoke([mine], grace_s=5.0)
-    assert holdings.deadline == math.inf, "it is not received yet"
+    assert holdings.deadline == math.inf, "the message was not received yet"
     assert holdings.collect(10, 100, NOW, sure=True) == [Revoked([mine.partition], 5.0)]
     assert holdings.deadline == NOW + 5.0
     holdings.stock([(mine, chunk(mine, 1))])
@@ -145,7 +145,7 @@ def test_a_fixed_deadline_is_not_prolonged_by_a_late_receipt() -> None:
     assert holdings.deadline == NOW + 5.0
 
 
-def test_what_is_withheld_is_not_announced_and_what_is_announced_cannot_be_withheld() -> None:
+def test_a_withheld_ownership_is_not_announced_and_an_announced_one_cannot_be_withheld() -> None:
     holdings: Holdings[None] = Holdings(Bell())
     mine = hold()
     holdings.add(mine)
@@ -156,7 +156,7 @@ def test_what_is_withheld_is_not_announced_and_what_is_announced_cannot_be_withh
     assert not holdings.withhold(mine)
 
 
-def test_a_settle_of_an_old_epoch_and_records_of_what_is_not_held_are_lost() -> None:
+def test_progress_of_an_old_epoch_is_reported_as_lost() -> None:
     mine, other = hold(0, epoch=2), hold(1)
     holdings = holding(mine, other)
     old = Progress(mine.partition, 1, 5)
@@ -165,7 +165,7 @@ def test_a_settle_of_an_old_epoch_and_records_of_what_is_not_held_are_lost() -> 
     assert list(lost) == [mine.partition]
 
 
-def test_moves_are_reported_to_the_ownership_that_they_are_about() -> None:
+def test_moves_are_reported_only_to_the_ownership_of_their_epoch() -> None:
     mine = hold(epoch=2)
     holdings = holding(mine)
     holdings.report(Moved(mine.partition, 1, ["old"], State.WAITING, None))
@@ -173,7 +173,7 @@ def test_moves_are_reported_to_the_ownership_that_they_are_about() -> None:
     assert [each.ids for each in holdings.collect(0, 0, NOW, sure=True) if isinstance(each, Moved)] == [["new"]]
 
 
-def test_a_reader_rests_when_twice_a_receive_is_read_ahead() -> None:
+def test_a_reader_pauses_when_it_has_read_twice_the_limit_of_a_receive() -> None:
     mine = hold()
     holdings = holding(mine)
     holdings.collect(1_000, 1 << 20, NOW, sure=True)
@@ -183,7 +183,7 @@ def test_a_reader_rests_when_twice_a_receive_is_read_ahead() -> None:
     assert holdings.hungry.is_set()
 
 
-def test_closed_holdings_report_nothing() -> None:
+def test_closed_holdings_return_no_messages() -> None:
     mine = hold()
     holdings = holding(mine)
     holdings.stock([(mine, chunk(mine, 0))])

@@ -16,7 +16,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize(("key", "value"), KNOWN.items())
-def test_murmur2_is_kafkas(key: str, value: int) -> None:
+def test_murmur2_is_the_same_as_in_kafka(key: str, value: int) -> None:
     assert murmur2(key.encode()) == value
     assert partition_of(key, 7) == (value & 0x7FFFFFFF) % 7
 
@@ -29,7 +29,7 @@ def test_all_partitions_are_used_evenly() -> None:
     assert max(counts) < 1_150
 
 
-def test_remembered_hashes_are_bounded() -> None:
+def test_the_cache_of_hashes_is_bounded() -> None:
     hashes = KeyHashes()
     for n in range(70_000):
         assert hashes[str(n)] == murmur2(str(n).encode()) & 0x7FFFFFFF

@@ -40,14 +40,14 @@ def cut(spans: Spans, top: int) -> list[tuple[int, int]]:
 
 
 def scattered(window: int, open_share: float, seed: int) -> Progress:
-    """A state in which every position is open with the same probability, the watermark being open."""
+    """A state in which the watermark is open and every other position is open with the same probability."""
     rng = random.Random(seed)
     base = rng.randrange(1 << 40)
     done = "0" + "".join("0" if rng.random() < open_share else "1" for _ in range(window - 1))
     return progress_of(base, [(base + match.start(), base + match.end()) for match in re.finditer("1+", done)])
 
 
-# Small steps make bitsets, mixed ones make runs, and one huge step must not spoil its neighbours.
+# Small steps produce bitsets, mixed steps produce runs, and one huge step must not affect its neighbours.
 steps = st.one_of(st.integers(1, 3), st.integers(1, 300), st.integers(1, 1 << 54))
 counts = st.one_of(st.integers(0, 4), st.integers(0, (1 << 63) - 1))
 watermarks = st.one_of(st.integers(0, 1_000), st.integers(0, 1 << 62))
@@ -97,9 +97,9 @@ def test_the_layout_is_the_documented_one() -> None:
     assert int(bits[:32], 2) == zlib.crc32(int(bits[32:], 2).to_bytes(size, "big"))
 
 
-@settings(deadline=None)  # a busy machine is no defect
+@settings(deadline=None)  # a slow machine must not fail the test
 @given(progresses(), fences, st.booleans(), st.sampled_from(ALPHABETS), st.text(max_size=8))
-def test_what_is_encoded_is_decoded(
+def test_decoding_returns_what_was_encoded(
     progress: Progress, fence: int, clean: bool, alphabet: Alphabet, log_id: str
 ) -> None:
     assume(log_id.isprintable())
@@ -112,14 +112,14 @@ def test_what_is_encoded_is_decoded(
 
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 @pytest.mark.parametrize("open_share", [0.01, 0.5, 0.99])
-def test_large_states_come_back(open_share: float, alphabet: Alphabet) -> None:
+def test_large_states_are_decoded_correctly(open_share: float, alphabet: Alphabet) -> None:
     progress = scattered(5_000, open_share, seed=7)
     encoded = encode(progress, fence=1, clean=False, alphabet=alphabet)
     assert decode(encoded.text, progress.watermark).done_above == progress.done_above
 
 
-def test_every_value_of_a_character_comes_back() -> None:
-    """A bitset that counts through all 15-bit values puts each of the 32,768 characters to use."""
+def test_every_value_of_a_character_is_decoded_correctly() -> None:
+    """A bitset that counts through all 15-bit values uses each of the 32,768 characters."""
     bits = "".join(f"{value:015b}" for value in range(1 << 15)) + "1"
     progress = progress_of(0, [match.span() for match in re.finditer("1+", bits)])
     text = encode(progress, fence=200, clean=False, limit=1 << 20).text  # a fence that ends its head with a character
@@ -128,7 +128,7 @@ def test_every_value_of_a_character_comes_back() -> None:
     assert_survives(text)
 
 
-def test_a_first_interval_at_the_watermark_and_intervals_that_touch() -> None:
+def test_an_interval_at_the_watermark_and_adjacent_intervals_are_merged() -> None:
     text = encode(progress_of(5, [(5, 7), (7, 9), (12, 13)]), fence=0, clean=False).text
     assert decode(text, 5).done_above == [(5, 9), (12, 13)]
 
@@ -139,7 +139,7 @@ def test_tries_below_the_watermark_are_left_out() -> None:
     assert encoded.tries_dropped == 0
 
 
-def test_a_thousand_positions_started_alike_are_one_run() -> None:
+def test_a_thousand_positions_with_equal_tries_are_one_run() -> None:
     tries = {position: Tries(started=1) for position in range(50, 1_050)}
     encoded = encode(progress_of(50, [], tries), fence=1, clean=False)
     assert decode(encoded.text, 50).tries == tries
@@ -147,12 +147,12 @@ def test_a_thousand_positions_started_alike_are_one_run() -> None:
 
 
 @pytest.mark.parametrize("spans", [[(3, 6)], [(7, 9), (8, 10)], [(8, 9), (6, 7)], [(7, 7)]])
-def test_intervals_that_are_none_are_refused(spans: Spans) -> None:
+def test_invalid_intervals_are_refused(spans: Spans) -> None:
     with pytest.raises(AssertionError):
         encode(progress_of(5, spans), fence=0, clean=False)
 
 
-def test_under_another_watermark_or_log_only_the_fence_holds() -> None:
+def test_with_another_watermark_or_log_only_the_fence_is_used() -> None:
     text = SMALL_TEXT["utf16"]
     assert decode(text, 1_001, log_id="log") == Decoded(fence=7)
     assert decode(text, 1_000, log_id="another") == Decoded(fence=7)
@@ -173,15 +173,17 @@ def mutants(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("alphabet", ALPHABETS)
-def test_no_flip_cut_swap_or_tail_says_another_thing(alphabet: Alphabet) -> None:
+def test_a_text_with_a_flip_cut_swap_or_tail_never_decodes_to_another_progress(alphabet: Alphabet) -> None:
     text = SMALL_TEXT[alphabet]
-    told = [NOTHING, decode(text, 1_000, log_id="log")]
-    assert all(decode(mutant, 1_000, log_id="log") in told for mutant in mutants(text))
+    allowed = [NOTHING, decode(text, 1_000, log_id="log")]
+    assert all(decode(mutant, 1_000, log_id="log") in allowed for mutant in mutants(text))
 
 
 @settings(deadline=None)
 @given(progresses(max_spans=20), st.sampled_from(ALPHABETS), st.data())
-def test_no_mutation_says_another_thing(progress: Progress, alphabet: Alphabet, data: st.DataObject) -> None:
+def test_a_mutated_text_never_decodes_to_another_progress(
+    progress: Progress, alphabet: Alphabet, data: st.DataObject
+) -> None:
     text = encode(progress, fence=3, clean=True, alphabet=alphabet).text
     ends = st.integers(0, len(text))
     (a, b), (c, d) = (sorted(data.draw(st.tuples(ends, ends))) for _ in range(2))
@@ -197,12 +199,12 @@ def test_no_mutation_says_another_thing(progress: Progress, alphabet: Alphabet, 
 @example("O1\ud800")
 @example('{"fence": 7}')
 @example("R2-199")
-def test_what_others_wrote_says_nothing(text: str) -> None:
+def test_a_text_of_another_program_decodes_to_nothing(text: str) -> None:
     assert decode(text, 0) == NOTHING
 
 
 def sealed(bits: str) -> str:
-    """A sound text with any content, as only a newer or a hostile writer would make it."""
+    """A text with a correct checksum and any content, as only a newer or a hostile writer would produce it."""
     bits += "0" * (-(32 + len(bits)) % 15)
     check = zlib.crc32(int(bits, 2).to_bytes((len(bits) + 7) // 8, "big"))
     whole = f"{check:032b}{bits}"
@@ -213,7 +215,7 @@ def sealed(bits: str) -> str:
 HEAD = f"{zlib.crc32(b':0'):032b}" + "0" + "000000"
 
 
-def test_a_future_version_says_nothing() -> None:
+def test_a_text_of_a_future_version_decodes_to_nothing() -> None:
     text = sealed(HEAD + "00")
     assert decode(text, 0) == Decoded(fence=0)
     assert decode("O2" + text[2:], 0) == NOTHING
@@ -225,7 +227,7 @@ def test_a_future_version_says_nothing() -> None:
 @example("0" + "11" + "111111" + "1" * 63)  # a bitset longer than the text
 @example("1" + "000000" * 3 + "0000010" + "111111" + "111110" + "01" + "1" * 62 + "00")  # 2**63 positions tried
 @example("0" * 40)  # more than padding
-def test_sound_texts_of_nonsense_neither_raise_nor_fill_the_memory(bits: str) -> None:
+def test_nonsense_with_a_correct_checksum_neither_raises_nor_fills_the_memory(bits: str) -> None:
     found = decode(sealed(HEAD + bits), 0)
     assert len(found.done_above) < 10_000
     assert len(found.tries) <= 100_000
@@ -257,7 +259,7 @@ def test_the_limit_is_used_up(open_share: float, alphabet: Alphabet) -> None:
         assert found.done_above == cut(progress.done_above, encoded.covered_to)
 
 
-def test_tries_are_kept_before_what_is_done() -> None:
+def test_tries_have_priority_over_done_positions() -> None:
     tries = {position: Tries(failed=1 + position % 7) for position in range(0, 4_000, 13)}
     progress = progress_of(0, [(position, position + 1) for position in range(1, 4_000, 2)], tries)
     encoded = encode(progress, fence=1, clean=False, limit=100)
@@ -285,7 +287,7 @@ def test_sizes(window: int, open_share: float, most: int) -> None:
         assert len(encoded.text) <= most
 
 
-def test_no_progress_is_a_tiny_text() -> None:
+def test_the_text_of_no_progress_is_tiny() -> None:
     assert len(encode(progress_of(1 << 40), fence=1_000, clean=True).text) == 8
     assert len(encode(progress_of(1 << 62), fence=(1 << 63) - 1, clean=True).text) <= 12
     assert len(encode(progress_of(1 << 40), fence=1_000, clean=True, alphabet="bytes").text) == 16

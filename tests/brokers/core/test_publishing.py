@@ -1,4 +1,4 @@
-"""Ordered publishing in windows: what fails stops what follows it, per key, and nothing else."""
+"""Ordered publishing in windows: a failed event stops the later events of its key, and no others."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Done = Callable[[Window[None]], object]
 
 
 class ByHand:
-    """A courier that answers when the test says so."""
+    """A courier whose answers the test gives."""
 
     def __init__(self) -> None:
         self.windows: list[tuple[Window[None], Done]] = []
@@ -25,12 +25,12 @@ class ByHand:
         self.windows.append((window, done))
 
     async def answer(self, refused: dict[str, Refusal] | None = None) -> None:
-        """Answer the window under way: those values are refused."""
+        """Answer the first window. Events with these values are refused."""
         window, done = self.windows.pop(0)
         for at, item in enumerate(window.items):
             window.answers[at] = (refused or {}).get((item.event.value or b"").decode())
         done(window)
-        await asyncio.sleep(0)  # the publisher goes on in the loop
+        await asyncio.sleep(0)  # let the publisher continue
 
 
 def outgoing(key: str | None, value: str, size: int = 1) -> Outgoing[None]:
@@ -45,7 +45,7 @@ def values(events: tuple[Event, ...]) -> list[bytes | None]:
     return [event.value for event in events]
 
 
-def test_calls_go_out_in_the_order_they_entered_one_window_at_a_time() -> None:
+def test_calls_are_sent_in_their_order_one_window_at_a_time() -> None:
     async def scenario() -> None:
         courier = ByHand()
         publish = publisher(courier)
@@ -60,7 +60,7 @@ def test_calls_go_out_in_the_order_they_entered_one_window_at_a_time() -> None:
     asyncio.run(scenario())
 
 
-def test_a_refusal_stops_the_key_in_calls_already_entered_and_no_other_key() -> None:
+def test_a_refused_event_stops_its_key_in_queued_calls_and_no_other_key() -> None:
     async def scenario() -> None:
         courier = ByHand()
         publish = publisher(courier)
@@ -83,7 +83,7 @@ def test_a_refusal_stops_the_key_in_calls_already_entered_and_no_other_key() -> 
     asyncio.run(scenario())
 
 
-def test_what_is_unknown_is_named_as_such_and_stops_its_key_too() -> None:
+def test_an_event_with_an_unknown_outcome_is_reported_as_unknown_and_stops_its_key() -> None:
     async def scenario() -> None:
         courier = ByHand()
         publish = publisher(courier)
@@ -100,7 +100,7 @@ def test_what_is_unknown_is_named_as_such_and_stops_its_key_too() -> None:
     asyncio.run(scenario())
 
 
-def test_a_window_without_an_answer_for_an_event_leaves_it_unknown() -> None:
+def test_an_event_without_an_answer_is_reported_as_unknown() -> None:
     async def scenario() -> None:
         courier = ByHand()
         call = publisher(courier).enter([outgoing("a", "a1")])
@@ -129,7 +129,7 @@ def test_waiting_bytes_are_bounded_but_one_call_always_fits() -> None:
     asyncio.run(scenario())
 
 
-def test_a_long_call_goes_out_in_several_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_call_is_sent_in_several_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         monkeypatch.setattr(publishing, "WINDOW_EVENTS", 3)
         courier = ByHand()
@@ -143,7 +143,7 @@ def test_a_long_call_goes_out_in_several_windows(monkeypatch: pytest.MonkeyPatch
     asyncio.run(scenario())
 
 
-def test_a_cancelled_caller_leaves_its_events_on_their_way() -> None:
+def test_events_of_a_cancelled_caller_are_still_sent() -> None:
     async def scenario() -> None:
         courier = ByHand()
         publish = publisher(courier)
@@ -159,7 +159,7 @@ def test_a_cancelled_caller_leaves_its_events_on_their_way() -> None:
     asyncio.run(scenario())
 
 
-def test_close_finishes_what_was_entered_and_refuses_the_rest() -> None:
+def test_close_finishes_queued_calls_and_refuses_new_ones() -> None:
     async def scenario() -> None:
         courier = ByHand()
         publish = publisher(courier)
@@ -188,7 +188,7 @@ def test_a_window_has_the_deadline_of_its_first_call() -> None:
     asyncio.run(scenario())
 
 
-def test_close_may_be_called_again_and_cancelled_while_a_window_is_under_way() -> None:
+def test_close_can_be_called_again_and_cancelled_while_a_window_is_being_sent() -> None:
     async def scenario() -> None:
         courier = ByHand()
         publish = publisher(courier)
@@ -207,6 +207,6 @@ def test_close_may_be_called_again_and_cancelled_while_a_window_is_under_way() -
 @pytest.mark.parametrize(
     "relay", [("s", "1"), ("s", None), ("s", 1.5), ("s", True), ("s", -1), ("", 1), ("s", 1 << 63), "ab"]
 )
-def test_what_is_no_shard_and_fence_is_refused(relay: Any) -> None:
+def test_a_relay_that_is_not_a_shard_and_a_fence_is_refused(relay: Any) -> None:
     with pytest.raises(BadSetting, match="relay="):
         check_relay(relay)

@@ -1,4 +1,4 @@
-"""Until when a member of a group is sure, by a clock that the test moves."""
+"""How long a member is surely in its group, with a clock that the test controls."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def answers() -> Answers:
     return Answers()
 
 
-def test_a_client_that_reports_losses_and_reports_none_is_sure(answers: Answers) -> None:
+def test_no_reported_loss_extends_sure_until_if_the_client_reports_losses(answers: Answers) -> None:
     session = SessionClock(10.0, 100.0, reports_loss=True)
     for now in (101.0, 102.5, 104.5):
         session.look(now, answers)
@@ -22,8 +22,8 @@ def test_a_client_that_reports_losses_and_reports_none_is_sure(answers: Answers)
         assert not session.wants_proof(now)
 
 
-def test_after_a_suspension_only_an_accepted_request_makes_it_sure_again(answers: Answers) -> None:
-    """The process was stopped for longer than its session and goes on: the client has not noticed yet."""
+def test_after_a_suspension_only_an_accepted_request_extends_sure_until(answers: Answers) -> None:
+    """The process was stopped for longer than its session and continues. The client has not noticed that yet."""
     session = SessionClock(10.0, 100.0, reports_loss=True)
     session.look(111.0, answers)
     for now in (111.1, 112.0, 113.0):
@@ -45,7 +45,7 @@ def test_a_request_sent_before_the_suspension_proves_nothing(answers: Answers) -
     assert session.wants_proof(111.1)
 
 
-def test_an_answer_that_does_not_prove_membership_does_not_end_the_doubt(answers: Answers) -> None:
+def test_after_a_suspension_an_answer_that_does_not_prove_membership_is_not_enough(answers: Answers) -> None:
     session = SessionClock(10.0, 100.0, reports_loss=False)
     session.look(111.0, answers)
     answers.answered_at = 112.0
@@ -53,7 +53,7 @@ def test_an_answer_that_does_not_prove_membership_does_not_end_the_doubt(answers
     assert session.sure_until < 112.1
 
 
-def test_a_client_that_never_reports_a_loss_needs_answers(answers: Answers) -> None:
+def test_a_client_that_never_reports_a_loss_needs_answers_to_extend_sure_until(answers: Answers) -> None:
     session = SessionClock(10.0, 100.0, reports_loss=False)
     for now in (101.0, 102.0):
         session.look(now, answers)

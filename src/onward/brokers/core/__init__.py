@@ -1,16 +1,18 @@
-"""What every broker needs, written once. A broker imports the contract, this package, and no other stage.
+"""The code that brokers share. A broker imports the contract, this package, and no other stage.
+
+A module marked as pure does no I/O and reads no clock.
 
 bell.py            wakes a waiting receive, from any thread
-holdings.py        the partitions that a member holds, what was read of them, what it has to report
-subscription.py    the shell of a subscription: the receive loop, pause and resume, certainty, close
-publishing.py      ordered publishing in windows: per key, what fails stops what follows
-share.py           the fair share of partitions, and what a member should claim or give up (pure)
-leasing.py         what a member does about its leases in one turn (pure); a store carries it out
-observed.py        whether another member's lease is over, by our own clock (pure)
-session_clock.py   until when a group that answers requests surely counts us in (pure)
-asides.py          filters, pages and cursors of an aside (pure)
-folded_aside.py    an aside folded from a log of entries (pure)
-topic_rules.py     partition counts: which ones a process insists on, and what is refused (pure)
+holdings.py        the partitions that a member owns, the events that were read ahead, the messages to receive
+subscription.py    the base of a subscription: the receive loop, pause and resume, sure_until, close
+publishing.py      ordered publishing in windows: a failed event stops the later events of its key
+share.py           the fair share of partitions: which ones a member should claim or give back (pure)
+leasing.py         what a member should do about its leases in one turn (pure); a store does it
+observed.py        whether another member's lease has ended, by our own clock (pure)
+session_clock.py   how long we are surely members of a group whose client library keeps the session (pure)
+asides.py          filters and cursors of an aside (pure)
+folded_aside.py    an aside whose records are rebuilt from a log of entries (pure)
+topic_rules.py     partition counts: which count a process expects, and what is refused (pure)
 partitioner.py     which partition a key belongs to (pure)
 progress_codec.py  progress as a short text (pure)
 cloudevents.py     an event's fields as CloudEvents attributes, and back (pure)

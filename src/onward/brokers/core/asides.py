@@ -1,4 +1,4 @@
-"""Filters, pages and cursors of an aside. Pure."""
+"""Filters and cursors of an aside. Pure."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from onward.errors import BrokerError
 
 
 class Listed(Protocol):
-    """What an aside knows of a record without reading its event."""
+    """The fields of a record that an aside can read without the event."""
 
     @property
     def state(self) -> State: ...
@@ -27,7 +27,7 @@ AnyListed = TypeVar("AnyListed", bound=Listed)
 
 
 class RecordPlace(NamedTuple):
-    """The place of a record in a scan: it never changes."""
+    """The place of a record in a scan. It never changes."""
 
     topic: str
     index: int  # type: ignore[assignment]  # as in Partition
@@ -43,11 +43,11 @@ class RecordPlace(NamedTuple):
             topic, index, position, id_ = cursor.split(":", 3)
             return cls(topic, int(index), int(position), id_)
         except ValueError:
-            raise BrokerError(f"the cursor {cursor!r} does not come from this aside; start without one") from None
+            raise BrokerError(f"the cursor {cursor!r} is not from this aside; start without a cursor") from None
 
 
 def matches(row: Listed, where: Filter) -> bool:
-    """Whether the filter matches, as far as the event is not needed: `topic` and `text` are not looked at."""
+    """Whether the row matches the filter. `topic` and `text` are ignored, because they need more than the row."""
     last = row.failed_at
     return (
         row.state in where.states
@@ -66,7 +66,7 @@ def mentions(record: AsideRecord, text: str) -> bool:
 
 
 def fitting(rows: Sequence[AnyListed], limit: int, max_bytes: int) -> list[AnyListed]:
-    """The first rows that fit, but always one."""
+    """The first rows within the limits, but always at least one row if there is one."""
     sizes = itertools.accumulate(row.size for row in rows[:limit])
     return [row for at, (row, size) in enumerate(zip(rows[:limit], sizes, strict=True)) if not at or size <= max_bytes]
 

@@ -1,4 +1,4 @@
-"""Wakes a waiting receive. Any thread may ring."""
+"""Wakes a waiting receive. Any thread can ring the bell."""
 
 import asyncio
 import contextlib
@@ -6,8 +6,10 @@ import threading
 
 
 class Bell:
-    """A ring is a hint and nothing more. A receiver takes the count before it looks for news, so a ring between the
-    look and the wait is not lost."""
+    """A bell with a counter. A ring is only a hint to look.
+
+    A receiver reads the count, then looks, then waits for a higher count. So a ring between the look and the wait is
+    not lost."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -15,11 +17,11 @@ class Bell:
         self._waiters: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = {}
 
     def listen(self) -> int:
-        """How often it rang until now. Take this before looking, and pass it to `wait`."""
+        """How often the bell has rung. Call this before looking, and pass the result to `wait`."""
         return self._count
 
     async def wait(self, seen: int, timeout_s: float) -> None:
-        """Return when it rang since `seen` was taken, or after the time."""
+        """Wait until the bell has rung more often than `seen`, or until the timeout."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         with self._lock:
@@ -34,7 +36,7 @@ class Bell:
             self._leave(loop, waiter)
 
     def ring(self) -> None:
-        """Wake everyone who waits in this process."""
+        """Wake all tasks of this process that wait."""
         with self._lock:
             self._count += 1
             loops = list(self._waiters)
@@ -42,14 +44,14 @@ class Bell:
             if loop is _running_loop():
                 self._wake_all(loop)
                 continue
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nothing waits there
+            with contextlib.suppress(RuntimeError):  # that loop is closed, so no task waits there
                 loop.call_soon_threadsafe(self._wake_all, loop)
 
     def _attend(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The first waiter of this loop has come, or one more."""
+        """A task of this loop starts to wait."""
 
     def _depart(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The last waiter of this loop has gone."""
+        """The last task of this loop has stopped waiting."""
 
     def _leave(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
         with self._lock:

@@ -10,15 +10,15 @@ from onward.event import CONTROL, Event
 
 _SPEC = b"1.0"
 _SOURCE = b"onward"
-_UNTYPED = "onward.event"  # CloudEvents has no event without a type
+_UNTYPED = "onward.event"  # for events without a type, because CloudEvents requires one
 RESERVED = frozenset({"ce_specversion", "ce_id", "ce_source", "ce_type", "ce_time"})
 
 Header = tuple[str, bytes]
 
 
 def headers_of(event: Event) -> list[Header]:
-    """The event's own headers behind those of CloudEvents. Unserialisable: one has a CloudEvents name. The names were
-    checked by `publishing.check_events`: a client could turn others into these."""
+    """The headers of CloudEvents, then the event's own headers. Raises Unserialisable if one of them has a name of
+    CloudEvents. `publishing.check_events` has checked the names, because a client could change others into these."""
     headers = [
         ("ce_id", event.id.encode()),
         ("ce_specversion", _SPEC),
@@ -28,14 +28,14 @@ def headers_of(event: Event) -> list[Header]:
     ]
     for name, value in event.headers.items():
         if name in RESERVED:
-            raise Unserialisable(f"header {name!r} of event {event.id} is CloudEvents' own; give it another name")
+            raise Unserialisable(f"header {name!r} of event {event.id} is a name of CloudEvents; give it another name")
         headers.append((name, value.encode()))
     return headers
 
 
 def own_headers(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
-    """The event's headers, without those of CloudEvents; of several with one name the last. Control characters in the
-    names that other publishers chose are escaped."""
+    """The event's headers without those of CloudEvents. If several have the same name, the last one counts. Control
+    characters in names, which other publishers may have used, are escaped."""
     return {
         name if name.isprintable() else CONTROL.sub(_escaped, name): text(value or b"")
         for name, value in headers
@@ -52,10 +52,10 @@ def event_of(
     id_: str,
     time: float,
 ) -> Event:
-    """The event of a message. `id_` and `time` are for messages of other publishers that have none of their own.
+    """The event of a message. `id_` and `time` are used if the message, from another publisher, has none.
 
-    Of several CloudEvents attributes with one name the first counts. Publishers write theirs before the headers of
-    their users, and one of those may have had a longer name, which was cut on its way."""
+    If several CloudEvents attributes have the same name, the first one counts. Publishers write these attributes before
+    the headers of their users, and a user's header may have had a longer name that was cut by a client."""
     pairs = list(headers)
     found: dict[str, bytes] = {name: value or b"" for name, value in reversed(pairs) if name in RESERVED}
     type_ = text(found.get("ce_type", b""))
@@ -72,7 +72,7 @@ def event_of(
 
 
 def text(value: bytes) -> str:
-    """Any bytes as text: what is no UTF-8 is escaped."""
+    """Bytes as text. Bytes that are not UTF-8 are escaped."""
     return value.decode("utf-8", "backslashreplace")
 
 
@@ -81,18 +81,18 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _timestamp(seconds: float) -> bytes:
-    """RFC 3339, with as many digits as a float of our time holds."""
-    whole = int(seconds // 1)
-    return f"{_second(whole)}.{round((seconds - whole) * 1e9):09d}Z".encode()
+    """A Unix time in the format of RFC 3339, without losing digits of the float."""
+    full = int(seconds // 1)
+    return f"{_second(full)}.{round((seconds - full) * 1e9):09d}Z".encode()
 
 
 @lru_cache(16)
-def _second(whole: int) -> str:
-    return datetime.fromtimestamp(whole, UTC).isoformat()[:19]  # strftime writes the year 1 as one digit
+def _second(full: int) -> str:
+    return datetime.fromtimestamp(full, UTC).isoformat()[:19]  # strftime writes the year 1 as one digit
 
 
 def _seconds(stamp: bytes | None) -> float | None:
-    """The time that a CloudEvents header names; None where there is none, or none that can be read."""
+    """The Unix time in a CloudEvents header. None if there is none or it cannot be parsed."""
     if stamp is None:
         return None
     try:

@@ -1,12 +1,14 @@
-"""The aside of one partition, folded from its log. Pure: everyone who reads the same log sees the same records.
+"""The aside of one partition, rebuilt from a log. Pure: every process that reads the same log gets the same records.
 
-The log may be compacted. Its keys are of three kinds. A record's id: the record, or nothing once it is gone. "!fence":
-the fence of the owner. "!move:<uuid>": a request by a process that is not the owner. A request takes effect at its
-place in the log, if the record is in the expected state there, so its outcome is known without an answer. What a former
-owner writes behind a higher fence is void.
+The log may be compacted. It has three kinds of keys:
 
-A record is a row here. Its body, which may be large, is kept with the row while there is room; otherwise it is read
-again at its offset in the log.
+- A record's id. The value is the record, or nothing after the record was removed.
+- "!fence". The fence of the owner. An entry with a lower fence after it is from a former owner and has no effect.
+- "!move:<uuid>". A request by a process that is not the owner. It takes effect at its place in the log, for records
+  that are in the expected state there. So every reader knows the outcome without an answer from the owner.
+
+In memory, a record is a row. Its body may be large, so the row has it only while there is room. Otherwise the body is
+read again from its offset in the log.
 """
 
 import sys
@@ -32,7 +34,7 @@ class MoveRequest(msgspec.Struct, frozen=True):
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """One message of the log. `value` None: the key is removed."""
+    """One message of the log. If `value` is None, the key is removed."""
 
     key: str
     value: bytes | None
@@ -41,16 +43,16 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 
 class AppliedMove(msgspec.Struct, frozen=True):
-    """A request as it took effect."""
+    """A request that has taken effect."""
 
-    offset: int  # of the request
+    offset: int  # the offset of the request
     ids: Sequence[str]
     to: State | None
     due: float | None
 
 
 class AsideRow(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a record without its body. `body` None: it is to be read at `offset`."""
+    """A record without its body. If `body` is None, it must be read at `offset`."""
 
     id: str
     position: int
@@ -61,11 +63,11 @@ class AsideRow(msgspec.Struct, frozen=True, gc=False):
     error: str | None
     failed_at: float | None
     offset: int
-    size: int  # of the body
+    size: int  # the size of the body
     body: bytes | None
 
     def record(self, body: bytes) -> AsideRecord:
-        """The record: its body as it was written, and what was moved since."""
+        """The record: the body as it was written, with the changes of later moves."""
         written = _decode(body)
         if (written.state, written.due, written.tries) == (self.state, self.due, self.tries):
             return written
@@ -73,14 +75,14 @@ class AsideRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class BodyRoom:
-    """How many bytes of bodies are kept, over all tables that share it."""
+    """Limits the bytes of bodies in memory, over all tables that share it."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.taken = 0
 
     def take(self, size: int, state: State) -> bool:
-        """Dead ones are seldom read: they may fill half of it."""
+        """Reserve room for a body. False if it does not fit. Dead records are rarely read, so they get at most half."""
         fits = self.taken + size <= (self.most // 2 if state is State.DEAD else self.most)
         self.taken += size if fits else 0
         return fits
@@ -91,15 +93,16 @@ class AsideTable:
         self.fence = 0
         self.rows: dict[str, AsideRow] = {}
         self.news: deque[AppliedMove] = deque(maxlen=_MOST_NEWS)  # not yet reported to the owner
-        self.outcomes: dict[str, int] = {}  # of requests, by their keys
-        self.spoilt: dict[str, None] = {}  # keys with a void entry, which compaction may keep in place of the true one
+        self.outcomes: dict[str, int] = {}  # by key of a request: how many records it moved
+        # Keys whose last entry has no effect. Compaction may keep that entry instead of the one that counts.
+        self.spoilt: dict[str, None] = {}
         self._room = room
-        self._order: list[tuple[int, str]] = []  # by position; removed ones stay until there are many
+        self._order: list[tuple[int, str]] = []  # sorted by position; removed records stay until there are many
         self._sorted = True
-        self._effects: dict[str, set[str]] = {}  # requests that still change what is written of records
+        self._effects: dict[str, set[str]] = {}  # by key of a request: the records that it still changes
 
     def apply(self, entry: LogEntry) -> None:
-        """MsgspecError: it is no entry of ours, and changes nothing."""
+        """Apply the next entry of the log. Raises MsgspecError, and changes nothing, if the entry is not valid."""
         if entry.key == FENCE:
             self.fence = max(self.fence, entry.fence)
         elif entry.key.startswith(MOVE):
@@ -110,7 +113,7 @@ class AsideTable:
             self._written(entry)
 
     def above(self, position: int) -> Iterator[AsideRow]:
-        """The rows above a position, by position."""
+        """The rows above a position, sorted by position."""
         if len(self._order) > 2 * len(self.rows) + 100:
             self._order = [(row.position, name) for name, row in self.rows.items()]
             self._sorted = False
@@ -119,12 +122,12 @@ class AsideTable:
             self._sorted = True
         for at in range(bisect_right(self._order, (position + 1,)), len(self._order)):
             row = self.rows.get(self._order[at][1])
-            again = at > 0 and self._order[at] == self._order[at - 1]  # removed once, and written again
+            again = at > 0 and self._order[at] == self._order[at - 1]  # the record was removed and written again
             if row is not None and not again:
                 yield row
 
     def spent(self) -> list[str]:
-        """Requests that have no effect any more; the owner removes them from the log."""
+        """The requests that no longer have an effect. The owner removes them from the log."""
         return [key for key, ids in list(self._effects.items()) if not ids]
 
     def remove(self, name: str) -> None:
@@ -133,7 +136,7 @@ class AsideTable:
             self._room.taken -= row.size
 
     def clear(self) -> None:
-        """Give back the room."""
+        """Remove all rows and free their room."""
         for name in list(self.rows):
             self.remove(name)
 
@@ -154,7 +157,7 @@ class AsideTable:
             return _decode(entry.value or b"")
         except msgspec.MsgspecError:
             if entry.key in self.rows:
-                self.spoilt[entry.key] = None  # it hides a record of ours
+                self.spoilt[entry.key] = None  # after compaction it would hide the record
             raise
 
     def _row(self, entry: LogEntry, record: AsideRecord) -> AsideRow:
@@ -165,7 +168,7 @@ class AsideTable:
             state=record.state,
             due=record.due,
             tries=record.tries,
-            key=None if key is None else sys.intern(key),  # records of one key are many
+            key=None if key is None else sys.intern(key),  # many records have the same key
             error=sys.intern(failure.error) if failure else None,
             failed_at=failure.last if failure else None,
             offset=entry.offset,

@@ -1,7 +1,7 @@
-"""What a member holds: its partitions, what was read of them, and the messages that wait to be received.
+"""The state of a member: its partitions, the events that were read ahead, and the messages that wait to be received.
 
-One thread changes ownership, another reads, the caller's event loop collects. One lock guards it all; it may be taken
-around several calls, so that they take effect together.
+One thread changes ownership, another thread reads, and the caller's event loop collects. One lock guards everything. A
+caller may hold it around several calls, so that they take effect together.
 """
 
 import math
@@ -18,21 +18,21 @@ T = TypeVar("T")
 
 
 class Chunk(NamedTuple):
-    """Deliveries of one partition that were read together, and their bytes, as stored or as counted."""
+    """Deliveries of one partition that were read together, and their size in bytes, in the store or in memory."""
 
     deliveries: list[Delivery]
     size: int
 
 
 class ReadAhead:
-    """What was read of a partition and not handed out."""
+    """The events of a partition that were read and not yet handed out."""
 
     __slots__ = ("bytes", "chunks", "events", "next_out", "position")
 
     def __init__(self, position: int) -> None:
-        self.position = position  # next to be read from the log
-        self.next_out = position  # next to be handed out
-        self.chunks: deque[Chunk | int] = deque()  # a number: the log was read up to there
+        self.position = position  # the next position to read from the log
+        self.next_out = position  # the next position to hand out
+        self.chunks: deque[Chunk | int] = deque()  # a number is a position up to which the log was read
         self.events = 0
         self.bytes = 0
 
@@ -47,7 +47,7 @@ class ReadAhead:
 
 
 class Hold(Generic[T]):
-    """One ownership of a partition. `own` is what the broker itself keeps with it."""
+    """One ownership of a partition. `own` is the broker's own data about it."""
 
     __slots__ = (
         "ahead",
@@ -66,13 +66,13 @@ class Hold(Generic[T]):
         self.assigned = assigned
         self.own = own
         self.ahead = ReadAhead(position)
-        self.ready_at = ready_at  # it is not announced before
-        self.announced = False  # until then nothing of it can have run
-        self.withheld = False  # it is not announced any more: it is being given back
-        self.paused = False  # by the plane
+        self.ready_at = ready_at  # the earliest time to announce it
+        self.announced = False  # receive has returned its Assigned; before that, none of its events can have run
+        self.withheld = False  # it must not be announced, because it is being given back
+        self.paused = False  # by the control plane
         self.throttled = False  # by the broker
         self.revoking = False
-        self.deadline = math.inf  # when a revoked partition must be released
+        self.deadline = math.inf  # the time by which a revoked partition must be released
 
     @property
     def partition(self) -> Partition:
@@ -97,7 +97,7 @@ class Hold(Generic[T]):
 
 
 class _Revoking(NamedTuple, Generic[T]):
-    """A Revoked message that is not received yet."""
+    """A Revoked message that receive has not returned yet."""
 
     holds: Sequence[Hold[T]]
     grace_s: float
@@ -111,8 +111,8 @@ class Holdings(Generic[T]):
         self.held: dict[Partition, Hold[T]] = {}
         self.closed = False
         self.version = 0  # grows with every change that a reader must follow
-        self.hungry = threading.Event()  # clear: enough was read ahead
-        self.deadline = math.inf  # when the first revoked partition must be released
+        self.hungry = threading.Event()  # cleared while enough was read ahead
+        self.deadline = math.inf  # the time by which the first revoked partition must be released
         self._mail: deque[Message | _Revoking[T]] = deque()
         self._turn = 0
         self._wanted = (1_000, 1 << 20)  # events and bytes to read ahead
@@ -120,10 +120,10 @@ class Holdings(Generic[T]):
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def collect(self, limit: int, max_bytes: int, now: float, *, sure: bool) -> list[Message]:
-        """Everything that happened, then new ownerships, then events. Never an event of what is no longer ours.
+        """The messages that wait, then new ownerships, then events. It never returns an event of a lost partition.
 
-        While it is not sure that everything held is still ours, ownerships and events wait: what was read after a
-        lease ended may belong to another member.
+        If it is not `sure` that we still own all partitions, new ownerships and events wait, because events that were
+        read after a lease ended may belong to another member.
         """
         with self.lock:
             if self.closed:
@@ -133,7 +133,7 @@ class Holdings(Generic[T]):
             if sure:
                 self._announce(messages, now)
                 self._deliver(messages, limit, max_bytes)
-            if limit > 0:  # twice: while one batch is worked on, the next is read
+            if limit > 0:  # twice the limit, so that the next batch is read while this one is handled
                 self._wanted = 2 * max(limit, 100), max_bytes
             if not self._is_full():
                 self.hungry.set()
@@ -151,12 +151,12 @@ class Holdings(Generic[T]):
             return bool(self._mail) and any(type(each) is Fenced for each in self._mail)
 
     def is_stocked(self, limit: int, max_bytes: int) -> bool:
-        """Was enough read for a receive of this size?"""
+        """Whether enough was read ahead for a receive of this size."""
         with self.lock:
             flowing = [hold.ahead for hold in self.held.values() if hold.flows]
         return sum([each.events for each in flowing]) >= limit or sum([each.bytes for each in flowing]) >= max_bytes
 
-    # -- what the caller means ------------------------------------------------------------------------------------
+    # -- looking up ownerships ------------------------------------------------------------------------------------
 
     def all(self) -> list[Hold[T]]:
         with self.lock:
@@ -166,7 +166,7 @@ class Holdings(Generic[T]):
         return [hold for hold in self.all() if hold.announced]
 
     def known(self, partitions: Iterable[Partition]) -> list[Hold[T]]:
-        """The holds that the caller means: it cannot mean an ownership that receive has not reported."""
+        """The ownerships of these partitions that receive has reported. The caller cannot mean any other."""
         with self.lock:
             holds = [self.held.get(partition) for partition in partitions]
         return [hold for hold in holds if hold is not None and hold.announced]
@@ -179,8 +179,8 @@ class Holdings(Generic[T]):
     def settleable(
         self, progress: Sequence[Progress], aside: Sequence[AsideRecord]
     ) -> tuple[dict[Partition, Hold[T]], dict[Partition, None]]:
-        """The holds that a settle may write to, and the partitions of the call that are no longer ours: those whose
-        progress has an old epoch."""
+        """The ownerships that a settle may write to, and the partitions of the call that this member has lost, such as
+        those whose progress has an old epoch."""
         lost = dict.fromkeys(each.partition for each in progress if self.current(each) is None)
         holds = {hold.partition: hold for hold in self.announced() if hold.partition not in lost}
         lost |= dict.fromkeys(record.partition for record in aside if record.partition not in holds)
@@ -202,8 +202,8 @@ class Holdings(Generic[T]):
         self.bell.ring()
 
     def revoke(self, holds: Sequence[Hold[T]], *, grace_s: float, deadline: float = math.inf) -> None:
-        """Ask for these back; no event of them follows. They must be released `grace_s` after the message was
-        received, and by the deadline."""
+        """Report these as revoked. No event of them follows. They must be released within `grace_s` after receive has
+        returned the message, and by the deadline."""
         with self.lock:
             for hold in holds:
                 hold.revoking = True
@@ -215,19 +215,19 @@ class Holdings(Generic[T]):
         self.bell.ring()
 
     def withhold(self, hold: Hold[T]) -> bool:
-        """Do not announce this one any more. False: it is announced already."""
+        """Never announce this ownership. False if it is already announced."""
         with self.lock:
             hold.withheld = not hold.announced
             return hold.withheld
 
     def restore(self) -> None:
-        """What was withheld is not given back after all."""
+        """Undo `withhold`, because these partitions were not given back after all."""
         with self.lock:
             for hold in self.held.values():
                 hold.withheld = False
 
     def drop(self, holds: Sequence[Hold[T]], *, fenced: bool) -> None:
-        """These are no longer held. `fenced`: the caller gets Fenced for those it knows of."""
+        """Remove ownerships. With `fenced`, receive reports Fenced for those that were announced."""
         with self.lock:
             known = []
             for hold in holds:
@@ -241,7 +241,7 @@ class Holdings(Generic[T]):
         self.bell.ring()
 
     def report(self, moved: Moved) -> None:
-        """An operator moved records: the caller gets Moved, if it knows of the ownership."""
+        """An operator moved records. Receive reports Moved if the ownership was announced."""
         with self.lock:
             hold = self.held.get(moved.partition)
             if hold is None or not hold.announced or hold.epoch != moved.epoch:
@@ -266,15 +266,15 @@ class Holdings(Generic[T]):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def flowing(self) -> list[Hold[T]]:
-        """The partitions to read from. Each call begins with another one, so that none is always the last."""
+        """The partitions to read from. Each call starts with a different one, so that none is always the last."""
         with self.lock:
             holds = [hold for hold in self.held.values() if hold.flows]
             self._turn += 1
         return _rotated(holds, self._turn)
 
     def stock(self, found: Iterable[tuple[Hold[T], Chunk]], reached: Iterable[tuple[Hold[T], int]] = ()) -> None:
-        """Keep what was read for the next collect. `reached`: how far the logs were read, holes included. A thread that
-        reads beside a waiting receive rings the bell afterwards."""
+        """Store events for the next collect. `reached`: positions up to which the logs were read, gaps included. If
+        another thread reads while receive waits, it must ring the bell after this call."""
         with self.lock:
             for hold, chunk in found:
                 hold.ahead.position = chunk.deliveries[-1].position + 1
@@ -330,7 +330,7 @@ def _rotated(holds: list[Hold[T]], turn: int) -> list[Hold[T]]:
 
 
 def _hand_out(hold: Hold[T], messages: list[Message], room: tuple[int, int], *, always_one: bool) -> tuple[int, int]:
-    """Move what fits from what was read ahead; with `always_one` the first event always fits. Returns the room left."""
+    """Move as many events to `messages` as fit, with `always_one` at least one. Returns the room that is left."""
     limit, max_bytes = room
     ahead = hold.ahead
     while ahead.chunks and limit > 0:
@@ -358,7 +358,7 @@ def _hand_out(hold: Hold[T], messages: list[Message], room: tuple[int, int], *, 
 
 
 def _split(chunk: Chunk, limit: int, max_bytes: int, *, always_one: bool) -> tuple[Chunk, Chunk | None]:
-    """What fits, and the rest."""
+    """The part of the chunk that fits, and the rest."""
     deliveries, size = chunk
     if len(deliveries) <= limit and size <= max_bytes:
         return chunk, None

@@ -1,5 +1,5 @@
-"""What a member does about its leases in one turn. Pure: a store reads the view, carries the decisions out in one step
-of its own, and memory follows when that is stored."""
+"""What a member should do about its leases in one turn. Pure: a store reads the view, writes the decisions in one
+atomic step, and then updates the state in memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -14,42 +14,44 @@ T = TypeVar("T")
 
 
 class TopicView(NamedTuple):
-    """A topic's partitions and members, as the store has them.
+    """The partitions and members of a topic, as they are in the store.
 
-    `owner` of a seat is set while its lease counts. A store that lets an owner renew a lease that has ended, while no
-    other member has claimed the partition, sets it for such a seat too."""
+    A seat has an `owner` while the owner's lease is valid. Some stores let an owner renew a lease that has ended, if no
+    other member has claimed the partition. Such a store sets our `owner` on these seats too."""
 
     topic: str
     seats: Sequence[Seat]
-    members: Mapping[str, bool]  # who is listed; whether its lease counts
+    members: Mapping[str, bool]  # by name of each listed member: whether its lease is valid
 
 
 class Situation(NamedTuple, Generic[T]):
-    """What this member knows of itself."""
+    """The state of this member."""
 
     me: str
     held: Mapping[Partition, Hold[T]]
-    asked: Mapping[Hold[T], bool]  # to be released, and whether they are drained
-    retiring: bool  # it released unasked: it keeps what it has, claims nothing and counts no more
+    asked: Mapping[Hold[T], bool]  # the partitions to release, and whether they are drained
+    # It released partitions that were not revoked. It keeps its other partitions, claims none, and no longer counts as
+    # a member.
+    retiring: bool
 
 
 class Decisions(msgspec.Struct, Generic[T]):
-    """What to store, and what to report once that is stored."""
+    """What to write to the store, and what to report after that."""
 
-    released: dict[Hold[T], bool] = {}  # give back, clean or not, as asked
-    overdue: list[Hold[T]] = []  # give back uncleanly and report as lost: their deadline has passed
-    lost: list[Hold[T]] = []  # report as lost: the store has another owner
+    released: dict[Hold[T], bool] = {}  # give back as requested, clean or not
+    overdue: list[Hold[T]] = []  # give back as unclean and report as lost, because their deadline has passed
+    lost: list[Hold[T]] = []  # report as lost, because the store has another owner
     renewed: list[Hold[T]] = []
     claims: list[Seat] = []
-    revoked: list[Hold[T]] = []  # ask for these back
-    unannounced: list[Hold[T]] = []  # give back as they came: nothing of them can have run
-    struck: dict[str, list[str]] = {}  # by topic: members to take off the list
+    revoked: list[Hold[T]] = []  # report as revoked, so that the member releases them
+    unannounced: list[Hold[T]] = []  # give back unchanged, because none of their events can have run
+    struck: dict[str, list[str]] = {}  # by topic: members to remove from the list
     retires: bool = False
 
 
 def released(situation: Situation[T], now: float) -> Decisions[T]:
-    """The first half of a turn: what was asked for, and what is overdue. A member on which receive is not called does
-    this half alone, so that its leases end."""
+    """The first half of a turn: give back the requested and the overdue partitions. If `receive` is no longer called, a
+    member does only this half, so that its leases end."""
     decisions: Decisions[T] = Decisions(retires=situation.retiring)
     for hold in situation.held.values():
         if hold in situation.asked:
@@ -61,7 +63,7 @@ def released(situation: Situation[T], now: float) -> Decisions[T]:
 
 
 def decide(situation: Situation[T], views: Sequence[TopicView], now: float) -> Decisions[T]:
-    """A whole turn: release what was asked for, notice what was lost, renew the rest, then balance."""
+    """A whole turn: release the requested partitions, find the lost ones, renew the others, then balance."""
     decisions = released(situation, now)
     going = {*decisions.released, *decisions.overdue}
     kept = {partition: hold for partition, hold in situation.held.items() if hold not in going}
@@ -80,7 +82,7 @@ def _keep_topic(me: str, view: TopicView, kept: Mapping[Partition, Hold[T]], dec
             continue
         if hold is not None:
             decisions.lost.append(hold)
-        # A seat of ours that we do not hold is left from an earlier ownership: it is free.
+        # A seat that has our name but that we do not hold is from an earlier ownership. It is free.
         seats.append(seat._replace(owner=None) if seat.owner == me else seat)
     decisions.renewed += mine
     if decisions.retires:
@@ -94,7 +96,7 @@ def _balance(me: str, view: TopicView, seats: Sequence[Seat], mine: Sequence[Hol
     alive = sorted({*(name for name, alive in view.members.items() if alive), me})
     wanted = wish(view.topic, me, seats, alive, leaving=sum(hold.revoking for hold in mine))
     decisions.claims += wanted.claim
-    # First what is not announced yet, which is free at once, then the last partitions.
+    # First those that are not announced yet, which are free at once, then those with the highest index.
     spare = sorted(
         (hold for hold in mine if not hold.revoking), key=lambda hold: (hold.announced, -hold.partition.index)
     )

@@ -1,21 +1,24 @@
-"""What a partition's progress says beyond its watermark, as a short text, and back.
+"""Encodes the part of a partition's progress beyond its watermark as a short text, and decodes it.
 
-For brokers that keep one number and one text per partition, as Kafka's commit does. The text is true only beside
-the watermark, in the log, that it was written for. Format 1, all bits most significant first:
+It is for brokers that store one number and one text per partition, like a commit of Kafka. The text is valid only
+together with the watermark and the log that it was written for. Format 1, all bits most significant first:
 
     text      "O1", then the bits as characters: 15 bits each in `utf16`, base85 of whole bytes in `bytes`
     bits      check 32 | origin 32 | clean 1 | fence NUMBER | tries | done | zeros up to a whole character
     check     CRC-32 of all bits after it, zero-padded on the left to whole bytes
-    origin    CRC-32 of "<log id>:<watermark>": who copies a commit to another log or offset often keeps the text
-    tries     (1 | failed NUMBER | started NUMBER | crashes NUMBER | RUNS)* 0; positions alike share a group
+    origin    CRC-32 of "<log id>:<watermark>", because tools that copy a commit to another log or offset often copy
+              the text unchanged
+    tries     (1 | failed NUMBER | started NUMBER | crashes NUMBER | RUNS)* 0; positions with equal tries share a group
     done      0 nothing | 10 RUNS | 11 NUMBER of bits, then a bit for each position from the watermark on, 1: done
     NUMBER    6 bits L, then the L bits after the leading one of value + 1: 0 to 2**63 - 1
-    RUNS      NUMBER of intervals, then per 32 of them RICE of the gaps before them, RICE of their lengths;
-              each less 1, as none is empty, but for the first gap: it is counted from the watermark
-    RICE      6 bits k; k = 63: all are 0. Else of each value value >> k zeros and a one, then of each its low k bits
+    RUNS      NUMBER of intervals, then for each 32 of them RICE of the gaps before them and RICE of their lengths.
+              Gaps and lengths are stored less 1, because none is empty. Only the first gap is stored as it is; it is
+              counted from the watermark
+    RICE      6 bits k. If k = 63, all values are 0. Otherwise: for each value, value >> k zeros and a one; then, for
+              each value, its low k bits
 
-Rice codes come within a tenth of the entropy of scattered positions; k for each 32 follows a density that changes
-from the old end of a partition to the new one.
+Rice codes need at most a tenth more than the entropy of scattered positions. The density of done positions changes from
+the old end of a partition to the new one, so each 32 intervals have their own k.
 """
 
 import re
@@ -33,15 +36,15 @@ from onward.brokers.base import Progress, Tries
 Alphabet = Literal["utf16", "bytes"]
 
 LIMIT_CHARS = 4_096  # Kafka's offset.metadata.max.bytes, which counts UTF-16 units despite its name
-MAX_TRIES = 100_000  # positions: a few bits can name a long run, which must not fill the reader's memory
+MAX_TRIES = 100_000  # positions; a few bits can encode a long run, which must not fill the reader's memory
 
-_PREFIX = "O1"  # whose text it is, and its format
+_PREFIX = "O1"  # marks a text of Onward, in format 1
 _CHECK_BITS = 32
-_BLOCK = 32  # values under one k
-_ALL_ZERO = 63  # in place of a k
+_BLOCK = 32  # how many values share one k
+_ALL_ZERO = 63  # this k means that all values are 0
 
-# 15 bits per character: two ranges of single UTF-16 units that no normalisation touches. The first (CJK with its
-# extension A, hexagrams, Yi) holds 28,813 values; the rest, 3,955, go to the private use area.
+# 15 bits per character, from two ranges of single UTF-16 units that no normalisation changes. The first range (CJK with
+# its extension A, hexagrams, Yi) has 28,813 values. The other 3,955 values are in the private use area.
 _WIDE = re.compile("[\u3400-\ua48c\ue000-\uef72]+")
 _FIRST = 0x3400
 _REST = 3_955
@@ -50,16 +53,16 @@ _DONE = re.compile("1+")
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    text: str  # empty when the limit leaves no room even for the fence
-    covered_to: int  # what is done below it is in the text, what is done at or above it is not
-    done_dropped: int  # positions: they would run again. Not 0: take no more from this partition for now
-    tries_dropped: int  # positions: they would be taken as never tried
+    text: str  # empty if the limit leaves no room even for the fence
+    covered_to: int  # the text has the positions that are done below this one, and none at or above it
+    done_dropped: int  # how many done positions are left out and would run again. Above 0, read no more events for now
+    tries_dropped: int  # how many tried positions are left out and would count as never tried
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """What a text says. Of one that is unknown, damaged or from the future: nothing.
+    """The content of a text. It is empty if the text is unknown, damaged or in a newer format.
 
-    Of a sound text written for another watermark or log the fence alone is kept, so that it goes on growing.
+    If a valid text was written for another watermark or log, only its fence is used, so that fences continue to grow.
     """
 
     fence: int | None = None
@@ -77,11 +80,12 @@ def encode(
     limit: int = LIMIT_CHARS,
     alphabet: Alphabet = "utf16",
 ) -> Encoded:
-    """What fits into `limit`: the fence, then tries, then what is done, each from the lowest position up."""
+    """Encode as much as fits into `limit`: the fence, then the tries, then the done positions, each from the lowest
+    position up."""
     base = progress.watermark
     head = f"{_origin(log_id, base)}{clean:b}{_number(fence)}"
     room = _capacity_bits(limit, alphabet) - _CHECK_BITS - len(head)
-    if room < 2:  # bits, to say: no tries, nothing done
+    if room < 2:  # the two bits for "no tries, nothing done"
         return Encoded("", base, _count(progress.done_above, base), len(progress.tries))
     tries, tries_dropped = _tries(progress, room - 1)
     done, covered_to = _done(progress, room - len(tries))
@@ -90,7 +94,7 @@ def encode(
 
 
 def decode(text: str, watermark: int, *, log_id: str = "") -> Decoded:
-    """Never raises: what is not surely ours says that nothing is done."""
+    """Decode a text. It never raises: with a text that is not surely from Onward, nothing counts as done."""
     try:
         bits = _Bits(_unseal(text))
         ours = bits.take(32) == _origin(log_id, watermark)
@@ -113,7 +117,7 @@ def _origin(log_id: str, watermark: int) -> str:
 
 
 def _tries(progress: Progress, room: int) -> tuple[str, int]:
-    """The section, and how many positions it had no room for. Below the watermark nothing is open: no tries."""
+    """The section, and how many positions did not fit. Positions below the watermark are done, so they are left out."""
     positions = sorted(position for position in progress.tries if position >= progress.watermark)
     fit = min(len(positions), MAX_TRIES)
     section = _groups(progress, positions[:fit])
@@ -136,13 +140,15 @@ def _groups(progress: Progress, positions: Sequence[int]) -> str:
 
 
 def _done(progress: Progress, room: int) -> tuple[str, int]:
-    """The section, and the position up to which it holds what is done: the smaller of two, or the farther."""
+    """The section, and the position up to which it covers the done positions.
+
+    It is either runs or a bitset: the shorter one if both cover everything, otherwise the one that covers more."""
     base, spans = progress.watermark, progress.done_above
     if not spans:
         return "0", base
     window = spans[-1][1] - base
     size = 2 + len(_number(window))
-    wide = max(0, min(window, room - size))  # positions that a bitset has room for
+    wide = max(0, min(window, room - size))  # how many positions fit into a bitset
     runs, reached = _runs(spans, base, min(room, size + wide) - 2)
     if reached >= base + wide:
         return ("10" + runs if reached > base else "0"), reached
@@ -161,7 +167,7 @@ def _bitset(spans: Iterable[tuple[int, int]], end: int, top: int) -> str:
 
 
 def _runs(spans: Sequence[tuple[int, int]], base: int, room: float = inf) -> tuple[str, int]:
-    """The code of the lowest intervals that fit, and where they end."""
+    """The code of as many intervals as fit, from the lowest up, and the end of the last one."""
     gaps, lengths = _split(spans, base)
     room -= len(_number(len(gaps)))
     parts = []
@@ -177,7 +183,7 @@ def _runs(spans: Sequence[tuple[int, int]], base: int, room: float = inf) -> tup
 
 
 def _block(gaps: Sequence[int], lengths: Sequence[int], room: float) -> tuple[int, str]:
-    """How many fit, from the first, and their code."""
+    """How many of the values fit, from the first one on, and their code."""
     for size in range(len(gaps), 0, -1):
         block = _rice(gaps[:size]) + _rice(lengths[:size])
         if len(block) <= room:
@@ -186,11 +192,11 @@ def _block(gaps: Sequence[int], lengths: Sequence[int], room: float) -> tuple[in
 
 
 def _split(spans: Sequence[tuple[int, int]], base: int) -> tuple[list[int], list[int]]:
-    """The gaps and lengths of ascending intervals, each less 1; intervals that touch become one."""
-    assert not spans or spans[0][0] >= base, "below the watermark everything is done"
+    """The gaps and lengths of ascending intervals, each less 1. Adjacent intervals are merged."""
+    assert not spans or spans[0][0] >= base, "done_above must not have positions below the watermark"
     gaps: list[int] = []
     lengths: list[int] = []
-    end = base - 1  # not base: a first interval at the watermark is one, though it touches it
+    end = base - 1  # not base, so that a first interval that begins at the watermark still starts a new one
     for start, stop in spans:
         assert end <= start < stop, "intervals must ascend"
         if start > end:
@@ -206,7 +212,7 @@ def _rice(values: Sequence[int]) -> str:
     total, count = sum(values), len(values)
     if not total:
         return f"{_ALL_ZERO:06b}"
-    # The shortest for values that fall off geometrically: 2**k between 0.48 and 0.96 of the mean.
+    # For a geometric distribution the code is shortest if 2**k is between 0.48 and 0.96 of the mean.
     k = (123 * (2 * total + count) // (512 * count)).bit_length()
     counted = "1".join(["0" * (value >> k) for value in values])
     if not k:
@@ -225,7 +231,7 @@ def _number(value: int) -> str:
 
 
 class _Bits:
-    """Reads the codes back. Whatever runs over the end is a ValueError."""
+    """Reads the codes. Raises ValueError if a code extends over the end."""
 
     def __init__(self, bits: str) -> None:
         self._bits = bits
@@ -284,7 +290,7 @@ class _Bits:
             raise ValueError("cut off")
         self._at = counted.end()
         values = [len(zeros) << k for zeros in counted[0].split("1")]
-        values.pop()  # what follows the last one
+        values.pop()  # the empty text after the last "1"
         if not k:
             return values
         low = (1 << k) - 1
@@ -326,7 +332,8 @@ def _check(body: int, bits: int) -> int:
     return crc32(body.to_bytes((bits + 7) // 8, "big"))
 
 
-# The characters are made and read all at once, in lanes of 16 bits of one large number: in C, not in a loop.
+# All characters are encoded and decoded at once, as 16-bit lanes of one large number. So the work is done in C instead
+# of in a Python loop.
 
 
 def _wide(value: int, chars: int) -> str:
@@ -356,9 +363,11 @@ def _ones(lanes: int) -> int:
 
 
 def _halvings(lanes: int) -> list[tuple[int, int]]:
-    """The steps that part digits of 15 bits into lanes of 16: halves move apart, then quarters, and so on.
+    """The steps that spread digits of 15 bits over lanes of 16 bits: first the halves move apart, then the quarters,
+    and so on.
 
-    Each is how many lanes a half has, hence how many bits it moves, and a mask of the halves that stay.
+    Each step has the number of lanes in a half, which is also the number of bits that it moves, and a mask of the
+    halves that stay.
     """
     half = 1 << (lanes - 1).bit_length() >> 1
     low = (1 << 15 * half) - 1

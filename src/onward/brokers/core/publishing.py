@@ -1,7 +1,8 @@
-"""Ordered publishing: calls queue up in the loop and go out in windows, each answered whole.
+"""Ordered publishing: calls wait in a queue, and their events are sent in windows.
 
-One window is sent at a time, so that what fails stops what follows it before that is sent. A broker writes only the
-sending of one window, and answers for each event of it.
+One window is sent at a time, and the next one only after every event has its answer. So a failed event stops the later
+events of its key before they are sent. A broker implements only the sending of one window, with an answer for each of
+its events.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ Key = tuple[str, str | None]  # a topic and a key
 
 
 class Outgoing(NamedTuple, Generic[T]):
-    """An event on its way. `packed` is what the broker made of it."""
+    """An event that is being published. `packed` is the event as the broker has encoded it."""
 
     event: Event
     partition: int
@@ -37,16 +38,17 @@ class Outgoing(NamedTuple, Generic[T]):
 
 
 def check_relay(relay: Relay | None) -> None:
-    """BadSetting: it is no shard and fence."""
+    """Raise BadSetting if `relay` is not a shard and a fence."""
     if relay is None:
         return
     shard, fence = relay if isinstance(relay, tuple) and len(relay) == 2 else (None, None)
     if not isinstance(shard, str) or not shard or type(fence) is not int or not 0 <= fence < 1 << 63:
-        raise BadSetting(f"relay={relay!r}: use (shard, fence), a text and a number from 0 on")
+        raise BadSetting(f"relay={relay!r}: use (shard, fence), a text and a number that is not negative")
 
 
 def check_events(events: Iterable[Event]) -> None:
-    """Unserialisable: a value is not bytes, a time is not in the calendar, or some broker would change a header."""
+    """Raise Unserialisable if a value is not bytes, a time is not in the calendar, or some broker would change a
+    header."""
     for event in events:
         if not clock.in_calendar(event.time):
             raise Unserialisable(
@@ -60,18 +62,18 @@ def check_events(events: Iterable[Event]) -> None:
 
 
 class Refusal(NamedTuple):
-    """Why an event was not accepted. `unknown`: it may have been stored all the same."""
+    """Why an event was not accepted. `unknown`: it may be stored anyway."""
 
     why: str
     unknown: bool = False
 
 
 BEHIND = Refusal("refused, because an earlier event of the same key was not accepted; publish both again, in order")
-UNANSWERED = Refusal("the broker gave no answer for it", unknown=True)
+UNANSWERED = Refusal("the broker did not answer for this event", unknown=True)
 
 
 class Window(Generic[T]):
-    """What is sent at once. `answers` has an entry for each event by its index, None where it was accepted."""
+    """The events that are sent together. `answers` has one entry per event, by its index: None if it was accepted."""
 
     __slots__ = ("answers", "deadline", "items")
 
@@ -82,14 +84,15 @@ class Window(Generic[T]):
 
 
 class Courier(Protocol[T]):
-    """Sends windows, one at a time. Within a window it accepts no event of a key behind one that it refused."""
+    """Sends windows, one at a time. Within a window, it refuses the later events of a key after a refused one."""
 
     def take(self, window: Window[T], done: Callable[[Window[T]], object]) -> None:
-        """Send it, and call `done` from any thread when every event has its answer, by its deadline or soon after."""
+        """Send the window. Call `done`, from any thread, when every event has its answer. That must happen before the
+        deadline or soon after it."""
 
 
 class Call(Generic[T]):
-    """What is left of one publish call."""
+    """The rest of one publish call: the events that have no answer yet, and those that failed."""
 
     __slots__ = ("deadline", "failed", "future", "items", "size", "unanswered")
 
@@ -115,7 +118,8 @@ class Publisher(Generic[T]):
         self._idle: asyncio.Future[None] | None = None
 
     def enter(self, items: Sequence[Outgoing[T]]) -> "asyncio.Future[None]":
-        """Done when all are accepted. A caller that cancels leaves them on their way: others may be behind them."""
+        """Queue the events of one call. The future is done when all of them are accepted. If the caller cancels it,
+        they are still sent, because later events of their keys may be in the queue."""
         if self._closed:
             raise Closed("the broker is closed")
         loop = asyncio.get_running_loop()
@@ -132,7 +136,7 @@ class Publisher(Generic[T]):
         return asyncio.shield(call.future)
 
     async def close(self) -> None:
-        """Finish what was entered; what cannot be sent in its time is refused."""
+        """Finish the calls in the queue. Events that cannot be sent before their deadline are refused."""
         self._closed = True
         if self._busy:
             if self._idle is None:
@@ -143,7 +147,7 @@ class Publisher(Generic[T]):
         if self._busy or not self._calls:
             return
         items: list[Outgoing[T]] = []
-        calls: list[Call[T]] = []  # beside the items
+        calls: list[Call[T]] = []  # the call of each item
         room, deadline = WINDOW_BYTES, self._calls[0].deadline
         while self._calls and room > 0 and len(items) < WINDOW_EVENTS:
             call = self._calls[0]
@@ -178,7 +182,7 @@ class Publisher(Generic[T]):
             self._idle.set_result(None)
 
     def _stop_behind(self, failed: set[Key]) -> None:
-        """No event of a key that failed goes out, of the calls that have been entered."""
+        """Refuse all events in the queue whose key has failed."""
         for call in tuple(self._calls):
             kept: deque[Outgoing[T]] = deque()
             for item in call.items:
@@ -200,11 +204,11 @@ class Publisher(Generic[T]):
             call.future.set_result(None)
             return
         call.future.set_exception(combined(self._label, call.failed))
-        call.future.exception()  # a caller that was cancelled does not look
+        call.future.exception()  # a cancelled caller does not fetch it, and asyncio would log that
 
 
 def combined(label: str, failed: Iterable[tuple[Event, Refusal]]) -> OnwardError:
-    """One error for a call, with every cause once."""
+    """One error for a call, which names every cause once."""
     failed = list(failed)
     causes = list(dict.fromkeys(refusal.why for _, refusal in failed))
     more = [f"and {len(causes) - _MOST_CAUSES} more causes"] if len(causes) > _MOST_CAUSES else []

@@ -1,4 +1,4 @@
-"""Until when a group that answers requests surely counts us in. Pure."""
+"""How long we are surely members of a group, for brokers whose client library keeps the session. Pure."""
 
 from typing import Protocol
 
@@ -6,28 +6,27 @@ BEATS = 5  # heartbeats in a session
 
 
 class Answers(Protocol):
-    """When the last request was sent that the coordinator accepted from us as a member, and the last that it answered
-    at all."""
+    """Send times of our requests to the coordinator."""
 
-    accepted_at: float
-    answered_at: float
+    accepted_at: float  # of the last request that it accepted from us as a member
+    answered_at: float  # of the last request that it answered at all
 
 
 class SessionClock:
-    """For a client library that keeps the session by itself.
+    """Calculates `sure_until` for a client library that keeps the session by itself.
 
-    `reports_loss`: the client reports a lost session, up to a second late. While the process runs, no report then means
-    that we are still members. After the process was suspended it means nothing: the client may rely on an answer that
-    came while we were suspended. A client that never reports a loss proves nothing at any time. In both cases only a
-    request counts that was sent since, and that the coordinator accepted.
+    `reports_loss`: the client reports a lost session, up to a second late. While the process runs, no report means that
+    we are still members. After the process was suspended, no report proves nothing, because the client may rely on an
+    answer that arrived during the suspension. A client that never reports a loss proves nothing at any time. In both
+    cases the only proof is a request that we sent since then and that the coordinator accepted.
     """
 
     def __init__(self, session_s: float, now: float, *, reports_loss: bool) -> None:
         self.session_s = session_s
-        self._since = now  # when we were last known to be in the group
+        self._since = now  # the last time at which we were surely in the group
         self._reports_loss = reports_loss
         self._looked = now
-        self._resumed: float | None = None  # when the process went on, until it is proved that nothing was lost
+        self._resumed: float | None = None  # when a suspension ended, until it is proved that we are still members
 
     @property
     def beat_s(self) -> float:
@@ -35,7 +34,8 @@ class SessionClock:
 
     @property
     def sure_s(self) -> float:
-        """A session is counted from a heartbeat, and the last one may be as old as a beat."""
+        """The session less one heartbeat interval: the session starts at the last heartbeat, which may be one interval
+        old."""
         return self.session_s - self.beat_s
 
     @property
@@ -43,7 +43,8 @@ class SessionClock:
         return self._since + self.sure_s
 
     def look(self, now: float, answers: Answers) -> None:
-        """To be called more often than once in a beat: a longer gap means that the process was suspended."""
+        """Update `sure_until`. Call it more often than once per heartbeat interval: a longer pause between two calls is
+        taken as a suspension of the process."""
         if now - self._looked > self.beat_s:
             self._resumed = now
         self._looked = now
@@ -52,5 +53,5 @@ class SessionClock:
             self._since = max(self._since, now if self._reports_loss else answers.answered_at)
 
     def wants_proof(self, now: float) -> bool:
-        """A request should be sent, so that its answer extends `sure_until`."""
+        """Whether to send a request, so that its answer extends `sure_until`."""
         return self._resumed is not None or now - self._since > self.beat_s

@@ -1,5 +1,5 @@
-"""The shell of a subscription: the receive loop, pause and resume, certainty, close. A broker adds how it settles,
-releases, asks for lag and leaves."""
+"""The base of a subscription: the receive loop, pause and resume, sure_until, close. A broker adds settle, release, lag
+and how to leave."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,36 +13,36 @@ from onward.event import Partition
 
 T = TypeVar("T")
 
-_LOOK_S = 1.0  # how long a lost ring of the bell may go unnoticed
-_UNSURE_LOOK_S = 0.1  # how soon to look again whether ownership is certain
+_LOOK_S = 1.0  # look at least this often, in case a ring of the bell was lost
+_UNSURE_LOOK_S = 0.1  # while ownership is uncertain, look again after this time
 
 
 def check_start(start: Start) -> None:
-    """BadSetting: a group cannot start there."""
+    """Raise BadSetting if a group cannot start there."""
     if not isinstance(start, int | float) and start not in ("earliest", "latest"):
         raise BadSetting(f"start={start!r}: use earliest, latest or a Unix time")
 
 
 class Keeper(Protocol):
-    """What keeps a member in its group."""
+    """Keeps a member in its group, such as a lease manager."""
 
     @property
     def group(self) -> str: ...
 
     @property
     def sure_until(self) -> float:
-        """Until then the broker gives none of our partitions to another member, as far as the membership goes."""
+        """The time until which this member is surely in the group, so that no other member gets its partitions."""
 
     @property
     def failure(self) -> OnwardError | None:
-        """Why this member can never receive again."""
+        """Why this member can never receive again. None if it can."""
 
     @property
     def troubles(self) -> Sequence[str]:
         """Why some of the group's events are not delivered."""
 
     def polled(self) -> None:
-        """Receive is being called, so the membership is worth keeping."""
+        """Called with every receive. If the calls stop, the membership may end."""
 
 
 class SubscriptionShell(Generic[T]):
@@ -76,10 +76,10 @@ class SubscriptionShell(Generic[T]):
         return []
 
     async def _read(self, limit: int, max_bytes: int) -> None:
-        """Read ahead for a receive of this size; does nothing where a thread of the broker reads."""
+        """Read events for a receive of this size. A broker whose own thread reads need not override it."""
 
     def _collected(self, now: float, *, sure: bool) -> None:
-        """A receive has collected; for a broker that must act on deadlines or doubt."""
+        """Called after a receive has collected its messages, for brokers that act on deadlines or uncertainty."""
 
     def troubles(self) -> Sequence[str]:
         return self._keeper.troubles
@@ -89,7 +89,7 @@ class SubscriptionShell(Generic[T]):
         with holdings.lock:
             if holdings.closed or holdings.has_unreported_loss:
                 return 0.0
-            # What should have been released by now may be free at the broker before memory follows.
+            # After the deadline of a release, the broker may free the partition before our memory follows.
             return min(self._keeper.sure_until, holdings.deadline)
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
@@ -109,5 +109,5 @@ class SubscriptionShell(Generic[T]):
         await asyncio.shield(self._closing)
 
     async def _leave(self) -> None:
-        """Leave the group, in bounded time, and end what runs for this subscription."""
+        """Leave the group in bounded time, and end all threads and tasks of this subscription."""
         raise NotImplementedError

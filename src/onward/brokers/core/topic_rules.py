@@ -1,4 +1,4 @@
-"""Partition counts: which ones a process insists on, and what is refused. Pure."""
+"""Partition counts: which count a process expects, and what is refused. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,18 +10,18 @@ DEFAULT_PARTITIONS = 8
 
 
 class TopicRules:
-    """Of one process: the counts that it declared or was set to, and what follows from them."""
+    """The partition counts that one process has declared or has as a setting, and the checks that follow from them."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._declared: dict[str, int] = {}
 
     def insisted(self, name: str) -> int | None:
-        """The count that this process must find; None: whatever is stored will do."""
+        """The count that this process requires. None if it accepts any stored count."""
         return self._declared.get(name, self._settings.partitions)
 
     def for_new(self, name: str) -> int:
-        """The count of a topic that is created on first use. BrokerError: it must not be."""
+        """The count for a topic that is created on first use. Raises BrokerError if it may not be created."""
         check_name("topic", name)
         if not self._settings.auto_declare:
             raise BrokerError(
@@ -31,8 +31,9 @@ class TopicRules:
         return self.insisted(name) or DEFAULT_PARTITIONS
 
     def check(self, name: str, stored: int, known: int | None = None, *, added: int = 0) -> None:
-        """PartitionsDiffer: the stored count is not what this process insists on or has known before (`known`), so
-        that keys would change their partitions. `added`: partitions that the topic has beyond those."""
+        """Raise PartitionsDiffer if the stored count is not the one that this process requires or has used before
+        (`known`). With another count, keys would change their partitions. `added`: further partitions of the topic,
+        which are not in `stored`."""
         wanted = self.insisted(name) or known or stored
         if stored != wanted:
             raise PartitionsDiffer(_differs(name, stored, wanted, added))
@@ -40,8 +41,8 @@ class TopicRules:
     def plan(
         self, topology: Topology, count: Callable[[str], int | None], create: Callable[[TopicSpec], object] | None
     ) -> list[Change]:
-        """What differs. `count`: a topic's stored count, None where there is none. `create`: makes a topic; None: this
-        is only a plan."""
+        """The differences from the topology. `count` returns a topic's stored count, or None if the topic does not
+        exist. `create` creates a topic; if it is None, nothing is created."""
         changes = []
         for spec in _topics(topology):
             stored = count(spec.name)
@@ -60,7 +61,7 @@ class TopicRules:
 
 def _topics(topology: Topology) -> Sequence[TopicSpec]:
     for own in topology.own:
-        raise BadSetting(f"{own!r}: this broker has topics only; declare it with a broker that has such objects")
+        raise BadSetting(f"{own!r}: this broker has topics only; use a broker that has such objects, or remove it")
     for spec in topology.topics:
         check_name("topic", spec.name)
         if spec.partitions < 1:

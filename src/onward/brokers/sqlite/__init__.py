@@ -10,13 +10,13 @@ __all__ = ["absent", "holder", "lock_holder", "open_broker"]
 
 
 def absent(settings: Settings) -> str:
-    """Why there is nothing to open, or ""; open_broker would create the file, or its tables."""
+    """Why there is no store to open, or "". In that case open_broker would create the file or its tables."""
     path = locate(settings.url)
     if not path.exists():
         return f"{path.absolute()} does not exist"
-    return "" if is_ours(path) else f"{path.absolute()} holds no tables of Onward"
+    return "" if is_ours(path) else f"{path.absolute()} has no tables of Onward"
 
 
 def holder(settings: Settings) -> Holder | None:
-    """The process that writes to the file at this moment. OSError: the lock file cannot be read."""
+    """The process that writes to the file now. Raises OSError if the lock file cannot be read."""
     return lock_holder(locate(settings.url))

@@ -1,4 +1,4 @@
-"""The aside: records out of the flow, in a table of the same file."""
+"""The aside: waiting, held and dead records, in a table of the same file."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ from onward.event import Partition
 
 log = logging.getLogger("onward")
 
-_SCAN_ROWS = 500  # looked at per query of a scan, whose filter may match few
+_SCAN_ROWS = 500  # rows per query of a scan; its filter may match only a few of them
 _decode = msgspec.msgpack.Decoder(AsideRecord).decode
 
 _INSERT = """
@@ -66,12 +66,12 @@ class SqliteAside:
 
 
 def store(db: sqlite3.Connection, records: Sequence[AsideRecord], part: int) -> None:
-    """Write records of a partition, known by its id. The same record twice is one."""
+    """Write records of the partition with the id `part`. A record with the same id is replaced."""
     db.executemany(_INSERT, [_row(record.whole(), part) for record in records])
 
 
 def find(db: sqlite3.Connection, group: str, ids: Sequence[str]) -> list[tuple[str, Partition]]:
-    """Those of the group's records that exist, with their partitions."""
+    """Those of the ids that are records of the group, with their partitions."""
     found = []
     for name in ids:
         row = db.execute(_FIND, (name, group)).fetchone()
@@ -101,7 +101,7 @@ def _row(record: AsideRecord, part: int) -> tuple[Any, ...]:
 
 
 def _record(name: str, state: str, due: float | None, data: bytes) -> AsideRecord | None:
-    """None: it is damaged, which must not stop the others."""
+    """The decoded record. None if it is damaged: one damaged record must not stop the others."""
     try:
         return msgspec.structs.replace(_decode(data), state=State(state), due=due)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -111,9 +111,9 @@ def _record(name: str, state: str, due: float | None, data: bytes) -> AsideRecor
 
 @functools.lru_cache(maxsize=1_000)
 def _complain(name: str, why: str) -> None:
-    """Once for each record: they are read again and again."""
+    """Log a damaged record. The cache limits this to once per record, because records are read again and again."""
     log.warning(
-        "record %s is damaged and left out (%s); restore it from a backup, or remove it: "
+        "record %s is damaged and was skipped (%s); restore it from a backup, or remove it: "
         "DELETE FROM onward_aside WHERE id = '%s'",
         *(name, why, name.replace("'", "''")),
     )
@@ -137,15 +137,15 @@ def _load(
 
 
 def _scan(db: sqlite3.Connection, group: str, where: Filter, after: str | None, limit: int) -> Page:
-    """Pages follow the place of a record (partition, position, id), which never changes."""
+    """Pages are sorted by partition, position and id of a record, which never change."""
     found = list(itertools.islice(_matching(db, group, where, after), limit + 1))
     records = [record for _, record in found[:limit]]
     return Page(records, found[limit - 1][0] if len(found) > limit else None)
 
 
 def _count(db: sqlite3.Connection, group: str, where: Filter) -> Count:
-    """The data comes after the other columns, so that its pages are not read."""
-    assert where.text is None, "a text is found in records, not in their columns"
+    """Count by columns only. SQLite does not read the pages of `data`, because it is the last column."""
+    assert where.text is None, "count cannot search for a text: that would need the data of the records"
     condition, values = _condition(where)
     query = f"SELECT COUNT(*), MIN(last) FROM onward_aside WHERE grp = ?{condition}"
     return Count(*db.execute(query, (group, *values)).fetchone())
@@ -179,7 +179,7 @@ def _place(after: str | None) -> tuple[int, int, str]:
         part, position, name = after.split(":", 2)
         return int(part), int(position), name
     except ValueError as error:
-        raise BrokerError(f"the cursor {after!r} does not come from this aside; start without one") from error
+        raise BrokerError(f"the cursor {after!r} is not from this aside; start without a cursor") from error
 
 
 def _condition(where: Filter) -> tuple[str, list[Any]]:
@@ -198,7 +198,8 @@ def _condition(where: Filter) -> tuple[str, list[Any]]:
 
 
 def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tuple[State, float | None] | None) -> int:
-    """Compare and set, or, with `to` None, compare and remove. The owner gets Moved in its next turn."""
+    """Move those records that are still in the state `expect`, or remove them if `to` is None. The owner gets Moved in
+    its next turn."""
     moved = 0
     for name in dict.fromkeys(ids):
         row = tx.db.execute(
@@ -219,7 +220,7 @@ def _move(tx: Transaction, group: str, ids: Sequence[str], expect: State, to: tu
 def _change(
     db: sqlite3.Connection, name: str, stored: tuple[str, float | None, bytes], to: tuple[State, float | None] | None
 ) -> bool:
-    """Move or remove a record; False: it is damaged and stays."""
+    """Move or remove a record. False if it is damaged and so stays as it is."""
     if to is None:
         delete(db, name)
         return True

@@ -1,4 +1,5 @@
-"""How much of a topic some group has not finished: a difference of running totals, and what is set aside."""
+"""The backlog of a topic: the bytes that some group has not finished. It is a difference of running totals, plus the
+waiting and held records in the aside."""
 
 import sqlite3
 from typing import NamedTuple
@@ -23,7 +24,8 @@ WHERE at >= coalesce((SELECT max(at) FROM onward_log WHERE at BETWEEN ? AND ?), 
 
 
 class Extent(NamedTuple):
-    """A partition: its next position, the bytes ever appended, and what every group has finished (None: no group)."""
+    """A partition: its next position, the bytes ever appended, and the lowest watermark of all groups (None: no group
+    reads it)."""
 
     part: int
     next: int
@@ -43,25 +45,26 @@ def extents(db: sqlite3.Connection, topic: int) -> list[Extent]:
 
 
 def finished_bytes(db: sqlite3.Connection, topic: int) -> int:
-    """The bytes, ever appended, that no group needs any more. Without a group: those that are stored no more."""
+    """How many of the bytes ever appended no group needs any more. Without a group: the bytes that were removed."""
     return sum(extent.bytes_before(db, extent.floor or 0) for extent in extents(db, topic))
 
 
 def aside_bytes(db: sqlite3.Connection, topic: int) -> int:
-    """What waits or is held out of the flow, in all groups; triggers keep count of it."""
+    """The bytes of waiting and held records in all groups. Triggers in the schema count them."""
     (size,) = db.execute("SELECT aside FROM onward_topic WHERE id = ?", (topic,)).fetchone()
     return int(size)
 
 
 class Backlog:
-    """Holds the limit. What is finished only grows, so a remembered figure errs on the side of asking again."""
+    """Checks `max_backlog_bytes`. The finished bytes only grow, so a remembered number is never too high: it can only
+    cause one more query."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._finished: dict[int, int] = {}
 
     def is_over(self, db: sqlite3.Connection, topic: Topic, appended: int) -> bool:
-        """Would the topic be over the limit with this many bytes ever appended?"""
+        """Whether the topic would be over the limit if `appended` were the bytes ever appended to it."""
         appended += aside_bytes(db, topic.id)
         if topic.id in self._finished and appended - self._finished[topic.id] <= self._max_bytes:
             return False
@@ -69,18 +72,18 @@ class Backlog:
         return appended - self._finished[topic.id] > self._max_bytes
 
     def forget(self) -> None:
-        """A new group may need again what was finished."""
+        """Read the finished bytes again next time: a new group may need events that were finished before."""
         self._finished.clear()
 
     def complaint(self, db: sqlite3.Connection, topic: Topic) -> str:
-        """Why an event is refused: which group is behind, and what to do about it."""
+        """Why an event is refused: which group is behind, and what the operator can do."""
         over = (
             f"topic {topic.name}: its unfinished events, including those set aside for a retry, would exceed "
             f"max_backlog_bytes={self._max_bytes:,}; "
         )
         behind = slowest(db, topic.id)
         if behind is None:
-            return f"{over}no group reads it, so all of its events are kept; start its consumers, or raise the limit"
+            return f"{over}no group reads it, so no event is removed; start its consumers, or raise the limit"
         return (
             f"{over}group {behind.group} is {behind.bytes:,} bytes behind; start, repair or speed up its consumers, "
             f"drop it with `{drop_command(db, behind.group, topic.name)}`, or raise the limit"
@@ -88,7 +91,7 @@ class Backlog:
 
 
 def drop_command(db: sqlite3.Connection, group: str, topic: str) -> str:
-    """The command that drops a group, to be pasted in any folder."""
+    """The command that drops a group. It works in any folder."""
     path = next(file for _, name, file in db.execute("PRAGMA database_list") if name == "main")
     return f"onward groups drop {group} --topic {topic} --url sqlite:///{quote(path)}"
 

@@ -1,4 +1,4 @@
-"""The embedded broker: the contract over its writer, readers, doorbell and lease managers."""
+"""The SQLite broker: implements the contract with a writer, readers, a doorbell and lease managers."""
 
 import asyncio
 import contextlib
@@ -49,20 +49,21 @@ Joined = tuple[LeaseManager, Callable[[], None]]
 
 
 def open_broker(url: str, settings: Settings) -> Broker:
-    """Open the file that the URL names, or create it. BadStore: it cannot be ours, and was left untouched."""
+    """Open the file that the URL names, or create it. Raises BadStore if it cannot be a store of Onward; then the file
+    is not changed."""
     path = locate(url)
     try:
-        path = path.resolve()  # whatever name leads to the file, its lock is one
+        path = path.resolve()  # so that all names of one file lead to the same lock file
         check(path)
         store, gate = Store(path, settings), _gate(path, settings)
-    except (OSError, ValueError) as error:  # a name that no file can have, a file system that keeps none
-        raise BadStore(f"{path} cannot be opened or created ({error}); name a file in a folder of yours") from error
+    except (OSError, ValueError) as error:  # not a valid file name, or a file system without regular files
+        raise BadStore(f"{path} cannot be opened or created ({error}); name a file in a folder that you own") from error
     try:
         store.prepare(gate)
         return SqliteBroker(store, gate, settings)
     except OSError as error:
         gate.close()
-        raise BadStore(f"{path} cannot be created ({error}); name a file in a folder of yours") from error
+        raise BadStore(f"{path} cannot be created ({error}); name a file in a folder that you own") from error
     except BaseException:
         gate.close()
         raise
@@ -74,8 +75,8 @@ def _gate(path: Path, settings: Settings) -> Gate:
         return Gate(lock, settings.file_mode)
     except PermissionError as error:
         raise BadStore(
-            f"{path}: no permission to use its lock {lock}; run as the user that owns it, or set file_mode=umask for "
-            f"every process and change its mode"
+            f"{path}: no permission to use its lock {lock}; run as the user who owns it, or change its mode and set "
+            f"file_mode=umask for every process"
         ) from error
 
 
@@ -100,7 +101,7 @@ class SqliteBroker:
         self._writer.queue.add(Retention(settings, backlog, self._writer.queue.kick))
         self._epochs = itertools.count(1)
         self._subscriptions: set[SqliteSubscription] = set()
-        self._leaving: set[asyncio.Future[None]] = set()  # joins whose callers were cancelled
+        self._leaving: set[asyncio.Future[None]] = set()  # subscriptions to close, because their callers were cancelled
         self._closed = False
 
     async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
@@ -149,7 +150,7 @@ class SqliteBroker:
             if self._writer.queue.take_back(job):
                 joining.cancel()
             else:
-                # It is committed, or will be: left alone it would own partitions until its lease ends.
+                # The join is committed or will be. If we ignored it, it would own partitions until its lease ends.
                 self._leaving.add(asyncio.ensure_future(_left(joining)))
             raise
 
@@ -240,6 +241,6 @@ def _check_unused(tx: Transaction, topic: str, number: int, group: str) -> None:
 
 
 async def _left(joining: "asyncio.Future[SqliteSubscription]") -> None:
-    """Leave as soon as it has joined, if it does."""
+    """Wait for the join, and leave the group again if it succeeds."""
     with contextlib.suppress(BrokerError, ConfigError):
         await (await joining).close()

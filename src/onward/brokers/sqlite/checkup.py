@@ -1,4 +1,4 @@
-"""What an operator should know about the file: is it sound, durable, and not held up by a process or a group?"""
+"""Checks of the file for operators: is it intact and durable, and does a process or a group block it?"""
 
 import shlex
 import shutil
@@ -30,22 +30,22 @@ def _file(db: sqlite3.Connection, path: Path, features: Features) -> Iterator[Fi
         yield Finding("error", f"{path} is damaged: {'; '.join(damage)}", cure)
     else:
         size = path.stat().st_size
-        yield Finding("ok", f"{path} is sound: {size:,} bytes, SQLite {sqlite3.sqlite_version}")
+        yield Finding("ok", f"{path} is intact: {size:,} bytes, SQLite {sqlite3.sqlite_version}")
     if features.durability == "fsync":
-        yield Finding("ok", "durability fsync: what publish accepted survives a power cut")
+        yield Finding("ok", "durability fsync: accepted events survive a power cut")
     else:
-        cure = "leave durability out, or set it to fsync, where no event may be lost"
-        yield Finding("warning", "durability window: a power cut may lose the last moments", cure)
+        cure = "if no event may be lost, remove the setting durability, or set it to fsync"
+        yield Finding("warning", "durability window: a power cut may lose the events of the last moments", cure)
 
 
 def access(path: Path) -> list[Finding]:
-    """Files that should be private, and can be used by others."""
+    """A warning if files that should be private can be used by other users."""
     files = [Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm", "-lock")]
     shared = [str(file) for file in files if file.exists() and file.stat().st_mode & 0o077]
     if not shared:
         return []
-    what = f"other users may read or write {', '.join(shared)}; with a lock on them they could stop every publish"
-    cure = f"{shlex.join(['chmod', '600', *shared])}, or set file_mode=umask for every process if that is meant"
+    what = f"other users can read or write {', '.join(shared)}; by locking these files they could stop every publish"
+    cure = f"{shlex.join(['chmod', '600', *shared])}; or, if this is intended, set file_mode=umask for every process"
     return [Finding("warning", what, cure)]
 
 
@@ -60,7 +60,7 @@ def _lock(path: Path) -> Iterator[Finding]:
 
 
 def _foreign_lock(path: Path) -> Iterator[Finding]:
-    """A program that does not use our lock file may hold a transaction."""
+    """An error if a program that does not use our lock file holds a transaction."""
     with closing(open_existing(path, _BUSY_S)) as db:
         try:
             db.execute("BEGIN IMMEDIATE")
@@ -79,14 +79,14 @@ def _disk(path: Path) -> Iterator[Finding]:
 
 
 def _groups(db: sqlite3.Connection) -> Iterator[Finding]:
-    """Groups without a member hold back retention and count as backlog."""
+    """Topics without a group, and groups that are behind and have no live member: their events are not removed."""
     for topic in topics.listed(db):
         number = figures.topic_id(db, topic.name)
         behind = slowest(db, number) if number is not None else None
         if behind is None:
-            what = f"no group reads topic {topic.name}, so all of its events are kept"
+            what = f"no group reads topic {topic.name}, so none of its events is removed"
             yield Finding(
-                "warning", what, "start its handlers; otherwise publishing to it is refused at max_backlog_bytes"
+                "warning", what, "start its handlers; otherwise publish will refuse events at max_backlog_bytes"
             )
         for info in figures.groups(db, topic.name, clock.now(), clock.boot_id()):
             behind_end = any(each.end is not None and each.watermark < each.end for each in info.partitions.values())

@@ -1,8 +1,8 @@
-"""The doorbell: how a process hears that something was committed, in this process or another.
+"""The doorbell: how a process notices a commit, in this process or another one.
 
-A committing process rings by setting the times of a file. The lock file rings for every member, a member's own file for
-that member alone. A ring arrives by inotify, or by polling. A lost ring costs latency, never an event: waits are
-bounded.
+After a commit, a process rings by setting the times of a file. The lock file rings for every member. A member's own
+file rings only for that member. A ring arrives through inotify, or through polling. A lost ring costs latency but never
+an event, because all waits are bounded.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from onward.brokers.core.bell import Bell
 
-_POLL_S = 0.01  # where there is no inotify
+_POLL_S = 0.01  # on systems without inotify
 _IN_ATTRIB = 0x4
-_RING = struct.Struct("iIII")  # watch, mask, cookie, length of a name; a watched file comes without its name
+_RING = struct.Struct("iIII")  # watch, mask, cookie, length of the name, which is 0 for a watched file
 _READ_BYTES = 4_096 * _RING.size
 
 
 class MemberBell(Bell):
-    """What the receive of one subscription waits for."""
+    """The bell that `receive` of one subscription waits for."""
 
     def __init__(self, doorbell: "Doorbell") -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class MemberBell(Bell):
 
 
 class Doorbell:
-    """Hands the rings of the files on to the bells of this process's members."""
+    """Watches the files, and rings the bells of the members in this process."""
 
     def __init__(self, lock: Path) -> None:
         self._lock = lock
@@ -50,20 +50,20 @@ class Doorbell:
         self._bells: weakref.WeakValueDictionary[Path, MemberBell] = weakref.WeakValueDictionary()
         self._waiting: dict[asyncio.AbstractEventLoop, set[MemberBell]] = {}
         self._watches: dict[int, Path] = {}
-        self._stamps: dict[Path, int] = {}  # of the files to poll
+        self._stamps: dict[Path, int] = {}  # the times of the polled files
         self._fd = _inotify()
         if not self.watch(lock):
             self.close()  # and poll
             self.watch(lock)
 
     def bell(self, path: Path) -> MemberBell:
-        """A member's bell. It rings with the lock file, and with its own file once that is watched."""
+        """A member's bell. It rings when the lock file rings and, after `watch`, when its own file rings."""
         with self._guard:
             bell = self._bells[path] = MemberBell(self)
         return bell
 
     def watch(self, path: Path) -> bool:
-        """False: the system has no watch left (fs.inotify.max_user_watches)."""
+        """Watch a file. False if the system has no free watch (fs.inotify.max_user_watches)."""
         with self._guard:
             if self._fd is None:
                 self._stamps[path] = _stamp(path)
@@ -74,13 +74,13 @@ class Doorbell:
             return watch >= 0
 
     def unwatch(self, path: Path) -> None:
-        """The file is gone, and the kernel's watch with it."""
+        """Forget a file that is being removed. The kernel removes its watch together with the file."""
         with self._guard:
             self._stamps.pop(path, None)
             self._watches = {watch: watched for watch, watched in self._watches.items() if watched != path}
 
     def absorb(self) -> None:
-        """Hand on what rang since the last time."""
+        """Ring the bells whose files have rung since the last call."""
         with self._guard:
             rang = self._polled() if self._fd is None else self._read(self._fd)
             everyone = self._lock in rang
@@ -89,7 +89,7 @@ class Doorbell:
             bell.ring()
 
     def attend(self, loop: asyncio.AbstractEventLoop, bell: MemberBell) -> None:
-        """This bell is waited for on this loop."""
+        """A task of this loop starts to wait for this bell."""
         with self._guard:
             is_first = loop not in self._waiting
             self._waiting.setdefault(loop, set()).add(bell)
@@ -102,7 +102,7 @@ class Doorbell:
         with self._guard:
             self._waiting[loop].discard(bell)
             if self._fd is not None and not self._waiting[loop]:
-                # Nothing waits on this loop: a busy consumer is not woken for every commit.
+                # No task waits here, so the loop of a busy consumer need not wake up for every commit.
                 loop.remove_reader(self._fd)
                 del self._waiting[loop]
 
@@ -131,7 +131,7 @@ class Doorbell:
             found = os.read(fd, _READ_BYTES)
         except BlockingIOError:
             return set()
-        # A watch that is not known: too many rings waited, and some were lost.
+        # An unknown watch means that the kernel's queue was full and rings were lost. So ring all bells.
         return {self._watches.get(watch, self._lock) for watch, *_ in _RING.iter_unpack(found)}
 
     def _polled(self) -> set[Path]:
@@ -152,8 +152,8 @@ def _libc() -> ctypes.CDLL:
 
 
 def _inotify() -> int | None:
-    """A descriptor that is readable after a watched file's times were set; None where the system has no such thing."""
+    """A descriptor that becomes readable when the times of a watched file are set. None if there is no inotify."""
     if sys.platform != "linux":
         return None
     fd: int = _libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    return fd if fd >= 0 else None  # out of instances (fs.inotify.max_user_instances): polling does
+    return fd if fd >= 0 else None  # no free instance (fs.inotify.max_user_instances): poll instead

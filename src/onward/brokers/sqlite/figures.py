@@ -1,4 +1,4 @@
-"""Figures for people, read from the store: how far groups are, and who is in them."""
+"""Figures for operators, read from the store: how far groups are, and which members they have."""
 
 import sqlite3
 import time
@@ -25,7 +25,7 @@ def topic_id(db: sqlite3.Connection, topic: str) -> int | None:
 
 
 def lags(db: sqlite3.Connection, places: Mapping[Partition, tuple[int, int]]) -> dict[Partition, BrokerLag]:
-    """What is in the log from each place (partition id, position) on."""
+    """The events in the log from each place (partition id, position) on."""
     return {partition: _lag(db, part, position) for partition, (part, position) in places.items()}
 
 
@@ -43,13 +43,13 @@ def groups(db: sqlite3.Connection, topic: str, now: float, boot: str) -> list[Gr
 
 
 def alive(db: sqlite3.Connection, group: str, topic: int, now: float, boot: str) -> list[MemberInfo]:
-    """The members, and every process that still owns a partition."""
+    """The live members, including those that are off the list but still own a partition."""
     listed = leases.members(db, group, topic) | leases.owners(db, group, topic)
     return [leases.member_of(name) for name, lease in sorted(listed.items()) if lease.counts(now, boot)]
 
 
 def owners(db: sqlite3.Connection, group: str, topic: str, now: float, boot: str) -> list[MemberInfo]:
-    """The members whose leases on partitions count."""
+    """The members with a valid lease on a partition."""
     number = topic_id(db, topic)
     listed = {} if number is None else leases.owners(db, group, number)
     return [leases.member_of(name) for name, lease in sorted(listed.items()) if lease.counts(now, boot)]
@@ -69,5 +69,5 @@ def _lag(db: sqlite3.Connection, part: int, position: int) -> BrokerLag:
         return BrokerLag(0, None)
     row = db.execute(_TIME, log.span(part, position)).fetchone()
     if row is None:
-        return BrokerLag(0, None)  # the rest was trimmed
+        return BrokerLag(0, None)  # the rest was removed by retention
     return BrokerLag(tail - position, max(0.0, time.time() - row[0]))

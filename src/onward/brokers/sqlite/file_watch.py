@@ -1,13 +1,15 @@
-"""Notices that the database file was deleted, replaced or overwritten while it is open.
+"""Notices when the database file was deleted, replaced or overwritten while it is open.
 
-SQLite notices none of this. It goes on with the files that it has open and with pages that it read before, so a commit
-succeeds, and its events are gone for the next process. The watch compares what the paths name now with what was opened.
-When the file itself was written, the watch reads it without SQLite's log. While the file is open only a checkpoint may
-write to it, and a checkpoint brings newer pages, never older ones, and none newer than what a transaction sees.
+SQLite does not notice this. It continues with its open files and with pages that it has read before. So a commit
+succeeds, but the next process does not find its events.
 
-A checkpoint may stop halfway; then the pages in the file do not fit together. So the first page decides where it can.
-Its schema version grows with every change of a table, and copies that SQLite made have another one. What the tables in
-the file hold counts only while that version is the one of the start.
+The watch makes two comparisons. It compares the files that the paths name now with the files that were opened. And when
+the database file was written, it reads that file without SQLite's log. While the file is open, only a checkpoint may
+write to it. A checkpoint writes newer pages, never older ones, and none that is newer than what a transaction sees.
+
+A checkpoint may stop halfway. Then the pages in the file are from different moments. So the watch relies on the first
+page where it can: the schema version there grows with every change of a table, and copies made by SQLite have another
+version. The content of the tables in the file counts only while the schema version is the same as at the start.
 """
 
 import contextlib
@@ -27,20 +29,21 @@ from onward.errors import StoreLost
 
 _SUFFIXES = ("", "-wal", "-shm")
 _MAIN, _LOG, _INDEX = range(3)
-_LOOKS = 3  # a page that is just being written may look damaged for a moment
+_LOOKS = 3  # a page that is being written may look damaged for a moment
 _PAUSE_S = 0.05
-# The log is written with every commit, and a stat may make the next write to a file slower: newer kernels then give
-# it a finer timestamp. The database file is written by checkpoints only, so it is looked at with every commit.
+# Every commit writes to the log, and a stat can make the next write to a file slower, because newer kernels then give
+# it a finer timestamp. So the log is checked only now and then. The database file is written by checkpoints only, so it
+# is checked with every commit.
 _LOG_EVERY_S = 0.1
 _CURE = (
-    "nothing more is read from it or written to it; stop all processes that use it, put the right file in place "
-    "without its old -wal and -shm, and start again"
+    "Onward no longer reads it or writes to it; stop all processes that use it, put the right file in place, remove "
+    "its old -wal and -shm, and start again"
 )
 _OTHER = "overwritten with another database"
 _OLDER = "overwritten with an older copy of itself"
 _IDENTITY = "SELECT value FROM onward_meta WHERE name = 'identity'"
 _TOPIC_BYTES = "bytes of topic "
-# Numbers that only grow. Where a page was split and only half of it is written, a row is found twice.
+# Numbers that only grow. `max` and `GROUP BY`: while a split page is only half written, a row may appear twice.
 _COUNTERS = f"""
 SELECT '{_TOPIC_BYTES}' || log_id, max(bytes) FROM onward_topic GROUP BY log_id
 UNION ALL
@@ -50,37 +53,37 @@ UNION ALL SELECT 'last id in ' || name, max(seq) FROM sqlite_sequence WHERE name
 
 
 class Content(NamedTuple):
-    """What tables hold: whose they are, and how far their counters are."""
+    """The content of the tables: the identity of the database, and the counters."""
 
     identity: str | None
     counters: Mapping[str, int]
 
     def difference(self, after: "Content") -> str:
-        """What has happened, if `after` is not a later state of this."""
+        """What happened to the file if `after` cannot be a later state of this content. "" if it can."""
         if after.identity != self.identity:
             return _OTHER
         for name, count in self.counters.items():
-            if after.counters.get(name, count) < count:  # one that is missing was dropped
+            if after.counters.get(name, count) < count:  # a missing counter: its topic was dropped
                 return f"{_OLDER} ({name} went from {count} back to {after.counters[name]})"
         return ""
 
 
 class FileWatch:
-    """The watch of one broker object, for its writer and its readers. What was lost once stays lost."""
+    """The watch of one broker object, for its writer and its readers. After the first StoreLost, every check fails."""
 
     def __init__(self, path: Path) -> None:
         self._paths = [f"{path}{suffix}" for suffix in _SUFFIXES]
         self._lock = threading.Lock()
-        self._files: list[tuple[int, int]] = []  # device and inode of each
-        self._stamp: tuple[int, ...] = ()  # of the database file, when it was last looked into
+        self._files: list[tuple[int, int]] = []  # device and inode of each file
+        self._stamp: tuple[int, ...] = ()  # the times and size of the database file when it was read last
         self._schema = 0  # the schema version in the file
-        self._in_file: Content | None = None  # None: it cannot be relied on
+        self._in_file: Content | None = None  # None: the content is not reliable
         self._committed = Content(None, {})
-        self._next = 0.0  # when the log's files are looked at again
+        self._next = 0.0  # when to check -wal and -shm again
         self._lost = ""
 
     def start(self, db: sqlite3.Connection) -> None:
-        """While this connection is open, SQLite itself replaces none of the files."""
+        """Remember the files and their content. While `db` is open, SQLite itself does not replace any of the files."""
         self._committed = _content(db)
         found = [os.stat(path) for path in self._paths]
         self._files = [(each.st_dev, each.st_ino) for each in found]
@@ -91,8 +94,9 @@ class FileWatch:
             self._in_file = in_file if in_file and in_file.identity == self._committed.identity else None
 
     def check(self, db: sqlite3.Connection | None = None) -> None:
-        """StoreLost: these are no longer the files that were opened. It costs a few microseconds. `db` is in a
-        transaction; without one, a newer schema in the file says nothing."""
+        """Raise StoreLost if these are no longer the files that were opened. This costs a few microseconds.
+
+        `db` must be in a transaction. Without it, a newer schema in the file is not an error."""
         if self._lost:
             raise StoreLost(self._lost)
         found = self._still(_MAIN)
@@ -104,23 +108,23 @@ class FileWatch:
             self._look(_stamp(found), db)
 
     def compare(self, db: sqlite3.Connection) -> None:
-        """StoreLost: what is committed has gone back, as after a restore into the open file. Call it before anything
-        is written in the transaction."""
+        """Raise StoreLost if the committed state is older than before, as after a restore into the open file. Call it
+        before the transaction writes."""
         try:
             committed = _content(db)
         except sqlite3.Error:
-            return  # damaged: the work that needs these tables says so
+            return  # damaged: the work that needs these tables will raise the error
         if why := self._committed.difference(committed):
             self._lose(_MAIN, f"was {why} while it was in use")
         self._committed = committed
 
     def committed(self, bytes_by_log: Mapping[str, int]) -> None:
-        """How many bytes these logs have had in all, as we have just committed it."""
+        """Remember the total bytes of these logs, which we have just committed."""
         counters = {_TOPIC_BYTES + log_id: count for log_id, count in bytes_by_log.items()}
         self._committed = self._committed._replace(counters={**self._committed.counters, **counters})
 
     def gone_back(self, sign: str) -> NoReturn:
-        """Raise StoreLost, because of what a member has seen."""
+        """Raise StoreLost. `sign` is what a member has seen."""
         self._lose(_MAIN, f"was {_OLDER} ({sign}) while it was in use")
 
     def _still(self, which: int) -> os.stat_result:
@@ -129,7 +133,7 @@ class FileWatch:
         except FileNotFoundError:
             self._lose(which, "was deleted or moved while it was in use")
         except OSError as error:
-            self._lose(which, f"cannot be looked at any more ({error})")
+            self._lose(which, f"can no longer be examined ({error})")
         if (found.st_dev, found.st_ino) != self._files[which]:
             self._lose(which, "was replaced by another file while it was in use")
         return found
@@ -137,7 +141,7 @@ class FileWatch:
     def _look(self, stamp: tuple[int, ...], db: sqlite3.Connection | None) -> None:
         with self._lock:
             if stamp == self._stamp:
-                return  # another thread has looked
+                return  # another thread has already compared it
             for look in range(_LOOKS):
                 time.sleep(_PAUSE_S if look else 0.0)
                 if not (why := self._difference(db)):
@@ -146,7 +150,7 @@ class FileWatch:
             self._lose(_MAIN, f"was {why} while it was in use")
 
     def _difference(self, db: sqlite3.Connection | None) -> str:
-        """What has happened to the file, if it is not a later state of what was in it before."""
+        """What happened to the file if its content cannot be a later state of the content before. "" if it can."""
         newest = math.inf
         with contextlib.suppress(sqlite3.Error):
             newest = math.inf if db is None else _schema(db)
@@ -155,7 +159,7 @@ class FileWatch:
                 schema = _schema(file)
                 in_file = _readable(file)
         except sqlite3.OperationalError:
-            return ""  # it cannot be opened just now
+            return ""  # it cannot be opened at the moment
         except sqlite3.DatabaseError as error:
             return f"overwritten with something else ({error})"
         if not self._schema <= schema <= newest:
@@ -187,18 +191,19 @@ def _content(db: sqlite3.Connection) -> Content:
 
 
 def _readable(file: sqlite3.Connection) -> Content | None:
-    """What the tables in the file hold; None: the pages do not fit together."""
+    """The content of the tables in the file, or None if its pages are from different moments."""
     try:
         return _content(file)
     except sqlite3.OperationalError as error:
-        return Content(None, {}) if error.sqlite_errorcode == sqlite3.SQLITE_ERROR else None  # it has no such tables
+        return Content(None, {}) if error.sqlite_errorcode == sqlite3.SQLITE_ERROR else None  # the tables are missing
     except sqlite3.DatabaseError:
         return None
 
 
 def _without_log(path: str) -> sqlite3.Connection:
-    """Through SQLite, because closing a descriptor of our own would drop the locks of the whole process."""
+    """Read the database file without its log. This uses SQLite, because closing a descriptor of our own would drop the
+    file's locks for the whole process."""
     uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
     file = sqlite3.connect(uri, uri=True, isolation_level=None)
-    file.execute("PRAGMA writable_schema=ON")  # the first page may say more pages than are written yet
+    file.execute("PRAGMA writable_schema=ON")  # the first page may name more pages than are written yet
     return file

@@ -1,7 +1,8 @@
-"""The lock file beside the database: who writes now, and the bell that wakes readers of other processes.
+"""The lock file beside the database. It queues the writers, names the current one, and can wake all readers.
 
-SQLite takes its own lock by sleeping and trying again, which is unfair and does not say who holds it. `flock` queues in
-the kernel, and the holder's line names its process. The database stays correct without it.
+For its own lock, SQLite sleeps and tries again. That is unfair, and SQLite does not tell which process holds the lock.
+`flock` queues the writers in the kernel, and the writer puts a line with its name into the file. Correctness does not
+depend on this file, because every writer also takes SQLite's own lock.
 """
 
 import contextlib
@@ -31,23 +32,23 @@ class Gate:
         self.path = path
         self._mode = PRIVATE if file_mode == "private" else BY_UMASK
         self._fd, self._file = self._opened()
-        self._next = 0.0  # when it is asked again whether the file is in its place
+        self._next = 0.0  # when to check again that the path still names our file
         self._holding = False
         self._program = _program()
         _gates.add(self)
 
     def _opened(self) -> tuple[int, tuple[int, int]]:
-        """A descriptor, and which file it is."""
+        """A descriptor, and the device and inode of its file."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._mode)
         found = os.fstat(fd)
-        # A user who may read the file can lock it, and so stop every writer.
+        # A user who can read the file can lock it, and so stop every writer.
         if self._mode == PRIVATE and found.st_mode & 0o077 and found.st_uid == os.geteuid():
             os.fchmod(fd, PRIVATE)
         return fd, (found.st_dev, found.st_ino)
 
     @contextlib.contextmanager
     def held(self, patience_s: float = math.inf) -> Iterator[None]:
-        """Wait for the lock, and hold it. TimeoutError after `patience_s`."""
+        """Wait for the lock and hold it. Raises TimeoutError after `patience_s`."""
         self._take(patience_s)
         try:
             self._holding = True
@@ -67,7 +68,7 @@ class Gate:
 
     def _wait(self, patience_s: float) -> None:
         if patience_s == math.inf:
-            return fcntl.flock(self._fd, fcntl.LOCK_EX)  # queues in the kernel, which is fair
+            return fcntl.flock(self._fd, fcntl.LOCK_EX)  # the kernel queues the waiting processes, which is fair
         end = clock.now() + patience_s
         while True:
             try:
@@ -78,8 +79,10 @@ class Gate:
                 time.sleep(0.01)
 
     def _is_in_place(self) -> bool:
-        """Is the path still the file that we have locked? Others lock what they find there. It looks now and then:
-        SQLite's own lock holds meanwhile, and a stat makes the next write to the file slower."""
+        """Whether the path still names the file that we have locked. Other processes lock the file at the path.
+
+        It checks only now and then, because a stat makes the next write to the file slower. Between two checks
+        SQLite's own lock is enough."""
         if (now := clock.now()) < self._next:
             return True
         try:
@@ -97,31 +100,33 @@ class Gate:
             opened = self._opened()
         except OSError as error:
             raise OSError(
-                f"{what}, and cannot be opened again ({error}); delete what is there, and try again"
+                f"{what}, and cannot be opened again ({error}); delete what is at that path, then try again"
             ) from error
-        log.warning("%s; it is opened again. Start this process again: its readers now look once a second", what)
+        log.warning(
+            "%s; opened it again. Until you restart this process, its readers look for events only once a second", what
+        )
         os.close(self._fd)
         self._fd, self._file = opened
 
     def ring(self) -> None:
-        """Wake every process that waits for news of this database."""
-        with contextlib.suppress(OSError):  # not our file to touch: readers look by themselves every second
+        """Wake every process that waits for a commit to this database."""
+        with contextlib.suppress(OSError):  # no permission: readers look for commits by themselves every second
             os.utime(self._fd)
 
     def obstacle(self) -> str:
-        """Which other process holds the lock, and what to do about it; empty: none does."""
+        """Which other process holds the lock, and what the operator can do. "" if no other process holds it."""
         try:
             holder = None if self._holding else lock_holders.find(self.path)
         except OSError as error:
-            return f"the lock {self.path} cannot be opened ({error}); give it back to its user"
+            return f"the lock {self.path} cannot be opened ({error}); correct its owner and mode"
         if holder is None:
             return ""
         cure = "continue or end that process" if holder.named else "end it"
         return f"the lock {self.path} is held by {holder}; {cure}"
 
     def _write(self, line: bytes) -> None:
-        # One write of a fixed length: a reader sees this line or the last one, and no file size changes.
-        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same, only its name is missing
+        # One write of a fixed length: a reader sees either this line or the last one, and the file size stays the same.
+        with contextlib.suppress(OSError):  # the disk is full: the lock works, but the file does not name its holder
             os.pwrite(self._fd, line, 0)
 
     def close(self) -> None:
@@ -135,7 +140,7 @@ def _close_in_child() -> None:
         gate.close()
 
 
-# A forked child shares the lock with us: orphaned, it would hold it for ever after we were killed.
+# A forked child inherits the lock. If this process were killed, the child would hold the lock as long as it lives.
 _gates: "weakref.WeakSet[Gate]" = weakref.WeakSet()
 os.register_at_fork(after_in_child=_close_in_child)
 
@@ -145,8 +150,7 @@ def lock_path(database: Path) -> Path:
 
 
 def lock_holder(database: str | os.PathLike[str]) -> Holder | None:
-    """The process of ours that writes to the database at this moment, or None. It opens the lock file only, never the
-    database."""
+    """The process of Onward that writes to the database now, or None. It opens only the lock file, not the database."""
     found = lock_holders.find(lock_path(Path(database).resolve()))
     return None if found is None else found.named
 

@@ -1,4 +1,4 @@
-"""The version of a group: it grows when its members have something to look at."""
+"""The version of a group. It grows when something has changed that its members must look at."""
 
 import sqlite3
 
@@ -8,7 +8,7 @@ _BUMP = "INSERT INTO onward_roster (grp, version) VALUES (?, 1) ON CONFLICT (grp
 
 
 def bump(tx: Transaction, group: str) -> None:
-    """Make the group's members look, and wake them."""
+    """Increase the version of the group, and wake its members."""
     tx.db.execute(_BUMP, (group,))
     tx.ring()
 

@@ -1,7 +1,8 @@
-"""How a member joins, keeps, gains and gives up partitions.
+"""How a member joins a group, and gains, renews and gives back partitions.
 
-Everything about ownership happens in a turn: one piece of work in a transaction of the writer, one at a time. The turn
-reads what the store says, `core.leasing` decides, the turn writes the decisions. Memory follows after the commit.
+Ownership changes only in a *turn*, a piece of work inside a transaction of the writer. One turn runs at a time. It
+reads the store, `core.leasing` decides, and the turn writes the decisions. The state in memory changes after the
+commit.
 """
 
 import asyncio
@@ -31,16 +32,16 @@ _EXPIRY_SLACK_S = 0.02
 
 
 class LogPlace:
-    """What the broker keeps with an ownership."""
+    """What this broker remembers about one ownership."""
 
     __slots__ = ("damage", "grace_s", "is_gone", "part", "rests_until")
 
     def __init__(self, part: int) -> None:
         self.part = part  # the partition's id in the store
-        self.grace_s = 0.0  # to wait before it is announced
-        self.is_gone = False  # no process of the owner before is left
-        self.damage = ""  # why it cannot be read further
-        self.rests_until = 0.0  # when that is tried again
+        self.grace_s = 0.0  # how long to wait before the ownership is announced
+        self.is_gone = False  # all processes of the last owner have ended
+        self.damage = ""  # why the log cannot be read further
+        self.rests_until = 0.0  # when to try to read a damaged log again
 
 
 Held = Hold[LogPlace]
@@ -48,13 +49,13 @@ Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class SqliteMember(NamedTuple):
-    """Who joins what."""
+    """A member, and the group and topics that it joins."""
 
     group: str
-    owner: str  # the member's name with a suffix of this process's own
+    owner: str  # the member's name with a unique suffix
     topics: Sequence[Topic]
     epochs: Iterator[int]
-    gone: frozenset[str]  # the names of members that have no process left
+    gone: frozenset[str]  # the names of members whose processes have all ended
     bells: Bells
 
     @property
@@ -63,12 +64,14 @@ class SqliteMember(NamedTuple):
 
 
 class Requests:
-    """What the subscription asked of the next turn. The holdings' lock guards it."""
+    """What the subscription asks of the next turn. The lock of the holdings guards it."""
 
     def __init__(self) -> None:
-        self.asked: dict[Held, bool] = {}  # by ownership: a later one of the same partition was not meant
+        self.asked: dict[Held, bool] = {}  # by ownership, so that a later one of the same partition is not released
         self.waiters: list[Waiter] = []
-        self.retiring = False  # it released unasked: it keeps what it has, claims nothing and counts no more
+        # It released partitions that were not revoked. It keeps its other partitions, claims none, and no longer
+        # counts as a member.
+        self.retiring = False
         self.leaving = False
 
     def taken(self) -> "Requests":
@@ -79,14 +82,14 @@ class Requests:
         return copy
 
     def done(self, taken: "Requests") -> None:
-        """A turn has done these; others may have come since."""
+        """Remove the requests that a turn has done. Newer ones stay."""
         for hold in taken.asked:
             self.asked.pop(hold, None)
         self.waiters = [waiter for waiter in self.waiters if waiter not in taken.waiters]
 
 
 class LeaseTurn:
-    """What one turn did to the store, to be done to memory after the commit."""
+    """What one turn changed in the store. The state in memory follows after the commit."""
 
     def __init__(self, now: float, lease: Lease, requests: Requests) -> None:
         self.now = now
@@ -96,8 +99,8 @@ class LeaseTurn:
         self.claimed: list[Held] = []
         self.moved: list[tuple[Held, MovedRow]] = []
         self.dropped = ""  # the topic in which the group no longer exists
-        self.next_expiry = math.inf  # of another member's lease
-        self.version: int | None = None  # of the group; None: nothing was renewed
+        self.next_expiry = math.inf  # when the first lease of another member ends
+        self.version: int | None = None  # the version of the group; None: no lease was renewed
 
     @property
     def has_news(self) -> bool:
@@ -106,7 +109,7 @@ class LeaseTurn:
 
 
 class LeaseManager:
-    """The chore of one subscription, and what keeps it in its group. `kick` makes the writer take a turn."""
+    """The chore of one subscription, which renews its membership and its leases. `kick` makes the writer run a turn."""
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class LeaseManager:
 
     @property
     def is_overdue(self) -> bool:
-        """A renewal has not been done until the next one was due."""
+        """Whether a renewal is so late that the next one is already due."""
         return self.failure is None and self.sure_until - clock.now() < self._lease_s / 3
 
     @property
@@ -146,7 +149,7 @@ class LeaseManager:
         if self.failure is not None:
             return [str(self.failure)]
         damaged = [hold for hold in self._holdings.all() if hold.own.damage]
-        return [f"{hold.partition} of group {self.group} stands still: {hold.own.damage}" for hold in damaged]
+        return [f"{hold.partition} of group {self.group} is stopped: {hold.own.damage}" for hold in damaged]
 
     def polled(self) -> None:
         now = clock.now()
@@ -155,16 +158,16 @@ class LeaseManager:
         self._polled = now
 
     def saw(self, version: int) -> None:
-        """The group's version as a reader saw it. A turn is worth it when the version differs from our last one."""
+        """Take a turn if the group's version, as a reader saw it, differs from the version of our last turn."""
         if version != self._version:
             self._kick(self, 0.0)
 
     def look_at(self, time: float) -> None:
-        """Take a turn by then."""
+        """Take a turn at this time or earlier."""
         self._kick(self, time)
 
     def release(self, holds: Mapping[Held, bool]) -> "asyncio.Future[None]":
-        """Give these back, drained or not; done with the turn that did it."""
+        """Give these partitions back, each drained or not. The future is done after the turn that does it."""
         with self._holdings.lock:
             self._requests.asked.update(holds)
         return self._next_turn()
@@ -174,7 +177,8 @@ class LeaseManager:
         return self._next_turn()
 
     def lose(self, error: StoreLost) -> None:
-        """Nothing can be settled any more: what is held is fenced, and no release or leave waits for a turn."""
+        """The store is lost, so nothing can be settled. Fence all partitions, and let no release or leave wait for a
+        turn."""
         with self._holdings.lock:
             self.failure = error
             self._holdings.drop(list(self._holdings.held.values()), fenced=True)
@@ -196,7 +200,7 @@ class LeaseManager:
         return self._settings.lease_s
 
     def join(self, tx: Transaction) -> Callable[[], None]:
-        """The first turn: it frees what gone members own, also what is not for us to claim."""
+        """The first turn. It frees all partitions of the gone members, also those that other members will claim."""
         for topic in self.enrolment.topics:
             if leases.free_gone(tx.db, self.group, topic.id, self.enrolment.gone):
                 group_version.bump(tx, self.group)
@@ -223,7 +227,10 @@ class LeaseManager:
             self.lose(error)
 
     def _dropped_topic(self, tx: Transaction) -> str:
-        """Only a join creates a group: a member that slept while it was dropped must not create it at some position."""
+        """The topic in which the group was dropped, or "".
+
+        Only a join creates a group. A member that was suspended while the group was dropped must not create it again,
+        because it would start at a wrong position."""
         for topic in self.enrolment.topics:
             if not leases.is_known(tx.db, self.group, topic.id):
                 return topic.name
@@ -265,12 +272,13 @@ class LeaseManager:
         turn.version = group_version.read(tx.db, self.group)
 
     def _check_ends(self, tx: Transaction, held: Mapping[Partition, Held]) -> None:
-        """StoreLost: a log ends before what was read of it. Here, because a reader's transaction may be older."""
+        """Raise StoreLost if a log ends below the position up to which we have read it. A reader cannot check this,
+        because its transaction may see an older moment."""
         ends = {part: end for topic in self.enrolment.topics for part, end in leases.ends(tx.db, topic.id).items()}
         for hold in held.values():
-            end = ends.get(hold.own.part, hold.ahead.position)  # one that is missing was dropped
+            end = ends.get(hold.own.part, hold.ahead.position)  # a missing partition was dropped
             if end < hold.ahead.position:
-                raise StoreLost(f"{hold.partition} was read up to position {hold.ahead.position}, and ends at {end}")
+                raise StoreLost(f"{hold.partition} was read up to position {hold.ahead.position} but now ends at {end}")
 
     def _give_back(self, tx: Transaction, turn: LeaseTurn) -> None:
         done = turn.decisions
@@ -281,14 +289,14 @@ class LeaseManager:
         for hold in tuple(done.unannounced):
             if self._holdings.withhold(hold):
                 self._put_back(tx, hold)
-            else:  # it was announced since we looked
+            else:  # it was announced after we looked
                 done.unannounced.remove(hold)
                 done.revoked.append(hold)
         if done.released or done.overdue or done.unannounced:
             group_version.bump(tx, self.group)
 
     def _list(self, tx: Transaction, turn: LeaseTurn, topic: Topic, members: Mapping[str, bool]) -> None:
-        """Keep the list of members true: the dead are struck off, and so are we when we retire."""
+        """Update the list of members: remove dead members, and ourselves if we retire."""
         me, struck = self.enrolment.owner, turn.decisions.struck.get(topic.name, [])
         leases.strike(tx.db, self.group, topic.id, struck)
         if not turn.decisions.retires:
@@ -313,12 +321,13 @@ class LeaseManager:
         leases.give_back(tx.db, self.group, self.enrolment.owner, (hold.own.part, hold.fence), clean=clean)
 
     def _put_back(self, tx: Transaction, hold: Held) -> None:
-        """What was never announced cannot have run: it goes back as it came."""
+        """Give back a partition that was never announced. None of its events can have run, so it goes back with the
+        marks that it had before the claim."""
         place, clean = (hold.own.part, hold.fence), not hold.assigned.unclean
         leases.give_back(tx.db, self.group, self.enrolment.owner, place, clean=clean, is_gone=hold.own.is_gone)
 
     def _follow(self, turn: LeaseTurn) -> None:
-        """The turn is committed: memory follows."""
+        """Apply a committed turn to the state in memory."""
         now, done, holdings = clock.now(), turn.decisions, self._holdings
         with holdings.lock:
             holdings.drop([*done.lost, *done.overdue], fenced=True)
@@ -346,13 +355,13 @@ class LeaseManager:
 
 def _dropped(group: str, topic: str) -> str:
     return (
-        f"group {group} of topic {topic}, or the topic itself, was dropped while this member was away; what it had not "
-        "settled is void. Start it again to create the group: it begins where `start` says"
+        f"group {group} of topic {topic}, or the topic itself, was dropped after the lease of this member had ended; "
+        "it can settle nothing any more. Start it again to create the group again: it begins at the handler's `start`"
     )
 
 
 def _moved(turn: LeaseTurn) -> list[Moved]:
-    """One message for neighbouring notices of one partition and one kind."""
+    """One message for consecutive notices of the same partition, state and due time."""
     messages = []
     for (hold, state, due), notices in itertools.groupby(
         turn.moved, key=lambda notice: (notice[0], notice[1].state, notice[1].due)
@@ -364,5 +373,5 @@ def _moved(turn: LeaseTurn) -> list[Moved]:
 
 def _answer(waiters: Sequence[Waiter]) -> None:
     for loop, future in waiters:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits there
             loop.call_soon_threadsafe(resolve, future)

@@ -13,7 +13,7 @@ from onward.brokers.sqlite import log
 from onward.brokers.sqlite.topics import Topic
 from onward.event import Partition
 
-# A lease is written and judged by the same clock, but floating point may round its length up.
+# A lease is written and checked with the same clock, but floating point may round its length up.
 _ROUNDING_S = 1.0
 
 _SEATS = """
@@ -41,7 +41,7 @@ _GIVE_BACK = """
 UPDATE onward_group SET owner = NULL, until = 0, clean = ?, gone_fence = CASE WHEN ? THEN fence ELSE gone_fence END
 WHERE part = ? AND grp = ? AND owner = ? AND fence = ?
 """
-# One that still waits has not begun, because the owner before it may still run: the next owner waits again.
+# An owner that still waits has not begun, because the owner before it may still run. So the next owner must wait again.
 _FREE_GONE = """
 UPDATE onward_group SET owner = NULL, until = 0, gone_fence = CASE WHEN waits THEN gone_fence ELSE fence END
 WHERE grp = ? AND owner = ? AND part IN (SELECT id FROM onward_partition WHERE topic = ?)
@@ -64,12 +64,12 @@ class Lease(NamedTuple):
         return cls(now + ttl, ttl, clock.boot_id())
 
     def counts(self, now: float, boot: str) -> bool:
-        """Is it valid? One that ends later than its own length from now was written in another boot."""
+        """Whether the lease is valid. If it ends later than its own length from now, it is from another boot."""
         return self.boot == boot and 0 < self.until - now <= self.ttl + _ROUNDING_S
 
 
 class MovedRow(NamedTuple):
-    """A notice that an operator moved a record, or removed it (`state` None)."""
+    """A notice that an operator moved a record, or removed it (`state` is None)."""
 
     part: int
     id: str
@@ -87,7 +87,8 @@ class StoredProgress(NamedTuple):
 
 
 def enter(db: sqlite3.Connection, group: str, topic: int, start: Start) -> None:
-    """Give the group a row per partition. `start` counts only if it had none; later partitions start at 0."""
+    """Create the group's row for each partition. `start` is used only if the group had none. Partitions that are added
+    later start at 0."""
     known = is_known(db, group, topic)
     db.execute(_NEW_ROWS, {"grp": group, "topic": topic})
     if start != "earliest" and not known:
@@ -110,7 +111,8 @@ def _start_position(db: sqlite3.Connection, part: int, following: int, start: St
 
 
 def free_gone(db: sqlite3.Connection, group: str, topic: int, gone: frozenset[str]) -> bool:
-    """Free all that these members own, for any member, and take them off the list. True: there was something."""
+    """Free all partitions of these members, for any member, and remove the members from the list. True if there were
+    any."""
     names = [
         name for name in members(db, group, topic).keys() | owners(db, group, topic) if member_of(name).name in gone
     ]
@@ -122,10 +124,10 @@ def free_gone(db: sqlite3.Connection, group: str, topic: int, gone: frozenset[st
 def view(
     db: sqlite3.Connection, group: str, topic: Topic, me: str, moment: tuple[float, str]
 ) -> tuple[TopicView, float]:
-    """A topic as the group's members see it, and when the first lease of another member ends.
+    """A topic as the group's members see it, and the time at which the first lease of another member ends.
 
-    An owner may renew a lease that has ended while no other member has claimed the partition, so our own seats keep
-    their owner."""
+    An owner may renew a lease that has ended, as long as no other member has claimed the partition. So our own seats
+    still show us as the owner."""
     now, boot = moment
     db.execute(_NEW_ROWS, {"grp": group, "topic": topic.id})
     found: list[Seat] = []
@@ -144,27 +146,27 @@ def view(
 
 
 def member_of(owner: str) -> MemberInfo:
-    """Without the suffix that makes each subscription's owner unique."""
+    """The member behind an owner's name, which has a suffix that is unique for each subscription."""
     return MemberInfo.parse(owner.rpartition(":")[0])
 
 
 def claim(db: sqlite3.Connection, group: str, part: int, owner: str, lease: Lease, *, waits: bool) -> StoredProgress:
-    """`waits`: the new owner begins only when the last one has had its grace."""
-    db.execute("DELETE FROM onward_moved WHERE grp = ? AND part = ?", (group, part))  # the new owner loads them
+    """Make `owner` the owner of the partition. `waits`: it must wait for the takeover grace before it begins."""
+    db.execute("DELETE FROM onward_moved WHERE grp = ? AND part = ?", (group, part))  # the new owner loads all records
     return StoredProgress(*db.execute(_CLAIM, (owner, *lease, waits, part, group)).fetchone())
 
 
 def give_back(
     db: sqlite3.Connection, group: str, owner: str, place: tuple[int, int], *, clean: bool, is_gone: bool = False
 ) -> None:
-    """Free the partition, if it is still the owner's under this fence. `is_gone`: nothing of it can still run, though
-    it is not clean."""
+    """Free the partition if it still belongs to this owner under this fence. `is_gone`: the last owner was not clean,
+    but its processes have ended, so none of its handlers can still run."""
     part, fence = place
     db.execute(_GIVE_BACK, (clean, is_gone, part, group, owner, fence))
 
 
 def renew(db: sqlite3.Connection, group: str, parts: Mapping[int, bool], lease: Lease) -> None:
-    """By partition id: whether its owner still waits."""
+    """Renew leases. `parts`: by partition id, whether its owner still waits."""
     db.executemany(_RENEW, [(*lease, waits, part, group) for part, waits in parts.items()])
 
 
@@ -173,12 +175,12 @@ def members(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
 
 
 def owners(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
-    """The last owners of partitions, with their leases; they need not be members any more."""
+    """The last owners of partitions, with their leases. They may no longer be members."""
     return {row[2]: Lease(*row[6:]) for row in db.execute(_SEATS, (group, topic)) if row[2] is not None}
 
 
 def live_owners(db: sqlite3.Connection, parts: Iterable[int], now: float) -> set[str]:
-    """The owners, in all groups, of these partitions. One whose lease has ended looks by itself."""
+    """The owners of these partitions in all groups, as far as their leases are valid."""
     boot = clock.boot_id()
     rows = [row for part in parts for row in db.execute(_OWNERS, (part,))]
     return {owner for owner, *lease in rows if Lease(*lease).counts(now, boot)}
@@ -190,7 +192,7 @@ def known_names(db: sqlite3.Connection) -> set[str]:
 
 
 def ends(db: sqlite3.Connection, topic: int) -> dict[int, int]:
-    """By partition id: where its log ends."""
+    """The end of each partition's log, by partition id."""
     return dict(db.execute("SELECT id, next FROM onward_partition WHERE topic = ?", (topic,)).fetchall())
 
 
@@ -203,7 +205,8 @@ def strike(db: sqlite3.Connection, group: str, topic: int, gone: Sequence[str]) 
 
 
 def forget(db: sqlite3.Connection, group: str, topic: int) -> None:
-    """Remove the group's progress, records and members in a topic. Its fences never go back, should it come again."""
+    """Remove the group's progress, records and members in a topic. Its fences stay, so that they continue to grow if
+    the group is created again."""
     if group.startswith(PASSING):
         db.execute("DELETE FROM onward_roster WHERE grp = ?", (group,))
     else:
@@ -215,7 +218,7 @@ def forget(db: sqlite3.Connection, group: str, topic: int) -> None:
 
 
 def moved(db: sqlite3.Connection, group: str, parts: frozenset[int]) -> list[MovedRow]:
-    """Take the notices about records in these partitions."""
+    """Read and delete the notices about records in these partitions."""
     rows = db.execute("SELECT seq, part, id, state, due FROM onward_moved WHERE grp = ? ORDER BY seq", (group,))
     mine = [row for row in rows.fetchall() if row[1] in parts]
     db.executemany("DELETE FROM onward_moved WHERE seq = ?", [(row[0],) for row in mine])

@@ -1,4 +1,4 @@
-"""Which process holds a lock file. Ours write a line into it; any other program is found in Linux's list of locks."""
+"""Which process holds a lock file. A process of Onward writes a line into it. Others are in Linux's list of locks."""
 
 import contextlib
 import fcntl
@@ -14,8 +14,10 @@ _LOOKS = 3  # the lock may pass to another process while we look
 
 
 class LockHolder(NamedTuple):
-    """`named`: by its own line, if it is a process of ours. A killed process leaves its line behind: it is not believed
-    when another process holds the lock."""
+    """The process that holds the lock. `named` is what its line in the file says, if it is a process of Onward.
+
+    A killed process leaves its line behind, so a line counts only if the process in it is the one that holds the lock.
+    """
 
     pid: int | None  # None: unknown
     named: Holder | None = None
@@ -25,17 +27,17 @@ class LockHolder(NamedTuple):
             return str(self.named)
         if self.pid is None:
             return "another program, or a process in another container"
-        return f"process {self.pid} ({_command(self.pid)}), which is not one of Onward's"
+        return f"process {self.pid} ({_command(self.pid)}), which does not belong to Onward"
 
 
 def find(path: Path) -> LockHolder | None:
-    """Who holds the lock at this moment, or None. It takes the lock for a moment if nothing holds it."""
+    """The process that holds the lock now, or None. If the lock is free, this call takes it for a moment."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that try do not collide
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that two callers do not report each other
     except BlockingIOError:
         return _found(fd)
     else:
@@ -49,16 +51,16 @@ def line(pid: int, since: float, program: str) -> bytes:
 
 
 def flock_pid(file: os.stat_result, locks: str) -> int | None:
-    """The process that holds a flock on this file, by the text of /proc/locks; None if none is listed."""
+    """The process that holds a flock on this file according to the text of /proc/locks. None if none is listed."""
     device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
     found: dict[str, int] = {}
     for entry in locks.splitlines():
-        fields = entry.split()  # 1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF; one that waits has -> after its number
+        fields = entry.split()  # 1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF; of one that waits: 1: -> FLOCK ...
         if len(fields) == 8 and fields[1] == "FLOCK":
             place, _, inode = fields[5].rpartition(":")
             if inode == str(file.st_ino):
                 found[place] = int(fields[4])
-    return found.get(device, next(iter(found.values()), None))  # btrfs lists another device than the file's
+    return found.get(device, next(iter(found.values()), None))  # btrfs lists a different device than stat does
 
 
 def _found(fd: int) -> LockHolder:
@@ -67,7 +69,7 @@ def _found(fd: int) -> LockHolder:
         named = _parsed(os.pread(fd, LINE_BYTES, 0))
         try:
             pid = flock_pid(os.fstat(fd), Path("/proc/locks").read_text())
-        except OSError:  # not Linux: a line counts while its process is alive
+        except OSError:  # not Linux: believe the line while its process is alive
             return LockHolder(None, named if named is not None and _is_alive(named.pid) else None)
         holder = LockHolder(pid, named if named is not None and named.pid == pid else None)
         if holder.named is not None:
@@ -77,7 +79,7 @@ def _found(fd: int) -> LockHolder:
 
 def _parsed(text: bytes) -> Holder | None:
     fields = text.decode("utf-8", "replace").split(maxsplit=2)
-    with contextlib.suppress(ValueError):  # a program of another kind wrote into it
+    with contextlib.suppress(ValueError):  # another program wrote into the file
         return Holder(int(fields[0]), float(fields[1]), fields[2].strip()) if len(fields) == 3 else None
     return None
 
@@ -85,8 +87,8 @@ def _parsed(text: bytes) -> Holder | None:
 def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:  # it has ended and left the lock to a child
-        return "already ended; a child of it has the lock"
+    except OSError:  # it has ended, and a forked child has inherited the lock
+        return "already ended; a child process has inherited the lock"
 
 
 def _is_alive(pid: int) -> bool:

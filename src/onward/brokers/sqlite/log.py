@@ -1,4 +1,4 @@
-"""The log: record batches of events, one row each, addressed by partition and first position."""
+"""The log: record batches of events. Each batch is one row, addressed by its partition and first position."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ decode = msgspec.msgpack.Decoder(list[Event]).decode
 
 _ADVANCE = "UPDATE onward_partition SET next = ?, bytes = ? WHERE id = ?"
 _INSERT = "INSERT INTO onward_log (at, count, time, before, data) VALUES (?, ?, ?, ?, ?)"
-# From the row that holds the position, or the first one after it.
+# From the row that contains the position, or else the first row after it.
 _ROWS = """
 SELECT at, count, data FROM onward_log
 WHERE at >= coalesce((SELECT max(at) FROM onward_log WHERE at BETWEEN ? AND ?), ?) AND at < ? ORDER BY at
@@ -33,7 +33,7 @@ class Pack(msgspec.Struct, frozen=True):
 
 
 class Rows(NamedTuple):
-    """Consecutive events as they were read: the first position, and the bytes they took."""
+    """Consecutive events as they were read, with the first position and the size in bytes."""
 
     start: int
     events: list[Event]
@@ -45,7 +45,7 @@ def address(part: int, position: int = 0) -> int:
 
 
 def span(part: int, position: int) -> tuple[int, int, int, int]:
-    """From the row that may hold the position to the partition's end, for the queries that look for it."""
+    """The parameters of a query that starts at the row with this position and ends at the partition's end."""
     at = address(part, position)
     return address(part), at, at, address(part + 1)
 
@@ -55,7 +55,7 @@ def position_of(at: int) -> int:
 
 
 def merged(packs: Sequence[Pack]) -> Iterator[Pack]:
-    """The same events in as few record batches as their limits allow."""
+    """The same events in as few record batches as the limits of a batch allow."""
     taken: list[Pack] = []
     count = size = 0
     for pack in packs:
@@ -82,7 +82,7 @@ def tails(db: sqlite3.Connection, topic: int) -> dict[int, Tail]:
 
 
 def append(db: sqlite3.Connection, packs: Mapping[int, Sequence[Pack]], tails: dict[int, Tail], wall: float) -> int:
-    """Append to partitions of a topic, known by their ids, and move their tails on; returns the bytes."""
+    """Append to partitions of a topic, given by id, and advance their `tails`. Returns the number of bytes."""
     rows: list[tuple[int, int, float, int, bytes]] = []
     for part, added in packs.items():
         position, size = tails[part]
@@ -97,7 +97,7 @@ def append(db: sqlite3.Connection, packs: Mapping[int, Sequence[Pack]], tails: d
 
 
 def read(db: sqlite3.Connection, part: int, position: int) -> Iterator[Rows]:
-    """Record batches from a position on, each without what lies below the position."""
+    """The record batches from a position on, without the events below it. Raises BadStore if a batch is damaged."""
     for at, count, data in db.execute(_ROWS, span(part, position)):
         start = position_of(at)
         if start + count <= position:
@@ -107,7 +107,7 @@ def read(db: sqlite3.Connection, part: int, position: int) -> Iterator[Rows]:
         except msgspec.MsgspecError as error:
             raise BadStore(_damaged(at, count, str(error))) from error
         if len(events) != count:
-            raise BadStore(_damaged(at, count, f"it holds {len(events)} events"))
+            raise BadStore(_damaged(at, count, f"it has {len(events)} events"))
         if start < position:
             events = events[position - start :]
             start = position

@@ -1,4 +1,4 @@
-"""Is a path on a network file system? There neither file locks nor shared memory can be trusted."""
+"""Detects network file systems, where file locks and shared memory are not reliable."""
 
 from pathlib import Path, PurePath
 
@@ -13,21 +13,22 @@ _NETWORK = frozenset({
 
 
 def network_type(path: PurePath, mounts: str) -> str | None:
-    """The network file system that an absolute path lies on, by the text of /proc/mounts; None if it is local."""
+    """The type of the network file system that an absolute path is on, according to the text of /proc/mounts. None if
+    the path is on a local file system."""
     best, found = -1, ""
     for line in mounts.splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
             continue
         point = PurePath(_unescaped(fields[1]))
-        # A later line with the same mount point lies on top of the earlier one.
+        # A later line with the same mount point hides the earlier one.
         if (path == point or point in path.parents) and len(point.parts) >= best:
             best, found = len(point.parts), fields[2]
     return found if found in _NETWORK else None
 
 
 def mounted(path: Path) -> str | None:
-    """The same for this machine. Where there is no /proc/mounts nothing is known, and None is the answer."""
+    """`network_type` with the mounts of this machine. None if the system has no /proc/mounts."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

@@ -1,4 +1,4 @@
-"""Publishing: events are packed by partition in the caller's thread and appended, many calls at once, by the writer."""
+"""Publishing: the caller's thread packs events by partition, and the writer appends those of many calls at once."""
 
 import asyncio
 import itertools
@@ -19,23 +19,23 @@ from onward.errors import Backlogged, BrokerError, OnwardError, PublishError, Re
 from onward.event import Event
 
 _PARCEL_EVENTS = 1_000
-_PARCEL_BYTES = 4 << 20  # a longer call is written in several transactions, so that no transaction is long
+_PARCEL_BYTES = 4 << 20  # a larger call is split over several transactions, so that each of them is short
 _SEEN = "SELECT fence FROM onward_relay WHERE shard = ?"
 _SEE = "INSERT OR REPLACE INTO onward_relay (shard, fence) VALUES (?, ?)"
 
 
 class TopicLoad(msgspec.Struct):
-    """What a parcel has for one topic, spread over as many partitions as its publisher believed in."""
+    """The events of a parcel for one topic, spread over the number of partitions that its publisher expected."""
 
     partitions: int
-    packs: list[tuple[int, Pack]]  # by partition index
+    packs: list[tuple[int, Pack]]  # each with its partition index
     size: int
 
 
 class Parcel:
-    """A publish call, or a slice of one. It is appended whole or not at all."""
+    """A publish call, or a slice of one. Either all of its events are appended or none."""
 
-    __slots__ = ("_lanes", "events", "future", "heard", "loop", "relay", "size", "topics")
+    __slots__ = ("_lanes", "answered", "events", "future", "loop", "relay", "size", "topics")
 
     def __init__(
         self, events: Sequence[Event], topics: Mapping[str, TopicLoad], loop: asyncio.AbstractEventLoop
@@ -47,7 +47,7 @@ class Parcel:
         self.size = sum(load.size for load in topics.values())
         self.loop = loop
         self.future: asyncio.Future[None] = loop.create_future()
-        self.heard = False  # the caller has its answer, or does not wait for one any more
+        self.answered = False  # the caller has its answer, or no longer waits for it
 
     @property
     def lanes(self) -> frozenset[Key]:
@@ -58,7 +58,7 @@ class Parcel:
 
 
 class Packer:
-    """Turns events into record batches. It reads and checks what it wrote: what is stored can be read."""
+    """Encodes events as record batches. It decodes each batch again, so every stored batch is readable."""
 
     def __init__(self, catalogue: Catalogue, max_event_bytes: int) -> None:
         self.catalogue = catalogue
@@ -66,7 +66,7 @@ class Packer:
         self._spread = itertools.count()
 
     def parcels(self, events: Sequence[Event], loop: asyncio.AbstractEventLoop) -> list[Parcel]:
-        """PayloadError: nothing has been written."""
+        """Pack the events of a call. Raises PayloadError before anything is written."""
         slices = [events[at : at + _PARCEL_EVENTS] for at in range(0, len(events), _PARCEL_EVENTS)]
         return [parcel for part in slices for parcel in self._cut(part, loop)]
 
@@ -84,7 +84,8 @@ class Packer:
             raise Unserialisable(_unstorable(events, error)) from error
 
     def _sorted(self, events: Sequence[Event]) -> dict[str, list[list[Event]]]:
-        """The events by topic and partition. Keyless ones of a call stay together, so that batches stay large."""
+        """The events by topic and partition. All events without a key of one call go to the same partition, so that
+        batches stay large."""
         topics: dict[str, list[list[Event]]] = {}
         hashes = key_hashes
         keyless = next(self._spread)
@@ -124,7 +125,7 @@ class Packer:
 
 
 def _unstorable(events: Sequence[Event], error: Exception) -> str:
-    """Which event cannot be stored, and which part of it, where that is known."""
+    """Which event cannot be stored and, if it is known, which part of it."""
     for event in events:
         texts = {
             "key": event.key,
@@ -134,18 +135,18 @@ def _unstorable(events: Sequence[Event], error: Exception) -> str:
         for what, text in texts.items():
             if isinstance(text, str) and any("\ud800" <= char <= "\udfff" for char in text):
                 return f"an event for topic {event.topic!r} cannot be stored: its {what} holds half a surrogate pair"
-    return f"an event cannot be stored: {error}; value takes bytes, headers map str to str"
+    return f"an event cannot be stored: {error}; the value must be bytes, and headers must map str to str"
 
 
 class Shipment:
-    """The parcels of one transaction, sorted by the partitions they go to."""
+    """The parcels of one transaction, sorted by their partitions."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
-        self.topics: dict[str, tuple[Topic, int]] = {}  # with the bytes ever appended before
+        self.topics: dict[str, tuple[Topic, int]] = {}  # with the bytes ever appended before this transaction
         self.sizes: dict[str, int] = {}
         self.packs: dict[str, dict[int, list[Pack]]] = {}  # by topic and partition id
-        self.closed: set[Key] = set()  # keys of refused parcels: what comes behind those is refused too
+        self.closed: set[Key] = set()  # the keys of refused parcels: later parcels with one of them are refused too
 
     def add(self, topic: Topic, load: TopicLoad) -> None:
         self.sizes[topic.name] = self.sizes.get(topic.name, 0) + load.size
@@ -155,19 +156,19 @@ class Shipment:
 
 
 class Appended(NamedTuple):
-    refused: dict[Parcel, OnwardError]  # and why
+    refused: dict[Parcel, OnwardError]  # each with the reason
     parts: list[int]  # the ids of the partitions that got events
-    totals: dict[str, int]  # by log id: how many bytes its topic has had in all
+    totals: dict[str, int]  # by log id: all bytes ever appended to its topic
 
 
 class Appender:
-    """Appends parcels inside the writer's transaction, in the order they were entered."""
+    """Appends parcels inside the writer's transaction, in the order in which they entered the queue."""
 
     def __init__(self, catalogue: Catalogue, packer: Packer, backlog: Backlog) -> None:
         self._catalogue = catalogue
         self._packer = packer
         self._backlog = backlog
-        self._tails: dict[int, tuple[int, dict[int, Tail]]] = {}  # by topic: its total, and its partitions' ends
+        self._tails: dict[int, tuple[int, dict[int, Tail]]] = {}  # by topic: its total, and the ends of its partitions
 
     def append(self, db: sqlite3.Connection, parcels: Sequence[Parcel], wall: float) -> Appended:
         refused: dict[Parcel, OnwardError] = {}
@@ -186,13 +187,13 @@ class Appender:
         return Appended(refused, [part for packs in shipment.packs.values() for part in packs], totals)
 
     def forget(self) -> None:
-        """A transaction was rolled back: what is remembered of it never was."""
+        """Forget everything that was remembered of a transaction, because it was rolled back."""
         self._catalogue.forget()
         self._backlog.forget()
         self._tails.clear()
 
     def _admitted(self, shipment: Shipment, parcel: Parcel) -> list[tuple[Topic, TopicLoad]]:
-        """What the parcel has for each topic, checked before any of it is added."""
+        """The parcel's events for each topic. All checks are done before any event is added."""
         if shipment.closed and not shipment.closed.isdisjoint(parcel.lanes):
             raise PublishError(BEHIND.why, refused=parcel.events)
         if parcel.relay is not None:
@@ -218,9 +219,9 @@ class Appender:
     def _write(
         self, db: sqlite3.Connection, topic: Topic, total: int, packs: Mapping[int, Sequence[Pack]], wall: float
     ) -> int:
-        """Returns the topic's total."""
+        """Append to the log. Returns the topic's new total."""
         remembered, tails = self._tails.get(topic.id, (-1, {}))
-        # Every append moves the topic's total, so an unmoved total says that the remembered tails still hold.
+        # Every append changes the topic's total. If the total is the same, the remembered tails are still right.
         if remembered != total or len(tails) != len(topic.parts):
             tails = log.tails(db, topic.id)
         total += log.append(db, packs, tails, wall)
@@ -234,7 +235,8 @@ def _check_relay(db: sqlite3.Connection, relay: Relay, events: Sequence[Event]) 
     row = db.execute(_SEEN, (shard,)).fetchone()
     if row is not None and row[0] > fence:
         raise RelayFenced(
-            f"outbox shard {shard} belongs to a relay with fence {row[0]}; this one has {fence} and has lost its lease",
+            f"outbox shard {shard} belongs to a relay with fence {row[0]}; this relay has fence {fence} and has lost "
+            "its lease",
             refused=events,
         )
     if row is None or row[0] < fence:
@@ -242,7 +244,7 @@ def _check_relay(db: sqlite3.Connection, relay: Relay, events: Sequence[Event]) 
 
 
 def combined(failures: Sequence[tuple[Parcel, Exception]]) -> Exception:
-    """One error for a call that was written in slices."""
+    """One error for a call that was written in several slices."""
     first = failures[0][1]
     if len(failures) == 1:
         return first

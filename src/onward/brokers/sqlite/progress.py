@@ -1,4 +1,4 @@
-"""Progress in the store: read at a claim, written by a settle, together with the records that go aside."""
+"""Progress in the store. A claim reads it. A settle writes it, together with records of the aside."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _UPDATE = (
 
 
 class Claimed(NamedTuple):
-    """What a partition must still show in the store for a settle to count."""
+    """The claim that must still be in the store for a settle to take effect."""
 
     part: int
     fence: int
@@ -30,19 +30,19 @@ class Claimed(NamedTuple):
 class SettleWrite(NamedTuple):
     group: str
     owner: str
-    claims: Mapping[Partition, Claimed]  # what this member held, under the current epoch, when it called
+    claims: Mapping[Partition, Claimed]  # the partitions that this member owned, under their epochs, at the call
     progress: Sequence[Progress]
     aside: Sequence[AsideRecord]
     gone: Sequence[str]
 
 
 class SettleAnswer(NamedTuple):
-    lost: list[Partition]  # no longer ours: nothing was written there
-    refused: dict[Partition, str]  # why records could not be stored: nothing was written there either
+    lost: list[Partition]  # this member has lost these; nothing was written there
+    refused: dict[Partition, str]  # why records could not be stored; nothing was written there either
 
 
 def decoded(partition: Partition, epoch: int, stored: StoredProgress) -> Progress | None:
-    """What was settled last, None if nothing ever was."""
+    """The progress that was settled last. None if none was settled."""
     watermark, above, tries = stored.watermark, stored.done_above, stored.tries
     if not watermark and above is None and tries is None:
         return None
@@ -51,7 +51,7 @@ def decoded(partition: Partition, epoch: int, stored: StoredProgress) -> Progres
 
 
 def settle(db: sqlite3.Connection, call: SettleWrite) -> SettleAnswer:
-    """Write what is ours: in each partition all of it, or nothing."""
+    """Write to the partitions that we still own. In each of them, either everything is written or nothing."""
     ownership = _Ownership(db, call)
     refused = _store_records(db, call, ownership)
     for progress in call.progress:
@@ -65,7 +65,7 @@ def settle(db: sqlite3.Connection, call: SettleWrite) -> SettleAnswer:
 
 
 def _store_records(db: sqlite3.Connection, call: SettleWrite, ownership: "_Ownership") -> dict[Partition, str]:
-    """Store the records partition by partition; returns why those of some could not be."""
+    """Store the records, partition by partition. Returns the partitions whose records could not be stored, and why."""
     records: dict[Partition, list[AsideRecord]] = {}
     for record in call.aside:
         if ownership.part(record.partition) is not None:
@@ -77,7 +77,7 @@ def _store_records(db: sqlite3.Connection, call: SettleWrite, ownership: "_Owner
             aside.store(db, mine, call.claims[partition].part)
         except (sqlite3.Error, msgspec.MsgspecError, TypeError, ValueError) as error:
             if not db.in_transaction:
-                raise  # it ended the whole transaction
+                raise  # the error has ended the whole transaction
             db.execute("ROLLBACK TO records")
             refused[partition] = str(error)
         db.execute("RELEASE records")
@@ -85,7 +85,7 @@ def _store_records(db: sqlite3.Connection, call: SettleWrite, ownership: "_Owner
 
 
 class _Ownership:
-    """Which partitions are ours, asked of the store once each."""
+    """Which partitions we still own. It reads each of them from the store once."""
 
     def __init__(self, db: sqlite3.Connection, call: SettleWrite) -> None:
         self._db = db
@@ -94,7 +94,7 @@ class _Ownership:
         self.lost: dict[Partition, None] = {}
 
     def part(self, partition: Partition) -> int | None:
-        """The partition's id if it is ours; otherwise it is lost."""
+        """The partition's id if we own it. Otherwise None, and the partition is added to `lost`."""
         if partition not in self._known:
             claim = self._call.claims.get(partition)
             ours = claim is not None and self._is_ours(claim)
@@ -111,7 +111,7 @@ class _Ownership:
 
 
 def _write(db: sqlite3.Connection, group: str, part: int, progress: Progress) -> None:
-    # A watermark never moves back within a fence: what comes late says less than is stored, and is not written.
+    # A watermark never moves back under one fence. A late settle with a lower watermark is outdated and not written.
     above = _encode(progress.done_above) if progress.done_above else None
     tries = _encode(progress.tries) if progress.tries else None
     db.execute(_UPDATE, (progress.watermark, above, tries, part, group, progress.watermark))

@@ -1,6 +1,6 @@
-"""What waits for the writer, and the rule that a failed publish stops what follows it.
+"""The queue of the writer, and the rule that a failed publish stops the later publishes of its keys.
 
-Callers enter jobs and parcels from their event loops; the writer's thread takes them. One lock guards it all.
+Callers enter jobs and parcels from their event loops. The writer's thread takes them out. One lock guards everything.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from onward.event import Event
 T = TypeVar("T")
 
 _MAX_JOBS = 1_000  # per transaction
-_MAX_BYTES = 4 << 20  # of parcels per transaction, but always one parcel
+_MAX_BYTES = 4 << 20  # the bytes of parcels per transaction, but always at least one parcel
 
 
 class Job(Generic[T]):
@@ -37,7 +37,7 @@ Answer = tuple[Job[Any] | Parcel, Any, Exception | None]
 
 
 class Batch:
-    """What goes into one transaction, and what became of it."""
+    """The contents of one transaction, and its results."""
 
     def __init__(self, parcels: Sequence[Parcel], jobs: Sequence[Job[Any]], chores: Sequence[Chore]) -> None:
         self.parcels = parcels
@@ -46,18 +46,18 @@ class Batch:
         self.answers: list[Answer] = []
         self.after: list[Callable[[], None]] = []
         self.failed: list[tuple[Chore, Exception]] = []
-        self.owners: set[str] = set()  # who must be woken for what was appended
-        self.totals: dict[str, int] = {}  # by log id: the bytes of its topic, with what was appended
+        self.owners: set[str] = set()  # the owners to wake, because their partitions got events
+        self.totals: dict[str, int] = {}  # by log id: all bytes of its topic after this transaction
 
 
 class Queue:
     def __init__(self, name: str, max_bytes: int) -> None:
         self._name = name
-        self._max_bytes = max_bytes  # of parcels that wait, but always one
+        self._max_bytes = max_bytes  # the limit of waiting parcels, but one call is always accepted
         self._bytes = 0
         self._lock = threading.Condition()
         self._parcels: deque[Parcel] = deque()
-        self._failing: set[Parcel] = set()  # failed, and their callers do not know yet
+        self._failing: set[Parcel] = set()  # they failed, and their callers do not have the answer yet
         self._jobs: deque[Job[Any]] = deque()
         self._chores: list[Chore] = []
         self._closed = False
@@ -71,7 +71,8 @@ class Queue:
             self._lock.notify()
 
     def enter(self, parcels: Sequence[Parcel]) -> None:
-        """PublishError: an earlier event of the same key has just failed, and its caller does not know yet."""
+        """Queue the parcels of one call. Raises PublishError if an earlier event of the same key has just failed and
+        its caller does not have the answer yet."""
         with self._lock:
             self._check_open()
             for failing in self._failing:
@@ -88,21 +89,21 @@ class Queue:
             self._bytes += size
             self._lock.notify()
 
-    def heard(self, parcels: Sequence[Parcel]) -> None:
-        """Their callers have the answer, or wait for none any more."""
+    def answered(self, parcels: Sequence[Parcel]) -> None:
+        """The caller of these has its answer, or no longer waits for it."""
         with self._lock:
             for parcel in parcels:
-                parcel.heard = True
+                parcel.answered = True
                 self._failing.discard(parcel)
                 if not parcel.future.cancel() and not parcel.future.cancelled():
-                    parcel.future.exception()  # a caller that was cancelled does not ask
+                    parcel.future.exception()  # a cancelled caller does not fetch it, and asyncio would log that
 
     def withdraw_job(self, job: Job[Any], why: str) -> None:
         self.take_back(job)
         settle([(job.future, None, BrokerError(why))])
 
     def take_back(self, job: Job[Any]) -> bool:
-        """Take a job out of the queue; False: it is being done, or done."""
+        """Take a job out of the queue. False if the writer has already taken it."""
         with self._lock:
             if job not in self._jobs:
                 return False
@@ -110,7 +111,8 @@ class Queue:
             return True
 
     def withdraw(self, parcels: Sequence[Parcel], why: str) -> None:
-        """Take a call out, with all that are behind it. Of what is being written it is unknown whether it is stored."""
+        """Fail a call, and all later calls that share a key with it. Parcels that are being written are reported as
+        unknown: they may be stored."""
         with self._lock:
             open_ones = [parcel for parcel in parcels if not parcel.future.done() and parcel not in self._failing]
             queued = [parcel for parcel in open_ones if parcel in self._parcels]
@@ -122,7 +124,7 @@ class Queue:
         answer(refused([*queued, *behind], why))
 
     def close(self) -> None:
-        """Nothing is entered any more. What was, is still taken."""
+        """Accept nothing more. The writer still takes what is in the queue."""
         with self._lock:
             self._closed = True
             self._chores.clear()
@@ -132,7 +134,7 @@ class Queue:
 
     @property
     def has_callers(self) -> bool:
-        """Does a caller wait for an answer?"""
+        """Whether a caller waits for an answer."""
         with self._lock:
             return bool(self._parcels or self._jobs)
 
@@ -147,17 +149,18 @@ class Queue:
             self._chores.remove(chore)
 
     def kick(self, chore: Chore, at: float = 0.0) -> None:
-        """The chore falls due at this time, if not before."""
+        """Make the chore due at this time, if it is not due earlier."""
         with self._lock:
             if at < chore.due:
                 chore.due = at
                 self._lock.notify()
 
     def bring_down(self, failed: Sequence[Parcel]) -> list[Parcel]:
-        """These have failed: take out of the queue, and answer, what is behind them.
+        """These parcels have failed. Take the parcels behind them out of the queue, and return those.
 
-        A parcel is written whole or not at all, so a failure of one key stops every later parcel that has an event of
-        that key. Its keys stay closed until its caller knows: until then the caller may enter the next event.
+        Either all events of a parcel are written or none. So if a parcel with a key fails, every later parcel with an
+        event of that key fails too. The key stays closed until the caller has its answer, because until then the caller
+        may enter the next event.
         """
         with self._lock:
             return self._bring_down(failed)
@@ -170,7 +173,7 @@ class Queue:
                 lanes |= parcel.lanes
                 self._take_out(parcel)
                 behind.append(parcel)
-        self._failing.update(parcel for parcel in (*failed, *behind) if not parcel.heard)
+        self._failing.update(parcel for parcel in (*failed, *behind) if not parcel.answered)
         return behind
 
     def _take_out(self, parcel: Parcel) -> None:
@@ -178,7 +181,7 @@ class Queue:
         self._bytes -= parcel.size
 
     def fail_all(self, why: BrokerError, *, chores_at: float = math.inf) -> None:
-        """Everything that waits has failed; chores are due again at some later time."""
+        """Fail everything that waits. Chores become due at `chores_at`, not earlier."""
         with self._lock:
             jobs, parcels = tuple(self._jobs), tuple(self._parcels)
             self._jobs.clear()
@@ -193,7 +196,7 @@ class Queue:
     # Called by the writer's thread
 
     def wait(self) -> bool:
-        """Wait until there is something to do; False when there will be nothing more."""
+        """Wait until there is work. False if the queue is closed and empty."""
         with self._lock:
             while not self._parcels and not self._jobs:
                 if self._closed:
@@ -205,7 +208,7 @@ class Queue:
         return True
 
     def take(self) -> Batch:
-        """What has queued up, as much as a short transaction can hold."""
+        """Take as much out of the queue as fits into a short transaction."""
         with self._lock:
             parcels: list[Parcel] = []
             room = _MAX_BYTES
@@ -234,12 +237,12 @@ def refused(parcels: Iterable[Parcel], why: str) -> list[Answer]:
 
 
 def answer(answers: Iterable[Answer]) -> None:
-    """Hand the answers to the waiting callers, with one call into each of their loops."""
+    """Give the answers to the waiting callers, with one call into each event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, Exception | None]]] = {}
     for job, result, error in answers:
         loops.setdefault(job.loop, []).append((job.future, result, error))
     for loop, settled in loops.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the answer
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits for the answer
             loop.call_soon_threadsafe(settle, settled)
 
 
@@ -254,7 +257,7 @@ def settle(answers: Iterable[tuple[asyncio.Future[Any], Any, Exception | None]])
 
 
 async def outcomes(parcels: Sequence[Parcel]) -> list[tuple[Parcel, Exception]]:
-    """Wait for all of them; returns those that failed."""
+    """Wait for all parcels, and return those that failed."""
     failures: list[tuple[Parcel, Exception]] = []
     for parcel in parcels:
         try:

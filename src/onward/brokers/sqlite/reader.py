@@ -1,4 +1,4 @@
-"""A reading thread with a connection of its own. In WAL mode readers and the writer do not wait for each other."""
+"""A thread that reads through its own connection. In WAL mode, readers and the writer do not wait for each other."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,5 @@
-"""Retention: what every group has finished goes, by age or by size; what some group needs, or none has read, stays."""
+"""Retention: removes events that every group has finished, by age or by size. It never removes an event that some group
+has not finished, and nothing from a topic that no group has read."""
 
 import heapq
 import sqlite3
@@ -13,7 +14,7 @@ from onward.brokers.sqlite.transaction import Transaction
 from onward.settings import Settings
 
 _INTERVAL_S = 5.0
-_PAGE_ROWS = 500  # removed per turn, so that no other writer waits long for the lock
+_PAGE_ROWS = 500  # the most rows that one turn removes, so that no other writer waits long for the lock
 _NEXT_PAGE_S = 0.02
 
 _ROWS = "SELECT at, count, time, length(data) FROM onward_log WHERE at >= ? AND at < ? ORDER BY at LIMIT ?"
@@ -32,7 +33,7 @@ class Finished(NamedTuple):
 
 
 class Retention:
-    """The chore of a broker. Several processes may do it: the second one finds nothing to do."""
+    """A chore of every broker object. If several processes do it, the later ones find nothing to remove."""
 
     def __init__(self, settings: Settings, backlog: Backlog, kick: Callable[["Retention", float], None]) -> None:
         self.due = clock.now() + _INTERVAL_S
@@ -53,12 +54,12 @@ class Retention:
         return lambda: self._kick(self, clock.now() + pause)
 
     def failed(self, error: Exception) -> None:
-        """Nothing was removed; the writer calls again."""
+        """Nothing was removed. The writer will call `work` again."""
 
     def _trim(self, db: sqlite3.Connection, topic: int, cutoff: float, limit: int) -> int:
-        """Remove at most `limit` record batches of a topic, the oldest first; returns how many."""
+        """Remove at most `limit` record batches of a topic, the oldest first. Returns how many were removed."""
         found = extents(db, topic)
-        floors = {extent: extent.floor or 0 for extent in found}  # without a group nothing is finished
+        floors = {extent: extent.floor or 0 for extent in found}  # without a group no event is finished
         stored = sum(extent.bytes_before(db, floor) - extent.bytes_before(db, 0) for extent, floor in floors.items())
         excess = stored - self._retention_bytes
         gone: list[tuple[int]] = []
@@ -72,7 +73,7 @@ class Retention:
 
 
 def _drop_left(tx: Transaction) -> None:
-    """Drop groups that are useless without a member: they would keep what they have not read."""
+    """Drop temporary groups without a live member. Otherwise their unread events would stay forever."""
     boot = clock.boot_id()
     for group, topic in tx.db.execute(_PASSING, (f"{PASSING}%",)).fetchall():
         if not figures.alive(tx.db, group, topic, tx.now, boot):

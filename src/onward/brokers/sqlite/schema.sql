@@ -6,22 +6,22 @@ CREATE TABLE onward_topic (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL UNIQUE,
     partitions INTEGER NOT NULL,
-    log_id TEXT NOT NULL,               -- the incarnation of the log
-    bytes INTEGER NOT NULL DEFAULT 0    -- ever appended, over all partitions
+    log_id TEXT NOT NULL,               -- names one life of the log: a recreated topic has a new id
+    bytes INTEGER NOT NULL DEFAULT 0    -- all bytes ever appended to its partitions
 );
 
 CREATE TABLE onward_partition (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     topic INTEGER NOT NULL,
     idx INTEGER NOT NULL,
-    next INTEGER NOT NULL DEFAULT 0,    -- the next position: never reused, though the log be emptied
-    bytes INTEGER NOT NULL DEFAULT 0,   -- ever appended
+    next INTEGER NOT NULL DEFAULT 0,    -- the next position; never reused, even after the log was emptied
+    bytes INTEGER NOT NULL DEFAULT 0,   -- all bytes ever appended
     UNIQUE (topic, idx)
 );
 
 -- One row per record batch. Sizes are differences of running totals, never sums over rows.
 CREATE TABLE onward_log (
-    seq INTEGER PRIMARY KEY,            -- so that batches are appended to the end of the file, not amid older ones
+    seq INTEGER PRIMARY KEY,            -- so that new batches are appended at the end of the table's B-tree
     at INTEGER NOT NULL UNIQUE,         -- partition id << 40 | first position
     count INTEGER NOT NULL,
     time REAL NOT NULL,                 -- Unix time of acceptance
@@ -55,7 +55,7 @@ CREATE TABLE onward_member (
     PRIMARY KEY (grp, topic, member)
 ) WITHOUT ROWID;
 
--- Grows when the members of a group have something to look at: a join, a leave, a release, moved records.
+-- The version of a group. It grows when its members must look: after a join, a leave, a release or moved records.
 CREATE TABLE onward_roster (grp TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE onward_aside (
@@ -73,7 +73,7 @@ CREATE TABLE onward_aside (
 
 CREATE INDEX onward_aside_place ON onward_aside (grp, part, position, id);
 
--- Records that an operator moved, until their owner has taken the notice.
+-- Notices about records that an operator moved, until the owner has read them.
 CREATE TABLE onward_moved (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     grp TEXT NOT NULL,

@@ -1,4 +1,4 @@
--- What is out of the flow and unfinished counts as backlog: how many bytes, by topic, kept with every change of a record.
+-- The bytes of a topic's waiting and held records. They are part of the backlog. The triggers count them.
 ALTER TABLE onward_topic ADD COLUMN aside INTEGER NOT NULL DEFAULT 0;
 
 UPDATE onward_topic SET aside = (

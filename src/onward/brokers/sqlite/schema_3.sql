@@ -1,4 +1,4 @@
--- The last fences of groups that were dropped: inboxes compare them, so a group of that name goes on from there.
+-- The last fences of dropped groups. Inboxes compare fences, so a new group of the same name continues from here.
 CREATE TABLE onward_fence (
     part INTEGER NOT NULL,
     grp TEXT NOT NULL,

@@ -1,4 +1,4 @@
-"""The database file: where it may lie, what it must hold, how it is opened, and what its errors mean."""
+"""The database file: where it may be, which tables it must have, how it is opened, and what its errors mean."""
 
 import contextlib
 import os
@@ -24,12 +24,12 @@ _SCRIPTS = (
     "schema_3.sql",
     "schema_4.sql",
     "schema_5.sql",
-)  # from each version of the tables to the next
+)  # each script upgrades the tables from one version to the next
 SCHEMA_VERSION = len(_SCRIPTS)
 _SQLITE_NEEDED = (3, 35, 0)  # RETURNING
 _BUSY_MS = 1_000
 _SMALL_TABLES = ("onward_meta", "onward_topic", "onward_partition", "onward_group")
-_LOOKS = 3  # a file that another process is just creating may look damaged for a moment
+_LOOKS = 3  # while another process creates the file, it may look damaged for a moment
 
 
 def locate(url: str) -> Path:
@@ -38,23 +38,26 @@ def locate(url: str) -> Path:
     if scheme.lower() != "sqlite" or not rest.startswith("/") or rest == "/":
         meant = re.fullmatch(r"(?i:sqlite):/{0,2}([^/:@?]+)", url)
         cure = f"did you mean sqlite:///{meant[1]}?" if meant else "use sqlite:///relative.db or sqlite:////absolute.db"
-        raise BadSetting(f"url={redacted(url)!r} names no file; {cure}")
+        raise BadSetting(f"url={redacted(url)!r} does not name a file; {cure}")
     if "&" in rest.partition("?")[0]:
         raise BadSetting(
-            f"url={redacted(url)!r} has a & without a ? before it; write ? before the first setting, or %26 for a & of "
-            "the file's name"
+            f"url={redacted(url)!r} has a & without a ? before it; write ? before the first setting, or %26 if the & "
+            "is part of the file's name"
         )
     name = unquote(rest[1:])
     if name.startswith(":memory:"):
         raise BadSetting(
-            f"url={redacted(url)!r}: memory is lost with the process; name a file, for a test a temporary one"
+            f"url={redacted(url)!r}: a database in memory is lost when the process ends; name a file instead, in tests "
+            "a temporary one"
         )
     return Path(name)
 
 
 class Store:
-    """A database that was checked and holds our tables. Only sqlite3 ever opens the file itself: closing any
-    other descriptor of it would drop the locks of the whole process."""
+    """A database that was checked and has our tables.
+
+    Only sqlite3 may open the file. If we closed a descriptor of our own, the kernel would drop the file's POSIX locks
+    for the whole process."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
@@ -64,13 +67,13 @@ class Store:
         self._watch = FileWatch(path)
 
     def prepare(self, gate: Gate) -> None:
-        """Make the tables where they are missing, and bring older ones up to date."""
+        """Create the tables if they are missing, and upgrade older ones."""
         self._create_file()
         try:
             db = self.connect()
             try:
                 if _version(db, self.path) < SCHEMA_VERSION:
-                    with gate.held(self._patience_s):  # two processes that start together create them once
+                    with gate.held(self._patience_s):  # of two processes that start together, one creates them
                         _create(db, self.path)
                 db.execute("PRAGMA journal_mode=WAL")
             finally:
@@ -81,12 +84,13 @@ class Store:
             raise BrokerError(f"{self.path} cannot be set up: {error}") from error
 
     def _create_file(self) -> None:
-        """SQLite gives -wal and -shm the mode of the database. A new file has no locks that a close could drop."""
+        """Create the file with our mode. SQLite gives -wal and -shm the same mode. Closing the descriptor is safe here:
+        a new file has no locks yet."""
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode))
 
     def connect(self) -> sqlite3.Connection:
-        """A connection for one thread at a time; transactions are ours to begin and end."""
+        """A connection for one thread at a time. The caller begins and ends the transactions."""
         db = open_existing(self.path, _BUSY_MS / 1000)
         try:
             db.execute(f"PRAGMA synchronous={self._synchronous}")
@@ -98,7 +102,7 @@ class Store:
         return db
 
     def connect_watched(self) -> sqlite3.Connection:
-        """A connection that stays open as long as the store is used: from now on `check` watches the file."""
+        """A connection that stays open while the store is used. From now on `check` compares the file with it."""
         try:
             db = self.connect()
             self._watch.start(db)
@@ -107,23 +111,24 @@ class Store:
         return db
 
     def check(self, db: sqlite3.Connection) -> None:
-        """StoreLost: the file was deleted, replaced or overwritten since it was opened. `db` is in a transaction."""
+        """Raise StoreLost if the file was deleted, replaced or overwritten since it was opened. `db` must be in a
+        transaction."""
         self._watch.check(db)
 
     def compare(self, db: sqlite3.Connection) -> None:
-        """StoreLost: the store has gone back to an older state. Ask before the transaction has written anything."""
+        """Raise StoreLost if the store has gone back to an older state. Call it before the transaction writes."""
         self._watch.compare(db)
 
     def committed(self, bytes_by_log: Mapping[str, int]) -> None:
-        """How many bytes were ever published to these logs: less is an older state."""
+        """Remember how many bytes were ever published to these logs. A later, smaller number means an older state."""
         self._watch.committed(bytes_by_log)
 
     def gone_back(self, sign: str) -> NoReturn:
-        """StoreLost: a member has seen that the store is in an older state."""
+        """Raise StoreLost, because a member has seen that the store is in an older state."""
         self._watch.gone_back(sign)
 
     def explained(self, error: sqlite3.Error) -> BrokerError:
-        """SQLite's error in words. A file that was replaced is the better reason for what SQLite finds in it."""
+        """SQLite's error with its cause and cure. If the file was replaced, that is the cause of any error in it."""
         try:
             self._watch.check()
         except StoreLost as lost:
@@ -132,13 +137,13 @@ class Store:
 
 
 def open_existing(path: Path, timeout_s: float) -> sqlite3.Connection:
-    """SQLite by itself would create a file that was deleted."""
+    """Connect to an existing file. By default, SQLite would create a deleted file again."""
     uri = f"{path.absolute().as_uri()}?mode=rw"
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=timeout_s)
 
 
 def check(path: Path) -> None:
-    """Refuse, before anything is opened for writing, what cannot be a store of ours; the file stays untouched."""
+    """Raise BadStore if the path cannot be a store of Onward. The file is only read, never changed."""
     if sqlite3.sqlite_version_info < _SQLITE_NEEDED:
         raise BadStore(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 or newer is needed; use a newer Python build")
     folder = path.absolute().parent
@@ -149,15 +154,18 @@ def check(path: Path) -> None:
     kind = mounts.mounted(path.absolute())
     if kind is not None:
         raise BadStore(
-            f"{path} is on a network file system ({kind}), where SQLite's locks and shared memory cannot be trusted; "
+            f"{path} is on a network file system ({kind}), where SQLite's locks and shared memory are not reliable; "
             "put it on a local disk, or use a broker that is made for several machines"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise BadStore(f"{path}: no permission to write to the folder {folder}; SQLite keeps its log and locks there")
+        raise BadStore(
+            f"{path}: no permission to write to the folder {folder}, where SQLite creates its log and locks; change "
+            "the folder's owner or mode"
+        )
     if not path.exists() and Path(f"{path}-wal").exists():
         raise BadStore(
             f"{path} is missing, but its log {path}-wal exists: the file was deleted or moved while processes used it; "
-            f"put the file back. To begin again without its events, stop all processes that use it, then "
+            f"put the file back. To start again without its events, stop all processes that use it, then "
             f"rm {path}-wal {path}-shm"
         )
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
@@ -167,7 +175,8 @@ def check(path: Path) -> None:
 
 def _check_content(path: Path) -> None:
     for look in range(_LOOKS):
-        # Beside a hot journal a read-only look would be refused; the real opening rolls it back and looks again.
+        # SQLite refuses a read-only connection while a hot journal exists. The later, writing connection rolls the
+        # journal back, and then the content is checked.
         if not path.exists() or path.stat().st_size == 0 or Path(f"{path}-journal").exists():
             return
         try:
@@ -189,8 +198,8 @@ def _look(path: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether the file holds our tables, as far as a look without a change can say. What cannot be looked at counts as
-    ours: opening it says why."""
+    """Whether the file has our tables, as far as a read-only connection can see. True if the file cannot be read: then
+    opening it raises the error that says why."""
     if path.is_file() and path.stat().st_size == 0:
         return False
     try:
@@ -201,13 +210,13 @@ def is_ours(path: Path) -> bool:
 
 
 def _looking(path: Path) -> sqlite3.Connection:
-    # Immutable leaves no -wal and -shm behind; a -wal that is there counts.
+    # Immutable mode creates no -wal and -shm. But it ignores a -wal that exists, and that one must be read.
     how = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
     return sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None)
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
-    """The version of our tables, 0 where there are none."""
+    """The version of our tables, or 0 if there are none."""
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE name LIKE 'onward\\_%' ESCAPE '\\'")}
     if not tables:
         return 0
@@ -220,7 +229,8 @@ def _version(db: sqlite3.Connection, path: Path) -> int:
         )
     if int(row[0]) > SCHEMA_VERSION:
         raise BadStore(
-            f"{path} was written by a newer Onward (schema {row[0]}, this one knows {SCHEMA_VERSION}); upgrade this one"
+            f"{path} was written by a newer Onward (schema {row[0]}; this version supports up to {SCHEMA_VERSION}); "
+            "upgrade Onward"
         )
     return int(row[0])
 
@@ -242,19 +252,19 @@ def _create(db: sqlite3.Connection, path: Path) -> None:
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code, 0 where the error is not SQLite's own."""
+    """SQLite's primary result code, or 0 if the error is not from SQLite itself."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def explained(error: sqlite3.Error, path: Path) -> BrokerError:
-    """SQLite's error in words: the file, the cause and the cure."""
+    """SQLite's error as ours, with the file, the cause and the cure."""
     code = error_code(error)
     if code == sqlite3.SQLITE_FULL:
         return BrokerError(f"{path}: the disk is full ({error}); free some space, then try again")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return BrokerError(f"{path}: another program holds a transaction on it ({error}); end that, then try again")
     if code == sqlite3.SQLITE_NOTADB:
-        return BadStore(f"{path} is not a SQLite database; it was left untouched; name another file")
+        return BadStore(f"{path} is not a SQLite database and was not changed; name another file")
     if code == sqlite3.SQLITE_CORRUPT or (code == 0 and type(error) is sqlite3.DatabaseError):
         return BadStore(f"{path} is damaged ({error}); restore it from a backup, or salvage it with sqlite3's .recover")
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):

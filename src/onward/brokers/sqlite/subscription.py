@@ -1,4 +1,4 @@
-"""A member of a group: receives what its partitions hold and settles what is done."""
+"""A member of a group: receives the events of its partitions and settles which are done."""
 
 import asyncio
 import logging
@@ -22,14 +22,14 @@ from onward.settings import Settings
 
 log_ = logging.getLogger("onward")
 
-_LEAVE_S = 2.0  # to report that we leave; otherwise the others notice when our leases end
-_REST_S = 5.0  # between two attempts to read a damaged record batch
-_LOOK_S = 1.0  # how long a lost ring of the doorbell may go unnoticed
+_LEAVE_S = 2.0  # the time to report that we leave; otherwise the other members notice when our leases end
+_REST_S = 5.0  # the pause between two attempts to read a damaged record batch
+_LOOK_S = 1.0  # look for events at least this often, in case a ring of the doorbell was lost
 _TAIL = "SELECT next FROM onward_partition WHERE id = ?"
 
 
-News = tuple[int, frozenset[Held]]  # how often the bell rang, and the partitions to read from
-Found = tuple[Held, list[log.Rows], int]  # record batches of a partition, and up to where its log was read
+News = tuple[int, frozenset[Held]]  # how often the bell has rung, and the partitions to read from
+Found = tuple[Held, list[log.Rows], int]  # record batches of a partition, and the position up to which it was read
 
 
 class Access(NamedTuple):
@@ -45,7 +45,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
         self._manager = manager
         self._writer, self._reader = access
         self._timeout_s = settings.publish_timeout_s
-        self._exhausted: News | None = None  # what was known when all that it led to had been read
+        self._exhausted: News | None = None  # the news of the last read, if that read returned all there was
 
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
@@ -79,7 +79,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
 
     def troubles(self) -> Sequence[str]:
         known = super().troubles()
-        # Asked only then: a healthy writer of another process holds the lock for a moment, too.
+        # Only if a renewal is overdue, because healthy writers of other processes also hold the lock for a moment.
         obstacle = self._writer.obstacle() if self._manager.is_overdue else ""
         return [*known, f"leases cannot be renewed: {obstacle}"] if obstacle else known
 
@@ -94,7 +94,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
         try:
             await self._turned(self._manager.leave(), min(_LEAVE_S, self._timeout_s))
         except BrokerError:
-            pass  # nothing can be written now: the leases end by themselves
+            pass  # nothing can be written now; the leases will end by themselves
         finally:
             self._writer.queue.remove(self._manager)
             with self._holdings.lock:
@@ -113,14 +113,14 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
             return
         news = self._holdings.bell.listen(), frozenset(self._holdings.flowing())
         if news == self._exhausted:
-            self._exhausted = None  # once: after the wait that follows it reads, though no bell rang
+            self._exhausted = None  # skip only once: after the next wait, read even if no bell has rung
             return
         self._exhausted = None
-        # The thread only reads: deliveries built there would compete with the loop for the interpreter.
+        # The thread only reads. If it also built the deliveries, it would compete with the loop for the interpreter.
         try:
             found, is_all = await self._reader.run(lambda db: self._fill(db, limit, max_bytes))
         except StoreLost as lost:
-            return self._manager.lose(lost)  # receive reports it, after what is fenced
+            return self._manager.lose(lost)  # receive reports the partitions as fenced, then raises it
         for hold, rows, reached in found:
             self._stock(hold, rows, reached)
         if is_all:
@@ -128,7 +128,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
 
     def _stock(self, hold: Held, found: Sequence[log.Rows], reached: int) -> None:
         for rows in found:
-            if rows.start > hold.ahead.position:  # what was below is trimmed
+            if rows.start > hold.ahead.position:  # earlier events were removed by retention
                 self._holdings.stock((), [(hold, rows.start)])
             self._holdings.stock([(hold, _chunk(hold, rows))])
         if reached > hold.ahead.position:
@@ -137,7 +137,7 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
     # -- in the reader's thread -----------------------------------------------------------------------------------
 
     def _fill(self, db: sqlite3.Connection, limit: int, max_bytes: int) -> tuple[list[Found], bool]:
-        """Read on in the partitions that flow, until there is enough for a receive. True: there was no more."""
+        """Read from the partitions that are not paused, until there is enough for a receive. True if all was read."""
         self._manager.saw(group_version.read(db, self._manager.group))
         now = clock.now()
         found: list[Found] = []
@@ -154,12 +154,12 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
         return found, limit > 0 and max_bytes > 0
 
     def _read_hold(self, db: sqlite3.Connection, hold: Held, limit: int, max_bytes: int) -> tuple[list[log.Rows], int]:
-        """Record batches of a partition, and up to where its log was read."""
+        """Record batches of a partition, and the position up to which its log was read."""
         found: list[log.Rows] = []
         row = db.execute(_TAIL, (hold.own.part,)).fetchone()
-        if row is None or hold.ahead.position >= row[0]:  # None: the topic was dropped, as the next turn will find
+        if row is None or hold.ahead.position >= row[0]:  # None: the topic was dropped, which the next turn notices
             if row is not None and hold.ahead.position > row[0]:
-                self._manager.look_at(0.0)  # the store may have gone back: a turn decides
+                self._manager.look_at(0.0)  # the store may be in an older state; a turn checks that
             return found, 0
         try:
             for rows in log.read(db, hold.own.part, hold.ahead.position):
@@ -175,10 +175,10 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
         return found, int(row[0])
 
     def _rest(self, hold: Held, error: BadStore) -> None:
-        """This partition stands still, and only this one. It is tried again: an operator may repair it."""
+        """Stop reading only this partition. It is tried again later, because an operator may repair it."""
         if str(error) != hold.own.damage:
             hold.own.damage = str(error)
-            log_.error("%s of group %s stands still: %s", hold.partition, self._manager.group, error)
+            log_.error("%s of group %s is stopped: %s", hold.partition, self._manager.group, error)
         hold.own.rests_until = clock.now() + _REST_S
 
 

@@ -1,4 +1,5 @@
-"""The topics of a store: declared once, counted once, and refused where a process expects another count."""
+"""The topics of a store. The first use of a topic sets its number of partitions; a process that expects another number
+is refused."""
 
 import sqlite3
 import uuid
@@ -19,7 +20,7 @@ class Topic(NamedTuple):
 
 
 class Catalogue:
-    """Topics by name. The store is the truth; what is remembered is compared with it in every transaction."""
+    """A cache of topics by name. Every transaction compares it with the store."""
 
     def __init__(self, settings: Settings) -> None:
         self._rules = TopicRules(settings)
@@ -31,7 +32,7 @@ class Catalogue:
         return len(known.parts) if known else self._rules.insisted(name) or DEFAULT_PARTITIONS
 
     def resolve(self, db: sqlite3.Connection, name: str) -> tuple[Topic, int]:
-        """The topic and the bytes ever appended to it; created where that is allowed."""
+        """The topic and the bytes ever appended to it. The topic is created if it is missing and that is allowed."""
         row = db.execute("SELECT id, partitions, log_id, bytes FROM onward_topic WHERE name = ?", (name,)).fetchone()
         if row is None:
             _create(db, TopicSpec(name, self._rules.for_new(name)))
@@ -52,7 +53,7 @@ class Catalogue:
         return self._rules.plan(topology, count, (lambda spec: _create(db, spec)) if apply else None)
 
     def forget(self) -> None:
-        """A transaction was rolled back: what it created does not exist."""
+        """Forget all topics, because a transaction was rolled back and the topics that it created do not exist."""
         self._known.clear()
 
 
@@ -61,7 +62,7 @@ def listed(db: sqlite3.Connection) -> Sequence[TopicSpec]:
 
 
 def delete(db: sqlite3.Connection, topic: int) -> None:
-    """Delete the topic with everything that belongs to it. Its ids are never given to another."""
+    """Delete the topic and everything that belongs to it. Its ids are never used again."""
     parts = "(SELECT id FROM onward_partition WHERE topic = ?)"
     for table in ("onward_aside", "onward_moved", "onward_group", "onward_fence"):
         db.execute(f"DELETE FROM {table} WHERE part IN {parts}", (topic,))

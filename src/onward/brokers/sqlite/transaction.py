@@ -1,4 +1,4 @@
-"""What jobs work with inside the writer's transaction, and the guard that lets each of them fail alone."""
+"""The writer's transaction as jobs and chores see it, and the guard that lets each of them fail alone."""
 
 import sqlite3
 import time
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Transaction:
-    """`now` is the clock of leases, `wall` is Unix time."""
+    """A transaction of the writer. `now` is on the clock of the leases, `wall` is Unix time."""
 
     __slots__ = ("db", "now", "rings", "wall")
 
@@ -24,20 +24,20 @@ class Transaction:
         self.rings = False
 
     def ring(self) -> None:
-        """Wake readers when this transaction is committed."""
+        """Wake all readers after the commit of this transaction."""
         self.rings = True
 
 
 class Chore(Protocol):
-    """Work that falls due again and again. The writer sets `due` to infinity while it is being done."""
+    """Work that becomes due again and again. While it runs, `due` is infinity."""
 
     due: float
 
     def work(self, tx: Transaction) -> Callable[[], None]:
-        """Returns what is to be done once it is committed; that sets `due` again."""
+        """Do the work. Returns a function that the writer calls after the commit, and which sets `due` again."""
 
     def failed(self, error: Exception) -> None:
-        """Nothing of it was committed; it will be called again."""
+        """Called if the work was not committed. The writer will call `work` again."""
 
 
 class Outcome(msgspec.Struct, Generic[T]):
@@ -46,7 +46,8 @@ class Outcome(msgspec.Struct, Generic[T]):
 
 
 def guarded(tx: Transaction, work: Callable[[Transaction], T]) -> Outcome[T]:
-    """Run the work in a savepoint. An error that ended the whole transaction goes through, as SQLite's error."""
+    """Run the work in a savepoint, so that its error rolls back only this work. If the error has ended the whole
+    transaction, raise it as sqlite3.Error."""
     tx.db.execute("SAVEPOINT job")
     try:
         result = work(tx)

@@ -1,8 +1,8 @@
-"""The writer: one thread per broker object through which everything is written, in short group commits.
+"""The writer: one thread per broker object that does all writes, in short group commits.
 
-It takes the lock file, begins a transaction, and only then takes what has queued up: all callers that waited share one
-commit, and a caller that waited too long could still be withdrawn. Parcels (publishes) are appended together; every
-other job has a savepoint of its own and fails alone.
+It takes the lock file, begins a transaction, and only then takes the work out of the queue. So all callers that waited
+share one commit, and a caller that waited too long can still be withdrawn. Parcels (publishes) are appended together.
+Every other job has its own savepoint, so it can fail alone.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from onward.brokers.sqlite.transaction import Transaction, guarded
 from onward.errors import BrokerError, Closed, PublishError, StoreLost
 from onward.settings import Settings
 
-_RETRY_S = 0.5  # a chore that failed
-_STOP_S = 1.5  # longer than SQLite's own wait for a lock
+_RETRY_S = 0.5  # the pause before a failed chore is tried again
+_STOP_S = 1.5  # must be longer than SQLite's own wait for a lock
 
 T = TypeVar("T")
 
@@ -39,14 +39,14 @@ class Writer:
         self._bells = bells
         self._courier = courier
         self._timeout_s = settings.publish_timeout_s
-        self._obstacle = ""  # why no transaction could begin, when it is not the lock file
+        self._obstacle = ""  # why no transaction could begin although we hold the lock file
         self._db = store.connect_watched()
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"onward-writer-{store.path.name}", daemon=True)
         self._thread.start()
 
     async def call(self, work: Callable[[Transaction], T]) -> T:
-        """Run the work inside a transaction; returns when that is committed."""
+        """Run the work inside a transaction, and return its result after the commit."""
         return await self.done(self.enter(work))
 
     def enter(self, work: Callable[[Transaction], T]) -> Job[T]:
@@ -65,9 +65,10 @@ class Writer:
             timer.cancel()
 
     async def publish(self, parcels: Sequence[Parcel]) -> list[tuple[Parcel, Exception]]:
-        """Append them, in this order and after all that were entered before; returns those that failed.
+        """Append the parcels in this order, after all earlier ones. Returns those that failed.
 
-        When the caller is cancelled the parcels are written all the same: others may be behind them.
+        If the caller is cancelled, the parcels are still written, because later events of their keys may be in the
+        queue.
         """
         loop = asyncio.get_running_loop()
         self.queue.enter(parcels)
@@ -76,24 +77,26 @@ class Writer:
             return await outcomes(parcels)
         finally:
             timer.cancel()
-            self.queue.heard(parcels)
+            self.queue.answered(parcels)
 
     def too_late(self) -> str:
-        """Why nothing could be written in time."""
-        slow = f"{self._store.path} is written too slowly; the disk or the machine is overloaded"
+        """Why the work was not written in time."""
+        slow = f"writing to {self._store.path} is too slow; the disk or the machine is overloaded"
         return f"not done within {self._timeout_s:g} s: {self.obstacle() or slow}"
 
     def obstacle(self) -> str:
-        """Which other program keeps this one from writing at this moment; empty: none is known."""
+        """Which other program prevents this process from writing now. "" if none is known."""
         return self._obstacle or self._gate.obstacle()
 
     async def stop(self) -> None:
-        """Finish what was entered, then end the thread. What cannot be written in time is refused."""
+        """Finish the work in the queue, then end the thread. Work that cannot be written in time is refused."""
         self.queue.close()
-        # A little longer than any caller waits; if there is none, another program may hold the lock for ever.
+        # Wait a little longer than any caller does. Without callers the wait is short, because another program may
+        # hold the lock forever.
         limit_s = self._timeout_s if self.queue.has_callers else 0.0
         await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=limit_s + _STOP_S)
-        # A thread that still hangs in the kernel is a daemon, and finds nothing to do when it comes back.
+        # If the thread still waits in the kernel for the lock, that is harmless: it is a daemon, and it will find an
+        # empty queue.
         self.queue.fail_all(Closed(f"the broker on {self._store.path} was closed before this could be written"))
 
     # In the writer's thread
@@ -124,13 +127,13 @@ class Writer:
         answer(batch.answers)
 
     def _transaction(self) -> tuple[Batch, bool]:
-        """One transaction; returns what was in it, and whether all readers must be woken, not only some owners."""
+        """Run one transaction. Returns its contents, and whether to wake all readers instead of only some owners."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             why = self._store.explained(error)
             if error_code(error) == sqlite3.SQLITE_BUSY:
-                # Another program writes; callers wait until their own time is over.
+                # Another program writes. Callers wait until their own timeouts end.
                 self._obstacle = str(why)
                 return Batch((), (), ()), False
             batch = self.queue.take()
@@ -142,7 +145,7 @@ class Writer:
         committing = False
         try:
             self._store.compare(self._db)
-            self._do_jobs(tx, batch)  # before the chores: a settle counts before the release that follows it
+            self._do_jobs(tx, batch)  # before the chores, so that a settle takes effect before the release after it
             self._do_chores(tx, batch)
             self._append(tx, batch)
             self._store.check(self._db)
@@ -188,13 +191,14 @@ class Writer:
             error = outcome.error
             why = str(self._store.explained(error)) if isinstance(error, sqlite3.Error) else repr(error)
             errors = {parcel: PublishError(why, refused=parcel.events) for parcel in batch.parcels}
-        batch.owners = leases.live_owners(tx.db, parts, tx.now)  # in this transaction: ownership may move in the next
+        batch.owners = leases.live_owners(tx.db, parts, tx.now)  # in this transaction: the next may change ownership
         batch.answers.extend((parcel, None, errors.get(parcel)) for parcel in batch.parcels)
         if errors:
             batch.answers.extend(refused(self.queue.bring_down(list(errors)), BEHIND.why))
 
     def _roll_back(self, batch: Batch, why: BrokerError, *, certain: bool) -> None:
-        """The whole transaction fails; where that is not certain, it is unknown whether its parcels are stored."""
+        """Fail the whole transaction. If it is not `certain` that it failed, its parcels are reported as unknown: they
+        may be stored."""
         if self._db.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
@@ -202,7 +206,7 @@ class Writer:
         batch.after.clear()
         batch.owners.clear()
         batch.failed[:] = [(chore, why) for chore in batch.chores]
-        # Keep the answers to those that were stopped behind a refused one.
+        # Keep the answers of parcels that were already refused, and of those behind them.
         batch.answers[:] = [entry for entry in batch.answers if isinstance(entry[0], Parcel) and entry[2] is not None]
         answered = {entry[0] for entry in batch.answers}
         batch.answers.extend((job, None, why) for job in batch.jobs)
