@@ -225,7 +225,7 @@ class TestForeign:
         self.log = caplog
 
     def named(self, kit: Kit, offset: int) -> bool:
-        return f"{topic_name(GROUP, kit.topic)}/0 holds something at offset {offset} " in self.log.text
+        return f"{topic_name(GROUP, kit.topic)}/0: the entry at offset {offset} " in self.log.text
 
     @scenario(partitions=1)
     async def test_foreign_bytes_before_all_records_stop_none_of_them(self, kit: Kit) -> None:
