@@ -1,7 +1,7 @@
 """A publisher in its own process: `python kafka_publisher.py TASK`.
 
-For each number that it reads from stdin, it publishes one event of every key with this number. It prints the number when
-all are accepted.
+For each number that it reads from stdin, it publishes one event of every key with this number. It prints the number
+when all are accepted.
 """
 
 import asyncio
