@@ -43,7 +43,7 @@ class KafkaPublisher:
             items = [self._outgoing(event, counts[event.topic]) for event in events]
         except (AttributeError, TypeError, ValueError) as error:
             raise Unserialisable(
-                f"an event cannot be stored: {error}; value must be bytes, and headers must map str to str"
+                f"an event cannot be stored: {error}; the value must be bytes, and headers must map str to str"
             ) from error
         return self._publisher.enter(items)
 
