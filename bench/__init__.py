@@ -1,1 +1,1 @@
-"""Measures Onward beside a bare client loop and its peers, and checks in the same run that nothing was lost."""
+"""Compares Onward with a bare client loop and with its peers, and checks in the same run that no event was lost."""

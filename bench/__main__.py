@@ -1,6 +1,6 @@
 """python -m bench [NAME ...] [--quick] [--json PATH]
 
-Ends with 1 when an event was lost or out of order; a missed speed target is only shown.
+Exits with 1 if an event was lost or out of order. A missed speed target is only shown.
 """
 
 import argparse
@@ -18,21 +18,21 @@ from bench import report
 from bench.kit import Bench, folder
 
 NAMES: Mapping[str, str] = {
-    "publish": "batches and concurrent single events, beside a bare sqlite3 loop",
-    "consume": "a backlog through a typed handler, beside a bare loop, huey and persist-queue",
+    "publish": "batches and concurrent single events, compared with a bare sqlite3 loop",
+    "consume": "a backlog through a typed handler, compared with a bare loop, huey and persist-queue",
     "memory": "peak memory with a large and a small backlog",
     "startup": "import onward, onward --help",
-    "engines": "tasks, threads and processes, beside bare asyncio, one process and multiprocessing.Pool",
+    "engines": "tasks, threads and processes, compared with bare asyncio, one process and multiprocessing.Pool",
     "micro": "control plane, tracker, Event, in processor time",
-    "inbox": "transactions with an inbox, beside the same without one",
-    "wakeup": "from publish in one process to the handler in another",
-    "members": "one event a call on SQLite, beside 3 and 25 member processes",
+    "inbox": "transactions with an inbox, compared with the same without one",
+    "wakeup": "time from publish in one process to the handler in another",
+    "members": "publishing one event a call on SQLite, while 3 and 25 member processes run",
 }
 
 WITH_SERVERS: Mapping[str, str] = {
-    "kafka": "Kafka, beside a bare loop, Confluent's Parallel Consumer, FastStream and pyrallel-consumer",
+    "kafka": "Kafka, compared with a bare loop, Confluent's Parallel Consumer, FastStream and pyrallel-consumer",
     "kafka_curves": "Kafka: throughput by events in flight, cost by open events; draws docs/plots",
-}  # only when named
+}  # these run only when they are named
 
 WIDE = 170
 
@@ -40,10 +40,10 @@ WIDE = 170
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parsed(arguments)
     for name in [name for name in os.environ if name.startswith("ONWARD_")]:
-        del os.environ[name]  # the user's own settings are not what is measured
+        del os.environ[name]  # the user's own settings would change the measurement
     console = Console()
     if not console.is_terminal:
-        console.width = WIDE  # a file or a pipe has no width of its own
+        console.width = WIDE  # a file or a pipe has no width
     about = report.machine()
     start = time.monotonic()
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(bench: Bench, name: str) -> None:
-    """One benchmark. What it cannot finish is a failed check, and the others go on."""
+    """Run one benchmark. If it raises an error, that is a failed check, and the other benchmarks still run."""
     try:
         import_module(f"bench.{name}").run(bench)
     except Exception as error:
@@ -74,13 +74,13 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     lines = [f"  {name:12} {about}" for name, about in known.items()]
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure Onward beside a bare client loop and its peers.\n\n" + "\n".join(lines),
+        description="Compare Onward with a bare client loop and with its peers.\n\n" + "\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="which benchmarks; without one all that need no server"
+        "names", nargs="*", metavar="NAME", help="which benchmarks to run; by default all that need no server"
     )
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer")
+    parser.add_argument("--quick", action="store_true", help="fewer events and fewer rounds")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write the figures (bench/results/...)")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in known]

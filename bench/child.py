@@ -1,4 +1,4 @@
-"""The other end of kit.child: imports a contestant, runs it, prints what it found as the last line."""
+"""The child process of kit.child: imports a contestant, runs it, and prints its result as the last line."""
 
 import sys
 from importlib import import_module

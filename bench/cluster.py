@@ -1,4 +1,4 @@
-"""A real Kafka of the tests, filled with what every contestant on it reads."""
+"""A real Kafka server of the tests, filled with the events that every contestant reads."""
 
 import asyncio
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def kafka() -> Iterator[KafkaServer]:
 
 
 def fill(server: KafkaServer, topic: str, events: int) -> str:
-    """The topic, new, with so many events; plain records as any program writes them, without headers."""
+    """Create the topic with this many events: plain records without headers, as any program writes them."""
     admin = AdminClient({"bootstrap.servers": server.bootstrap})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(REQUEST_S)
     producer = Producer(
@@ -59,7 +59,7 @@ async def _publish(server: KafkaServer, topic: str, events: int) -> None:
 
 
 async def settled(server: KafkaServer, topic: str, group: str) -> int:
-    """How many events the group has acknowledged for good, as the broker knows it."""
+    """How many events the group has settled, as the broker stores it."""
     async with Onward(server.url) as app:
         groups = {info.group: info for info in await app.broker.groups(topic)}
     return sum(each.watermark for each in groups[group].partitions.values()) if group in groups else 0

@@ -1,4 +1,4 @@
-"""Consuming a backlog from SQLite: Onward whole, beside the bare limit and the peers, round by round in turn."""
+"""Consuming a backlog from SQLite: the whole of Onward, a bare loop as the limit, and the peers. They take turns."""
 
 import asyncio
 import shutil
@@ -16,7 +16,7 @@ ONWARD, BARE = "onward", "bare"
 
 class Contestant(msgspec.Struct, frozen=True):
     name: str
-    run: Callable[[int], Ran]  # by round
+    run: Callable[[int], Ran]  # with the number of the round
     ordered: bool = True
 
 
@@ -77,7 +77,7 @@ def _peers(bench: Bench) -> list[Contestant]:
 
 def _huey(bench: Bench, filled: Path, events: int, workers: int) -> Ran:
     path = bench.path("huey-round.db")
-    shutil.copy(filled, path)  # consuming empties it
+    shutil.copy(filled, path)  # consuming empties the file
     try:
         return child("bench.contestants.huey_tasks", bench.folder, path=str(path), events=events, workers=workers)
     finally:

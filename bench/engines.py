@@ -1,6 +1,6 @@
-"""The three engines: what an event costs, beside a bare asyncio program, one process and multiprocessing.Pool.
+"""The three engines: what an event costs, compared with a bare asyncio program, one process and multiprocessing.Pool.
 
-"CPU" is processor time of all processes together: on a machine that does other work too it says more than the clock.
+"CPU" is the processor time of all processes together. On a busy machine it is more reliable than wall time.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Order(msgspec.Struct):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Of one round, per event."""
+    """The cost of one event, in one round."""
 
     wall_us: float
     cpu_us: float
@@ -102,7 +102,7 @@ _burn = bind(burn)
 
 
 class Feed:
-    """A broker of deliveries that are in memory already."""
+    """A broker whose deliveries are all in memory."""
 
     def __init__(self, count: int) -> None:
         self._messages: list[list[Message]] = [[Assigned(part, 1, 1, "log", None, False) for part in PARTS]]
@@ -159,7 +159,7 @@ class Feed:
 
 
 async def stack(function: Callable[[Order], Coroutine[Any, Any, None]], count: int) -> Cost:
-    """Consumer, plane and task engine, 1,000 at once."""
+    """Consumer, plane and task engine, with 1,000 events at once."""
     seen.clear()
     feed: Any = Feed(count)
     handler = _handler(function)
@@ -175,7 +175,7 @@ async def stack(function: Callable[[Order], Coroutine[Any, Any, None]], count: i
 
 
 def _judge(bench: Bench, what: str, count: int) -> None:
-    """Were all seen, once each, every key's in order?"""
+    """Check that every event was seen once, and those of each key in order."""
     by_key: dict[int, list[int]] = defaultdict(list)
     for n in seen:
         by_key[n % KEYS].append(n)
@@ -290,7 +290,7 @@ def _best_chunk(deliveries: Sequence[Delivery]) -> int:
 
 
 def _loops(work_us: float) -> int:
-    """So many turns take so long, on this machine and when nothing disturbs it."""
+    """How many turns of `burn` take this long, on this machine when it is idle."""
     trial = 2_000
     times: list[float] = []
     for _ in range(20):
@@ -304,7 +304,7 @@ def _loops(work_us: float) -> int:
 
 
 async def _application(bench: Bench, path: Path, function: Callable[[Order], Any], **options: Any) -> float:
-    """Events per second, from the first that is done to the last."""
+    """Events per second, from the first event that is done to the last."""
     app = Onward(f"sqlite:///{path}", partitions=4)
     app.handler("orders", group="bench", **options)(function)
     async with app:
@@ -318,15 +318,15 @@ async def _application(bench: Bench, path: Path, function: Callable[[Order], Any
             await asyncio.sleep(0.001)
         last = time.perf_counter()
         (reading,) = app.readings()
-        told = f"done {reading.done}, dead {reading.dead}, retried {reading.retried}"
-        bench.check(f"SQLite, {function.__name__}", told == f"done {PUBLISHED}, dead 0, retried 0", told)
+        counts = f"done {reading.done}, dead {reading.dead}, retried {reading.retried}"
+        bench.check(f"SQLite, {function.__name__}", counts == f"done {PUBLISHED}, dead 0, retried 0", counts)
         app.stop()
         await running
     return (PUBLISHED - first_done) / (last - first)
 
 
 def _published(bench: Bench) -> None:
-    """2,000 events, 4 partitions, 100 keys in order. Theirs: hardware not stated, on Kafka."""
+    """2,000 events, 4 partitions, 100 keys in order. The peer measured on Kafka and did not state its hardware."""
     workloads: list[tuple[str, Callable[[Order], Any], dict[str, Any], str]] = [
         ("sleep 5 ms, tasks", sleep_5ms, {}, "2,206 /s async"),
         ("sleep 5 ms, threads", sleep_5ms_plain, {}, "910 /s process"),
@@ -379,7 +379,7 @@ def _handler(function: Callable[..., Any]) -> Handler:
 
 @contextmanager
 def _measured(events: int) -> Iterator[list[Cost]]:
-    """By the clock, and in processor time of this process and its children."""
+    """Measure wall time, and the processor time of this process and its children."""
     found: list[Cost] = []
     wall, cpu = time.perf_counter(), _cpu_s()
     yield found
@@ -388,7 +388,7 @@ def _measured(events: int) -> Iterator[list[Cost]]:
 
 def _cpu_s() -> float:
     children = [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
-    # How Linux numbers the processor clock of another process.
+    # The id that Linux gives to the processor clock of another process.
     return time.process_time() + sum(time.clock_gettime(~int(pid) << 3 | 2) for pid in children)
 
 

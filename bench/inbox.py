@@ -1,7 +1,7 @@
-"""Effects once, in PostgreSQL: the same transactions with an inbox and without one, round by round in turn.
+"""Effects once, in PostgreSQL: the same transactions with an inbox and without one. They take turns.
 
-Both write the same effects through the same engine, with a commit that is on disk. What is measured is the inbox, so
-the deliveries are made here and no broker is in between.
+Both write the same effects through the same database engine, and every commit is on disk. Only the inbox is measured,
+so the deliveries are made here, without a broker.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ Effect = Callable[[Any, Connection], None]
 def run(bench: Bench) -> None:
     rounds = bench.sized(7, 3)
     if lacking := missing(PostgresServer.name):
-        bench.say(f"inbox: left out, it needs {lacking[0]}")
+        bench.say(f"inbox: skipped, it needs {lacking[0]}")
         return
     with _database() as engine:
         single, batched = bench.sized((2_000, 40_000), (300, 6_000))
@@ -57,7 +57,7 @@ def _database() -> Iterator[Engine]:
 def _rounds(
     bench: Bench, engine: Engine, what: str, rounds: Sequence[Sequence[Work]], effect: Effect
 ) -> tuple[Pace, Pace]:
-    """Alternate the two on effects that begin empty; then deliver some of the inbox's events once more."""
+    """Run both in turn, each on an empty table of effects. Then deliver some events to the inbox a second time."""
     with_inbox, without = Pace(), Pace()
     batch = isinstance(rounds[0][0], tuple)
     call, plain = _with_inbox(engine, effect, batch=batch), _without(engine, effect)

@@ -1,7 +1,7 @@
-"""One real Kafka: Onward beside a bare loop, Confluent's Parallel Consumer, FastStream and pyrallel-consumer, in turn.
+"""Onward on one real Kafka, in turn with a bare loop, Confluent's Parallel Consumer, FastStream and pyrallel-consumer.
 
-8 partitions, 2,000 keys, 200 bytes; the time runs from a contestant's first event to its last, so what warms up while
-events flow is in it, and every run is judged: no event missing, each key in its order.
+8 partitions, 2,000 keys, 200 bytes. The time runs from a contestant's first event to its last, so it includes warming
+up while events flow. Every run is checked: no event is missing, and each key is in order.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ Runs = Mapping[str, list[Ran]]
 
 class Contestant(msgspec.Struct, frozen=True):
     name: str
-    run: Callable[[str], Ran]  # by the name of its group
-    settles: str | None = None  # the topic, if the broker must know afterwards that all is done
+    run: Callable[[str], Ran]  # with the name of its group
+    settles: str | None = None  # the topic, if all its events must be settled at the broker afterwards
 
 
 def run(bench: Bench) -> None:
@@ -42,7 +42,7 @@ def run(bench: Bench) -> None:
         with kafka() as server:
             _measure(bench, Track(bench, server))
     except Missing as reason:
-        bench.say(f"kafka: left out: {reason}")
+        bench.say(f"kafka: skipped: {reason}")
 
 
 def _measure(bench: Bench, track: "Track") -> None:
@@ -89,7 +89,7 @@ class Track:
         return ran
 
     def onward(self, name: str, topic: str, *, whole: bool = True, **more: Any) -> Contestant:
-        """`whole`: every event of the topic is to be done."""
+        """`whole`: every event of the topic must be done at the end."""
         return Contestant(
             name,
             lambda group: self._child("kafka_app", url=self.server.url, topic=topic, group=group, **more),
@@ -134,7 +134,8 @@ def _pair(track: Track, topic: str, events: int, **more: Any) -> list[Contestant
 
 
 def _slow_key(track: Track, topic: str) -> list[Contestant]:
-    """The others' events, with the first customer as quick as they are, and with half a second for each of its."""
+    """How fast the events of all other customers run: once with a fast first customer, and once with a first customer
+    whose events take half a second each."""
     others = sum(key != "c-0" for key, _ in items(EVENTS, keys=KEYS, value_bytes=VALUE_BYTES))
     quick, slow = ({"keys": 1, "seconds": seconds, "max_in_flight": 1_000} for seconds in (0.0, 0.5))
     return [
@@ -156,7 +157,7 @@ def _million(track: Track, topic: str) -> list[Contestant]:
     return [*_pair(track, topic, MILLION), track.python_peer(BARE, "kafka_bare", topic, events=MILLION)]
 
 
-# -- what is reported ----------------------------------------------------------------------------------------------
+# -- the report ----------------------------------------------------------------------------------------------------
 
 
 def _report_no_op(bench: Bench, runs: Runs) -> None:

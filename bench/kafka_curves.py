@@ -1,4 +1,4 @@
-"""Two curves on one real Kafka, drawn into docs/plots: throughput by events in flight, cost by open events."""
+"""Two curves on one real Kafka, drawn in docs/plots: throughput by events in flight, and cost by open events."""
 
 from collections import Counter
 from pathlib import Path
@@ -26,7 +26,7 @@ def run(bench: Bench) -> None:
             _by_in_flight(bench, track, topics)
             _by_open(bench, track, topics[EVENTS])
     except Missing as reason:
-        bench.say(f"kafka_curves: left out: {reason}")
+        bench.say(f"kafka_curves: skipped: {reason}")
 
 
 def _by_in_flight(bench: Bench, track: Track, topics: dict[int, str]) -> None:
@@ -48,7 +48,8 @@ def _by_in_flight(bench: Bench, track: Track, topics: dict[int, str]) -> None:
 
 
 def _by_open(bench: Bench, track: Track, topic: str) -> None:
-    """The first so many customers' first orders do not end, so all of theirs stay open while the others' flow."""
+    """The first orders of some customers do not end. So all orders of these customers stay open while the other orders
+    flow."""
     counts = Counter(key for key, _ in items(EVENTS, keys=KEYS, value_bytes=VALUE_BYTES))
     line: list[Point] = []
     for keys in LATE_KEYS:
@@ -69,7 +70,7 @@ def _by_open(bench: Bench, track: Track, topic: str) -> None:
 
 
 def _middle(track: Track, what: str, rounds: int, contestants: list[Contestant]) -> dict[str, Ran]:
-    """Of each contestant the run with the median rate per processor second."""
+    """For each contestant, the run with the median rate per processor second."""
     found = track.race(what, rounds, contestants)
     return {name: sorted(runs, key=lambda ran: ran.per_cpu_s)[len(runs) // 2] for name, runs in found.items()}
 
@@ -90,5 +91,5 @@ def _figure(what: str, lines: dict[str, list[Point]]) -> Figure:
 
 
 def _place(bench: Bench, name: str) -> Path:
-    """A quick look does not replace what the docs show."""
+    """A quick run does not replace the plots of the docs."""
     return (HERE / "results" if bench.quick else PLOTS) / name

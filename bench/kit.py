@@ -1,4 +1,4 @@
-"""What every benchmark needs: time, medians, a folder on a real disk, fresh processes, and where figures go."""
+"""Tools for all benchmarks: clocks, medians, a folder on a real disk, fresh processes, and the list of figures."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table. `samples` keeps every single measurement, by contestant."""
+    """One line of the table. `samples` has every single measurement, by contestant."""
 
     what: str
     measured: str
@@ -42,7 +42,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """What a consuming process says of itself."""
+    """The result that a consuming process reports."""
 
     wall_s: float
     cpu_s: float
@@ -59,7 +59,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    """One run: how large it is, where its files live, and what it has found."""
+    """One run of benchmarks: its size, its folder, and its results."""
 
     def __init__(self, *, quick: bool, folder: Path, say: Callable[[str], None]) -> None:
         self.quick = quick
@@ -83,12 +83,12 @@ class Bench:
             self.say(f"  FAILED  {what}: {detail}")
 
     def judge(self, what: str, verdict: Verdict, *, ordered: bool = True) -> None:
-        """No event may be missing; with `ordered`, none of a key may have come before its predecessor."""
+        """Check that no event is missing and, with `ordered`, that none was handled before its key's earlier ones."""
         self.check(what, verdict.lost == 0 and (not ordered or verdict.inverted == 0), str(verdict))
 
 
 class Stopwatch:
-    """Wall time and this process's processor time, from its making on."""
+    """Measures wall time and the processor time of this process, from its creation on."""
 
     def __init__(self) -> None:
         self._cpu = cpu_s()
@@ -99,7 +99,7 @@ class Stopwatch:
 
 
 class Pace:
-    """Events per second, by the clock and per processor second of this process, of one contestant's rounds."""
+    """Events per second in each round of one contestant: by wall time, and by processor time of this process."""
 
     def __init__(self) -> None:
         self.per_wall_s: list[float] = []
@@ -123,12 +123,12 @@ def cpu_s() -> float:
 
 
 def peak_kb() -> int:
-    """The most memory this process has held."""
+    """The peak memory of this process."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
-    # Not ru_maxrss: on Linux a process inherits that from whoever started it.
+    # Not ru_maxrss: on Linux a process inherits that value from its parent.
     return int(status.split("VmHWM:")[1].split()[0])
 
 
@@ -142,19 +142,19 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the ratios within each round: what disturbed a round disturbed both."""
+    """The median of the ratios of each round. A disturbance in a round affects both contestants."""
     return median([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
 def spread(values: Sequence[float], form: str = ",.0f") -> str:
-    """The median, and between which bounds it lay."""
+    """The median, with the smallest and the largest value."""
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder for this run's files, gone afterwards."""
-    # Not the system's: that is memory on many machines, where an fsync costs nothing.
+    """A folder for the files of this run, removed at the end."""
+    # Not the system's temporary folder: on many machines that is memory, where an fsync costs nothing.
     RESULTS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="run-", dir=RESULTS) as path:
         yield Path(path)
@@ -162,7 +162,7 @@ def folder() -> Iterator[Path]:
 
 @contextmanager
 def fast_folder() -> Iterator[Path]:
-    """In memory where there is such a folder: for filling a peer's queue, which is not what is measured."""
+    """A folder in memory, if the machine has one. Peers' queues are filled there, because filling is not measured."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="onward-bench-", dir=shm if os.access(shm, os.W_OK) else None) as path:
         yield Path(path)
@@ -173,8 +173,8 @@ def child_command(module: str, arguments: dict[str, Any], python: str = sys.exec
 
 
 def child_environment() -> dict[str, str]:
-    """Without the user's own settings of Onward, and able to import this package from any folder. What it imports is
-    compiled once, as an installed package is."""
+    """The environment of a child: without the user's settings for Onward, and able to import this package from any
+    folder. Python may write bytecode, so modules are compiled once, as in an installed package."""
     dropped = ("ONWARD_", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     paths = [str(HERE.parent), *filter(None, [kept.get("PYTHONPATH")])]
@@ -182,12 +182,12 @@ def child_environment() -> dict[str, str]:
 
 
 def child(module: str, cwd: Path, *, python: str = sys.executable, **arguments: Any) -> Ran:
-    """Run a contestant in a fresh interpreter and return what it says of itself."""
-    return said(child_command(module, arguments, python), cwd)
+    """Run a contestant in a fresh interpreter and return the result that it reports."""
+    return run_command(child_command(module, arguments, python), cwd)
 
 
-def said(command: Sequence[str], cwd: Path) -> Ran:
-    """Run a contestant and return what its last line says of it."""
+def run_command(command: Sequence[str], cwd: Path) -> Ran:
+    """Run a contestant and return the result in its last line."""
     done = subprocess.run(
         command,
         cwd=cwd,

@@ -27,7 +27,7 @@ def run(bench: Bench) -> None:
             stack.enter_context(_members(bench, path, size))
             asyncio.run(_balanced(path, size))
         for number in range(rounds):
-            for size, path in paths.items():  # the others are idle meanwhile
+            for size, path in paths.items():  # the members on the other files are idle meanwhile
                 bench.say(f"members: one event a call beside {size} members, round {number + 1} of {rounds}")
                 count, pace = asyncio.run(_published(path, round_s))
                 published[size] += count
@@ -62,7 +62,7 @@ async def _declared(path: Path) -> None:
 
 
 async def _balanced(path: Path, members: int) -> None:
-    """Wait until every member is in the group and every partition has the owner that it will keep."""
+    """Wait until every member is in the group and every partition has its final owner."""
     if not members:
         return
     async with application(path) as app, asyncio.timeout(CHILD_TIMEOUT_S):
@@ -79,7 +79,7 @@ async def _is_balanced(app: Onward, members: int) -> bool:
 
 
 async def _published(path: Path, round_s: float) -> tuple[int, float]:
-    """Publish one event after the other; returns how many, and how many a second."""
+    """Publish one event after the other. Returns how many, and how many per second."""
     async with application(path) as app:
         count, start = 0, time.perf_counter()
         for key, data in items(1 << 30):

@@ -22,8 +22,8 @@ from onward.flow.tracker import Tracker
 
 KEYS = 1_000
 RECEIVED = 1_000  # in flight
-COMPLETED = 200  # completions that come back at once
-PER_SECOND = 40_000  # the pace of the plane's clock: how much is done between two settles
+COMPLETED = 200  # completions that are reported at once
+PER_SECOND = 40_000  # how many events are done per second of the plane's clock, so how many between two settles
 TRACKED = 50_000
 PARTS = [Partition("orders", index) for index in range(PARTITIONS)]
 
@@ -37,7 +37,7 @@ def run(bench: Bench) -> None:
 
 
 def _planes(bench: Bench, repeats: int) -> None:
-    """Keys by Zipf's law: the hottest of 1,000 brings an eighth of all events and is handled one by one."""
+    """Keys by Zipf's law: the hottest of 1,000 keys has an eighth of all events, which are handled one by one."""
     total = bench.sized(100_000, 20_000)
     crowd = bench.sized(100_000, 20_000)
     zipf = [1 / rank for rank in range(1, KEYS + 1)]
@@ -71,7 +71,7 @@ def _planes(bench: Bench, repeats: int) -> None:
 
 
 def _memory(bench: Bench, deliveries: list[Delivery]) -> None:
-    """What the plane adds to an event that is open, the event itself not counted."""
+    """The memory that the plane adds to an open event, without the event itself."""
     tracemalloc.start()
     plane = _open_plane(len(deliveries))
     before = tracemalloc.get_traced_memory()[0]
@@ -106,7 +106,7 @@ def _open_plane(limit: int) -> ControlPlane:
 
 
 def _plane_us(bench: Bench, deliveries: list[Delivery], in_flight: int) -> float:
-    """Keep so many in flight: deliver as many as were completed, until the last is delivered."""
+    """Keep `in_flight` events in flight: deliver as many as were completed, until the last is delivered."""
     plane = _open_plane(len(deliveries))
     plane.delivered(deliveries[:in_flight], Instant(0.0, 0.0))
     fed = in_flight
@@ -129,7 +129,7 @@ def _plane_us(bench: Bench, deliveries: list[Delivery], in_flight: int) -> float
 
 
 def _deliveries(keys: Iterable[int]) -> Iterator[Delivery]:
-    """As a broker brings them: a batch at a time, partition by partition."""
+    """Deliveries as a broker returns them: in batches, partition by partition."""
     positions = dict.fromkeys(PARTS, 0)
     for batch in batches(list(keys), COMPLETED):
         runs: dict[Partition, list[int]] = defaultdict(list)
@@ -172,7 +172,7 @@ class _Ours:
 
 
 class _Sorted:
-    """The obvious design: the completed positions in order, and a mark that moves while the next one is there."""
+    """The obvious design: a sorted set of completed positions, and a mark that moves while the next one is in it."""
 
     def __init__(self) -> None:
         self._done: SortedSet = SortedSet()
@@ -187,7 +187,7 @@ class _Sorted:
 
 
 def _tracker_us(tracker: _Ours | _Sorted) -> float:
-    """Complete in an order that is random within a window, as handlers of uneven length do."""
+    """Complete positions in an order that is random within a window, as handlers of different lengths do."""
     draw = random.Random(7)
     order = list(range(TRACKED))
     for at in range(0, TRACKED, 1_000):

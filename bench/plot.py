@@ -1,4 +1,4 @@
-"""Line charts as SVG, in colours that can be read on white and on black."""
+"""Line charts as SVG, in colours that are readable on white and on black."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ def svg(chart: Chart) -> str:
 
 
 class _Scale:
-    """From a value to its place between two edges."""
+    """Maps a value to its place between two edges."""
 
     def __init__(self, axis: Axis, values: Sequence[float], low: float, high: float) -> None:
         self._log = axis.log
@@ -71,7 +71,7 @@ class _Scale:
 
 
 def _round_ticks(most: float) -> list[float]:
-    """From 0 to above the most, in four to eight round steps."""
+    """Ticks from 0 to above the largest value, in four to eight round steps."""
     step = 10 ** math.floor(math.log10(most / 4)) if most else 1.0
     step = next(step * factor for factor in (1, 2, 2.5, 5, 10) if most / (step * factor) <= 6)
     return [step * number for number in range(math.ceil(most / step) + 1)]

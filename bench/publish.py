@@ -1,4 +1,4 @@
-"""Publishing to SQLite with fsync, beside a bare sqlite3 loop that writes the same bytes as durably."""
+"""Publishing to SQLite with fsync, compared with a bare sqlite3 loop that writes the same bytes with fsync."""
 
 import asyncio
 import sqlite3
@@ -73,7 +73,7 @@ def _bare(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
-        db.execute("PRAGMA wal_autocheckpoint=4000")  # as Onward has it
+        db.execute("PRAGMA wal_autocheckpoint=4000")  # the same as Onward
         db.execute("CREATE TABLE log (at INTEGER PRIMARY KEY, id TEXT, key TEXT, value BLOB, time REAL)")
         yield db
 
@@ -110,7 +110,7 @@ def _report(bench: Bench, what: str, ours: Pace, bare: Pace, beside: str, target
 
 
 def _read_back(bench: Bench, what: str, path: Path, events: int) -> None:
-    """Whatever publish returned for must reach a handler, in the order of its key."""
+    """Check that every event that publish returned for reaches a handler, in the order of its key."""
     bench.say(f"publish: reading back {events:,} events")
     ran = child("bench.contestants.app", bench.folder, path=str(path), events=events, group="reader")
     bench.judge(what, ran.verdict)

@@ -1,4 +1,4 @@
-"""The table a person reads and the JSON a program reads."""
+"""The results: a table for people, and JSON for programs."""
 
 import os
 import platform
@@ -22,13 +22,13 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "durability": "fsync (WAL, synchronous=FULL)",
-        "load": load,  # the other work of the machine, when the run began
+        "load": load,  # of the machine when the run began
     }
 
 
 def show(console: Console, bench: Bench, about: dict[str, str], took_s: float) -> None:
     table = Table(title="Onward, measured", title_justify="left", header_style="bold", row_styles=["", "dim"])
-    for name in ("what", "measured", "beside it", "ratio", "target", "met"):
+    for name in ("what", "measured", "compared with", "ratio", "target", "met"):
         table.add_column(name, justify="right" if name == "ratio" else "left", overflow="fold")
     for figure in bench.figures:
         table.add_row(*_cells(figure))

@@ -1,4 +1,4 @@
-"""How long `import onward` and `onward --help` take, and that neither imports what an extra brings."""
+"""How long `import onward` and `onward --help` take. Checks that neither imports the package of an extra."""
 
 import subprocess
 import sys

@@ -1,7 +1,7 @@
 """How long the keys of a killed worker wait: `python -m bench.takeover [--url URL] [--rounds N]`.
 
-Each round starts `onward run --workers 2` with the default settings, kills the worker that handled a key with SIGKILL,
-publishes the key's next event at once, and waits until that is handled.
+Each round starts `onward run --workers 2` with the default settings and kills the worker that handled a key with
+SIGKILL. It publishes the key's next event at once, and waits until that event is handled.
 """
 
 import argparse
@@ -37,7 +37,7 @@ async def note(number: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.takeover", description=__doc__)
-    parser.add_argument("--url", help="of the broker; without it an SQLite file in a new folder")
+    parser.add_argument("--url", help="the broker; by default an SQLite file in a new folder")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     with folder() as path:
@@ -54,7 +54,7 @@ async def measure(url: str, path: Path) -> float:
     (path / "takeover_app.py").write_text(APPLICATION.format(url=url, topic=topic))
     async with Onward(url) as app, _running(path) as handled, asyncio.timeout(PATIENCE_S):
         await _owners(app, topic, handled)
-        await asyncio.sleep(random.uniform(2, 7))  # all is shared out, and leases are renewed at some moment of these
+        await asyncio.sleep(random.uniform(2, 7))  # all partitions are shared out, and the leases have a random age
         key, pid = next(iter((await _owners(app, topic, handled)).items()))
         killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
@@ -66,7 +66,7 @@ async def measure(url: str, path: Path) -> float:
 
 
 async def _owners(app: Onward, topic: str, handled: "AsyncIterator[tuple[int, int, float]]") -> dict[str, int]:
-    """Which process handles each key, once both have a share."""
+    """Which process handles each key, once both processes have some."""
     while True:
         await app.publish_many(topic, [(f"key-{number}", number) for number in range(KEYS)])
         pids: dict[str, int] = {}
@@ -80,7 +80,7 @@ async def _owners(app: Onward, topic: str, handled: "AsyncIterator[tuple[int, in
 
 @asynccontextmanager
 async def _running(path: Path) -> AsyncIterator["AsyncIterator[tuple[int, int, float]]"]:
-    """Two supervised workers, and what their handlers print: process, number and time."""
+    """Run two supervised workers. Yields the lines that their handlers print: process, number and time."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "onward", "run", "takeover_app:app", "--workers", "2"),
         cwd=path,

@@ -30,13 +30,13 @@ def run(bench: Bench) -> None:
     finally:
         listener.kill()
         listener.wait()
-    heard = msgspec.json.decode(output.splitlines()[-1], type=Heard)
-    bench.judge("woken by another process", heard.verdict)
-    _report(bench, heard.delays_ms, took)
+    result = msgspec.json.decode(output.splitlines()[-1], type=Heard)
+    bench.judge("woken by another process", result.verdict)
+    _report(bench, result.delays_ms, took)
 
 
 async def _publish(listener: subprocess.Popen[str], path: str, events: int) -> list[float]:
-    """How long each publish took. What is sent before the listener is ready only warms both up."""
+    """Return how long each publish took. Events that are sent before the listener is ready only warm both up."""
     async with application(path) as app:
         ready = asyncio.create_task(asyncio.to_thread(_await_ready, listener))
         while not ready.done():

@@ -1,4 +1,4 @@
-"""What handlers saw: counted where they run, so it knows nothing of the code that brought them there."""
+"""Counts the events that handlers saw, inside the handlers. It shares no code with the path of the events."""
 
 import msgspec
 
@@ -21,7 +21,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Witness:
-    """Each key's events are numbered from 0. Its size is that of the keys, unless order is broken."""
+    """The events of each key are numbered from 0. Memory grows with the number of keys, unless the order is broken."""
 
     def __init__(self, expected: int) -> None:
         self._expected = expected

@@ -1,4 +1,4 @@
-"""The events that every contestant gets: typed orders of 1,000 customers, 300 bytes of JSON each."""
+"""The events for every contestant: typed orders of 1,000 customers, 300 bytes of JSON each."""
 
 import asyncio
 import random
@@ -44,7 +44,7 @@ def value(customer: str, number: int, value_bytes: int = VALUE_BYTES) -> bytes:
 
 
 def burn(loops: int) -> int:
-    """Pure Python, as long as `loops_for` says."""
+    """Compute in pure Python. `loops_for` gives the number of loops for a duration."""
     total = 0
     for number in range(loops):
         total += number * number
@@ -52,7 +52,7 @@ def burn(loops: int) -> int:
 
 
 def loops_for(work_us: float) -> int:
-    """So many loops take so long, on this machine and when nothing disturbs it."""
+    """How many loops take this long, on this machine when it is idle."""
     trial, times = 2_000, []
     for _ in range(20):
         before = time.perf_counter()
@@ -68,12 +68,12 @@ def batches(source: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def application(path: Path | str) -> Onward:
-    """Onward on a SQLite file, as a user would open it; it keeps what is consumed, for the next round."""
+    """Onward on a SQLite file, as a user would open it. It retains consumed events for the next round."""
     return Onward(f"sqlite:///{path}", partitions=PARTITIONS, durability="fsync", retention_bytes=1 << 30)
 
 
 def fill(path: Path, count: int, *, batch: int = 100) -> None:
-    """Publish so many events, in calls of this size: it decides how many share a row of the log."""
+    """Publish this many events, `batch` per call. The size of a call decides how many events share a row of the log."""
     asyncio.run(_fill(path, count, batch))
 
 
@@ -84,7 +84,7 @@ async def _fill(path: Path, count: int, size: int) -> None:
 
 
 async def settled(path: Path, group: str) -> int:
-    """How many events the group has acknowledged for good, as the broker knows it."""
+    """How many events the group has settled, as the broker stores it."""
     async with application(path) as app:
         groups = {info.group: info for info in await app.broker.groups(TOPIC)}
     return sum(each.watermark for each in groups[group].partitions.values()) if group in groups else 0

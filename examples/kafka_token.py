@@ -5,7 +5,7 @@ from onward import Onward
 
 
 def token(config: str) -> tuple[str, float]:
-    """Called by the client when it needs a token, also when the last one is about to end: token and Unix time."""
+    """Return a token and the Unix time at which it expires. The client calls this again shortly before that."""
     return os.environ["KAFKA_TOKEN"], time.time() + 300
 
 

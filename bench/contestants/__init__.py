@@ -1,1 +1,2 @@
-"""Those who consume, each run alone in a fresh process by bench.child: open, handle every event, acknowledge, end."""
+"""The programs that are compared. bench.child runs each alone in a fresh process: open, handle every event,
+acknowledge, end."""

@@ -1,4 +1,4 @@
-"""Onward, whole: a typed handler with key order, and app.run over a file that was filled before."""
+"""The whole of Onward: a typed handler with key order, and app.run on a file that was filled before."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from bench.witness import Witness
 from bench.workload import TOPIC, Order, application
 from onward import Onward
 
-STUCK_S = 10.0  # without a new event, the run is given up and its verdict tells what is missing
+STUCK_S = 10.0  # without a new event for this time the run ends, and its verdict counts what is missing
 
 
 def run(path: str, events: int, group: str, stuck_s: float = STUCK_S) -> Ran:

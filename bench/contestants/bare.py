@@ -1,4 +1,4 @@
-"""The limit: reads Onward's own record rows and calls the handler, with no order, owner or acknowledgement."""
+"""The limit: reads Onward's own record rows and calls the handler, without order, owners or acknowledgements."""
 
 import asyncio
 import sqlite3

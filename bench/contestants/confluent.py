@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.kit import HERE, Ran, said
+from bench.kit import HERE, Ran, run_command
 
 PROJECT = HERE / "java"
 BUILD_S = 600.0
@@ -13,9 +13,9 @@ NEEDS = "mvn and javac (on Debian: apt-get install maven default-jdk-headless)"
 
 
 def build(say: Callable[[str], None]) -> bool:
-    """Compile it, and fetch its jars the first time; False where there is no Maven or no JDK."""
+    """Compile it, and download its jars the first time. False: there is no Maven or no JDK."""
     if not shutil.which("mvn") or not shutil.which("javac"):
-        say(f"kafka: Confluent's Parallel Consumer is left out: it needs {NEEDS}")
+        say(f"kafka: Confluent's Parallel Consumer is skipped: it needs {NEEDS}")
         return False
     if not _is_fresh():
         say("kafka: building Confluent's Parallel Consumer with Maven")
@@ -29,7 +29,7 @@ def run(
 ) -> Ran:
     classes = f"{PROJECT}/target/classes:{PROJECT}/target/lib/*"
     arguments = [servers, topic, group, str(events), str(concurrency), str(wait_ms)]
-    return said(["java", "-Xmx1g", "-cp", classes, "onward.bench.ParallelConsumer", *arguments], cwd)
+    return run_command(["java", "-Xmx1g", "-cp", classes, "onward.bench.ParallelConsumer", *arguments], cwd)
 
 
 def _is_fresh() -> bool:

@@ -1,6 +1,7 @@
 """FastStream on aiokafka, the faster of its two Kafka clients, at its best: no log lines, no dependency injection.
 
-It commits by the clock, also what no handler has seen to its end. "batch" hands over lists, which is another contract.
+It commits at fixed times, also events whose handlers have not ended. With `batch` the handler gets lists of events,
+which is a different contract.
 """
 
 import asyncio
@@ -47,5 +48,5 @@ async def _run(servers: str, topic: str, group: str, *, lap: Lap, batch: bool) -
 
 
 async def _undecoded(message: Any) -> Any:
-    """The value as it is: its own decoder would try JSON, and then we would do it again."""
+    """Return the raw value. FastStream's own decoder would decode the JSON, and the handler would decode it again."""
     return message.body

@@ -1,6 +1,6 @@
-"""huey on SQLite with fsync. It deletes a task when it takes it, before the handler runs: less than is asked here.
+"""huey on SQLite with fsync. It deletes a task before its handler runs, so it promises less than Onward.
 
-With one worker a key's order is kept; with more it is not.
+With one worker the events of a key stay in order; with more they do not.
 """
 
 import logging
@@ -18,7 +18,7 @@ STUCK_S = 60.0
 
 
 def fill(path: Path, events: int) -> None:
-    # fsync only matters for filling time here; who consumes opens the file with it.
+    # Without fsync filling is faster. The consuming process opens the file with fsync.
     huey = SqliteHuey("bench", filename=str(path), fsync=False, results=False)
     work = huey.task(name="work")(_nothing)
     for _, value in items(events):
@@ -49,4 +49,4 @@ def run(path: str, events: int, workers: int) -> Ran:
 
 
 def _nothing(value: bytes) -> None:
-    """Stands for the task while its calls are queued; the consuming process has the real one."""
+    """A placeholder for the task while its calls are queued. The consuming process defines the real one."""

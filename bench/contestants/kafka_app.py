@@ -1,4 +1,4 @@
-"""Onward on Kafka, whole: a typed handler with key order, and app.run from a group's first event to its last."""
+"""The whole of Onward on Kafka: a typed handler with key order, and app.run from a group's first event to its last."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ STUCK_S = 15.0
 
 
 class Late(TypedDict):
-    """The first so many customers take so long for each order, or until all others are done."""
+    """Each order of the first `keys` customers takes `seconds`, or until the orders of all others are done."""
 
     keys: int
     seconds: float
-    max_in_flight: int  # per partition; what is late stays open
+    max_in_flight: int  # per partition; late events stay open
 
 
 NONE = Late(keys=0, seconds=0, max_in_flight=1_000)

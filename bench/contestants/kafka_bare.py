@@ -1,4 +1,4 @@
-"""The limit on Kafka: a bare `consume(1000)` loop that decodes and calls the handler; no order, retry or owner."""
+"""The limit on Kafka: a bare `consume(1000)` loop that decodes and calls the handler, without order, retry or owner."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -33,10 +33,10 @@ def run(servers: str, topic: str, group: str, events: int, loops: int = 0) -> Ra
 
 async def _read(consumer: Consumer, lap: Lap, handle: Callable[[Order], Awaitable[None]]) -> None:
     orders = msgspec.json.Decoder(Order)
-    heard = time.monotonic()
-    while not lap.is_over and time.monotonic() < heard + STUCK_S:
+    received_at = time.monotonic()
+    while not lap.is_over and time.monotonic() < received_at + STUCK_S:
         messages = consumer.consume(1_000, 0.1)
-        heard = time.monotonic() if messages else heard
+        received_at = time.monotonic() if messages else received_at
         for message in messages:
             value = message.value()
             if message.error() is None and value is not None:

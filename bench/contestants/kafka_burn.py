@@ -1,4 +1,4 @@
-"""Onward on Kafka with worker processes: a handler that computes, and notes what it saw in a file that all share."""
+"""Onward on Kafka with worker processes: the handler computes, and writes each event into a file that all share."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ PATH, LOOPS = "BENCH_BURN_PATH", "BENCH_BURN_LOOPS"  # the workers have our envi
 def handle(order: Order) -> None:
     burn(int(os.environ[LOOPS]))
     note = NOTE.pack(int(order.customer[2:]), order.number, time.monotonic())
-    file = os.open(os.environ[PATH], os.O_WRONLY | os.O_APPEND)  # what is appended in one write is not mixed up
+    file = os.open(os.environ[PATH], os.O_WRONLY | os.O_APPEND)  # appends of one write each do not mix
     os.write(file, note)
     os.close(file)
 
@@ -55,5 +55,5 @@ def _judged(path: Path, events: int) -> Ran:
         witness.saw(f"c-{customer}", number)
         times.append(at)
     workers = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent_s = cpu_s() + workers.ru_utime + workers.ru_stime  # with the starts of all of them
+    spent_s = cpu_s() + workers.ru_utime + workers.ru_stime  # includes the start of all workers
     return Ran(wall_s=max(times) - min(times), cpu_s=spent_s, peak_kb=peak_kb(), verdict=witness.verdict())

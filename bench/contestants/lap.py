@@ -1,4 +1,4 @@
-"""A witness with a watch. Every contestant on Kafka is timed alike: from its first event to its last, nothing else."""
+"""A witness with a watch. Every contestant on Kafka is timed in the same way: from its first event to its last."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 def looped(main: Coroutine[Any, Any, T]) -> T:
-    """Run it on uvloop, as `onward run` does: all contestants in Python have it."""
+    """Run it on uvloop, as `onward run` does. All contestants in Python use uvloop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
 
 
 class Lap:
-    """What it costs to join a group and to leave it is not in the time; what warms up while events flow is."""
+    """The time does not include joining and leaving the group. It includes warming up while events flow."""
 
     def __init__(self, expected: int) -> None:
         self.expected = expected
@@ -42,7 +42,7 @@ class Lap:
         return self.witness.handled >= self.expected
 
     def ran(self, inverted: int = 0) -> Ran:
-        """`inverted`: those among events that were not to be counted."""
+        """`inverted`: how many of the events that are not counted were handled out of order."""
         wall_s, cpu_s = self._read if any(self._read) or self._watch is None else self._watch.read()
         found = self.witness.verdict()
         verdict = Verdict(found.expected, found.handled, found.inverted + inverted, found.duplicates)

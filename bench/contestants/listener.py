@@ -1,4 +1,4 @@
-"""A process that waits for events and notes how long each was on its way."""
+"""A process that waits for events and measures how long each took to arrive."""
 
 import asyncio
 import time

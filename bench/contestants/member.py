@@ -1,4 +1,4 @@
-"""A process that is one member of a group: it handles what its partitions get, until SIGTERM."""
+"""A process that is one member of a group. It handles the events of its partitions until SIGTERM."""
 
 import asyncio
 

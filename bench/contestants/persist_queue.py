@@ -1,7 +1,7 @@
 """persist-queue on SQLite, in WAL with synchronous=FULL, SQLite's own default: one event at a time, in order.
 
-"ack": an acknowledgement per event, as several consumers need it. "batch": one consumer alone, which deletes what
-it has handled once per hundred events.
+"ack": an acknowledgement per event, as several consumers need it. "batch": a single consumer, which deletes the handled
+events once per hundred events.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ def _acknowledge_each(queue: Any, events: int, witness: Witness) -> None:
     decode = msgspec.json.Decoder(Order).decode
     last = None
     for _ in range(events):
-        # Going on from the last id: a plain get() walks over everything that was acknowledged before.
+        # Go on from the last id: a plain get() walks over all events that were acknowledged before.
         taken = queue.get(block=False, raw=True, id=last, next_in_order=last is not None)
         last = taken["pqid"]
         order = decode(taken["data"])

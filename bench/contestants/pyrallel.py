@@ -14,7 +14,7 @@ from bench.contestants.lap import Lap, looped
 from bench.kit import HERE, Ran
 from bench.workload import Order
 
-PACKAGES = ("pyrallel-consumer==1.0.0", "uvloop>=0.21", "-e", str(HERE.parent))  # the workload is typed by ours
+PACKAGES = ("pyrallel-consumer==1.0.0", "uvloop>=0.21", "-e", str(HERE.parent))  # the workload uses types of Onward
 HOME = HERE.parent / ".services" / "pyrallel"
 NEWER = "import sys; sys.exit(sys.version_info < (3, 12))"
 INSTALL_S = 300.0
@@ -23,13 +23,13 @@ BEST = {"in_flight": 64, "queue": 1_000, "poll": 1_000, "strict": True}
 
 
 def interpreter(say: Callable[[str], None]) -> str | None:
-    """The Python of an environment with pyrallel-consumer in it, made the first time; None without Python 3.12."""
+    """The Python of a virtual environment with pyrallel-consumer, created the first time. None: no Python 3.12."""
     python = HOME / "bin" / "python"
     if (HOME / ".ready").exists():
         return str(python)
     base = next(filter(_is_newer, _pythons()), None)
     if base is None:
-        say("kafka: pyrallel-consumer is left out: it needs Python 3.12 or newer, and there is none here")
+        say("kafka: pyrallel-consumer is skipped: it needs Python 3.12 or newer, and none was found")
         return None
     say("kafka: installing pyrallel-consumer")
     for command in ([base, "-m", "venv", str(HOME)], [str(python), "-m", "pip", "install", "-q", *PACKAGES]):

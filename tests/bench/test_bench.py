@@ -1,4 +1,4 @@
-"""The benchmarks run, and their checks of correctness can fail."""
+"""The benchmarks run, and their correctness checks can fail."""
 
 import asyncio
 from collections.abc import Iterator
@@ -32,14 +32,14 @@ def seen(*numbers: int, expected: int = 4) -> Verdict:
         ((3, 2, 1, 0), 0, 3, 0),
     ],
 )
-def test_the_witness_tells_loss_inversion_and_repetition(
+def test_the_witness_counts_lost_inverted_and_repeated_events(
     numbers: tuple[int, ...], lost: int, inverted: int, duplicates: int
 ) -> None:
     verdict = seen(*numbers)
     assert (verdict.lost, verdict.inverted, verdict.duplicates) == (lost, inverted, duplicates)
 
 
-def test_values_have_the_size_that_is_promised() -> None:
+def test_values_have_the_promised_size() -> None:
     assert {len(data) for _, data in items(EVENTS)} == {VALUE_BYTES}
 
 
@@ -52,7 +52,7 @@ def published(path: Path, events: list[Item]) -> None:
 
 
 def consumed(folder: Path, events: list[Item]) -> Bench:
-    """A bench that has judged what a consuming process saw of these events, where EVENTS were expected."""
+    """A bench that has checked a consuming process: these events are published, and EVENTS are expected."""
     path = folder / "events.db"
     published(path, events)
     bench = Bench(quick=True, folder=folder, say=lambda _: None)
@@ -70,7 +70,7 @@ def faults() -> Iterator[tuple[str, list[Item]]]:
 
 
 @pytest.mark.parametrize(("fault", "events"), list(faults()), ids=lambda found: found if isinstance(found, str) else "")
-def test_an_event_that_is_missing_or_early_fails_its_check(tmp_path: Path, fault: str, events: list[Item]) -> None:
+def test_a_missing_or_early_event_fails_the_check(tmp_path: Path, fault: str, events: list[Item]) -> None:
     (check,) = consumed(tmp_path, events).checks
     assert check.ok == (fault == "none")
     assert "lost=1" in check.detail if fault == "lost" else "lost=0" in check.detail
@@ -82,13 +82,13 @@ def test_a_failed_check_ends_the_run_with_1(monkeypatch: pytest.MonkeyPatch, tmp
     assert main(["micro", "--json", str(tmp_path / "out.json")]) == 1
 
 
-def test_a_benchmark_that_breaks_ends_the_run_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_benchmark_that_raises_ends_the_run_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("bench.micro.run", lambda bench: 1 / 0)
     assert main(["micro", "--json", str(tmp_path / "out.json")]) == 1
 
 
 @pytest.mark.slow
-def test_quick_mode_measures_and_writes_what_it_found(tmp_path: Path) -> None:
+def test_quick_mode_measures_and_writes_its_results(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert main(["micro", "wakeup", "--quick", "--json", str(path)]) == 0
     found = msgspec.json.decode(path.read_bytes())
@@ -99,6 +99,6 @@ def test_quick_mode_measures_and_writes_what_it_found(tmp_path: Path) -> None:
 
 @pytest.mark.more
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a minute and a half on two cores that have nothing else to do
-def test_quick_mode_runs_whole(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)  # it takes a minute and a half on two idle cores
+def test_quick_mode_runs_all_benchmarks(tmp_path: Path) -> None:
     assert main(["--quick", "--json", str(tmp_path / "out.json")]) == 0

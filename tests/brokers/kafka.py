@@ -1,4 +1,4 @@
-"""Kafka under the suites."""
+"""The harness that runs the suites on a real Kafka."""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from tests.servers.kafka import KafkaServer
 
 
 class KafkaHarness:
-    """A real Kafka under the suites."""
+    """Runs the suites on a real Kafka."""
 
     def __init__(self, server: KafkaServer, folder: Path) -> None:
         self.folder = folder
@@ -34,9 +34,9 @@ class KafkaHarness:
 
     @contextmanager
     def refuse(self, event: Event) -> Iterator[None]:
-        """The broker refuses this one event, because a header makes it longer than the topic allows.
+        """Let the broker refuse this one event: a header makes it longer than the topic allows.
 
-        It is also longer than a batch, so it travels alone, and no other event is refused with it.
+        It is also longer than a batch, so it is sent alone, and no other event is refused with it.
         """
         self.limit(event.topic, "1000000")
         padding = ("padding", b"x" * 1_040_000)
@@ -65,7 +65,7 @@ class KafkaHarness:
                 self.limit(name, size)
 
     def clear(self) -> None:
-        """Delete every topic, and with it what groups know of it: the next test finds an empty cluster."""
+        """Delete every topic, and with it the progress of groups, so that the next test finds an empty cluster."""
         deadline = time.monotonic() + 60
         while names := [name for name in self.admin.list_topics(timeout=30).topics if not name.startswith("__")]:
             assert time.monotonic() < deadline, f"still listed: {names}"
@@ -81,10 +81,10 @@ class KafkaHarness:
         deadline = time.monotonic() + 30
         while self.admin.describe_configs([asked])[asked].result(30)["max.message.bytes"].value != size:
             assert time.monotonic() < deadline
-        time.sleep(0.5)  # the broker shows the new value a moment before its logs follow it
+        time.sleep(0.5)  # the broker shows the new value a moment before its logs use it
 
     def warm_up(self) -> None:
-        """Wait until the server shows a topic that was created: a new server takes a while on a busy machine, longer
+        """Wait until the server shows a topic that was created. On a busy machine a new server needs longer for this
         than publish waits."""
         name, deadline = f"first-{uuid4().hex[:8]}", time.monotonic() + 60
         self.admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)

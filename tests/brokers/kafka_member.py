@@ -1,7 +1,7 @@
-"""A member in a process of its own, to be stopped with SIGTERM: `python kafka_member.py TASK`.
+"""A member in its own process: `python kafka_member.py TASK`. SIGTERM stops it.
 
-It reports when it is up, writes each event that it handled to the effects file with its partition and fence, and ends
-on SIGTERM or when its stdin closes. With a `slot` it is supervised; with a `log` its stderr goes there.
+It reports when it is up, and writes each event that it handled to the effects file, with its partition and fence. It
+ends on SIGTERM or when its stdin closes. With a `slot` it is supervised; with a `log` its stderr goes there.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ class MockCluster:
         assert not self._library.rd_kafka_mock_topic_create(self._cluster, topic.encode(), partitions, 1)
 
     def fail(self, request: int, *codes: int) -> None:
-        """The next requests of this kind are answered with these errors."""
+        """Answer the next requests of this kind with these errors."""
         array = (ctypes.c_int * len(codes))(*codes)
         self._library.rd_kafka_mock_push_request_errors_array(
             self._cluster, ctypes.c_int16(request), ctypes.c_size_t(len(codes)), array

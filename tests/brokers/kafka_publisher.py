@@ -1,6 +1,6 @@
-"""A publisher in a process of its own: `python kafka_publisher.py TASK`.
+"""A publisher in its own process: `python kafka_publisher.py TASK`.
 
-For each number that it reads from stdin it publishes one event of every key with this number, and reports the number
+For each number that it reads from stdin, it publishes one event of every key with this number. It prints the number
 when all are accepted.
 """
 

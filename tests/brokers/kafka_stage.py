@@ -1,4 +1,4 @@
-"""What the tests of the Kafka broker share: a topic of one partition on a real broker, and its group's commits."""
+"""Shared by the tests of the Kafka broker: a topic of one partition on a real broker, and its group's commits."""
 
 import asyncio
 import time
@@ -30,11 +30,11 @@ class Stage:
         )
 
     def partitions(self) -> int:
-        """How many the topic has."""
+        """How many partitions the topic has."""
         return len(self.harness.admin.list_topics(self.topic, timeout=30).topics[self.topic].partitions)
 
     def end(self, index: int = 0) -> int:
-        """Of the log of a partition."""
+        """The end of the log of a partition."""
         _, end = self._watcher.get_watermark_offsets(TopicPartition(self.topic, index), timeout=30)
         return int(end)
 
@@ -50,7 +50,7 @@ class Stage:
         return Onward(self.harness.url, **(self.options | options))
 
     async def letters(self) -> list[AsideRecord]:
-        """What is set aside, by position."""
+        """The records in the aside, by position."""
         broker = await self.broker()
         return sorted(
             (await broker.aside(self.group).scan(Filter(), None, 1_000)).records, key=lambda each: each.position
@@ -74,7 +74,7 @@ class Stage:
         return self.committed().get(index, (None, ""))[0]
 
     def reset(self, offset: int, metadata: str = "", index: int = 0) -> None:
-        """What kafka-consumer-groups does, or a tool that copies a group."""
+        """Set the group's offset, as kafka-consumer-groups does, or a tool that copies a group."""
         place = TopicPartition(self.topic, index, offset, metadata)
         self._watcher.commit(offsets=[place], asynchronous=False)
         assert self.committed()[index] == (offset, metadata)
@@ -104,7 +104,7 @@ async def until(condition: Callable[[], bool], within_s: float = 45.0) -> None:
 
 @asynccontextmanager
 async def running(app: Onward) -> AsyncIterator[None]:
-    """At work until the end of the block, then stopped in order."""
+    """Run the application until the end of the block, then stop it cleanly."""
     run = asyncio.create_task(app.run())
     try:
         yield

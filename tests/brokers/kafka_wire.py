@@ -1,4 +1,4 @@
-"""A Produce request, byte by byte: header names go over the wire as they are given, which no client library does."""
+"""A Produce request, byte by byte. Header names are sent unchanged, which no client library does."""
 
 import socket
 import struct
@@ -22,7 +22,7 @@ def produce(bootstrap: str, topic: str, value: bytes, headers: Sequence[tuple[by
         answer = answers.read(size)
     # Behind the correlation id: one topic, its name, one partition, its index, its error.
     (error,) = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(topic.encode()) + 4 + 4)
-    assert error == 0, f"the broker answers {error}"
+    assert error == 0, f"the broker answered with error {error}"
 
 
 def _batch(value: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -7,7 +7,7 @@ from tests.brokers.kafka import harness
 
 __all__ = ["harness"]
 
-pytestmark = pytest.mark.timeout(240)  # scenarios have a limit of their own
+pytestmark = pytest.mark.timeout(240)  # scenarios have their own limit
 
 
 class TestKafka(BrokerSuite):

@@ -1,4 +1,4 @@
-"""The aside on Kafka: what it keeps in memory, and foreign or missing entries of its topic."""
+"""The aside on Kafka: how much memory it uses, and foreign or missing entries in its topic."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ def large(owner: Owner, n: int, state: State) -> AsideRecord:
 
 
 async def drained(owner: Owner, **options: Any) -> list[tuple[int, str]]:
-    """Position and event of every record, read page by page and not kept."""
+    """Position and event id of every record, read page by page. The records themselves are not stored."""
     found: list[tuple[int, str]] = []
     after = None
     while page := await owner.aside.load(owner.partition, after=after, limit=_PAGE, max_bytes=BUDGET, **options):
@@ -52,7 +52,7 @@ async def drained(owner: Owner, **options: Any) -> list[tuple[int, str]]:
 
 
 async def foreign(kit: Kit, messages: Sequence[tuple[bytes, bytes]], **headers: bytes) -> list[int]:
-    """Another program writes into the aside; returns the offsets."""
+    """Write into the aside as another program. Returns the offsets."""
     producer = Producer({"bootstrap.servers": cast("KafkaHarness", kit.harness).bootstrap})
     offsets: list[int] = []
     for key, value in messages:
@@ -92,14 +92,14 @@ class TestMemory:
                     break
             assert shown == MANY // 2
             del page
-            kept, peak = tracemalloc.get_traced_memory()
+            used, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert kept < BUDGET + 4 * 1_000 * MANY, f"{kept:,} bytes of {MANY * LARGE:,} are kept"
+        assert used < BUDGET + 4 * 1_000 * MANY, f"{used:,} bytes of {MANY * LARGE:,} are in memory"
         assert peak < 64 << 20, f"{peak:,} bytes at most"
 
     @scenario(max_in_flight_bytes=1)
-    async def test_a_record_whose_body_is_not_kept_is_moved_and_rewritten_all_the_same(self, kit: Kit) -> None:
+    async def test_a_record_whose_body_is_not_in_memory_can_be_moved_and_rewritten(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 4)
         await owner.set_aside([owner.record(n) for n in range(4)], 4)
         ids = [owner.record(n).id for n in range(4)]
@@ -119,8 +119,8 @@ class TestMemory:
 
 class TestRefused:
     @scenario(max_in_flight_bytes=1, client={"batch.num.messages": 1})
-    async def test_records_stored_beside_a_refused_one_of_their_partition_are_undone(self, kit: Kit) -> None:
-        """One is new and is removed again; one replaced an older record, which is brought back."""
+    async def test_records_stored_with_a_refused_one_of_their_partition_are_undone(self, kit: Kit) -> None:
+        """One record is new and is removed again. One replaced an older record, which is restored."""
         owner = await Owner.of(kit, 4)
         older = owner.record(0, State.WAITING)
         await owner.set_aside([older], 1)
@@ -138,7 +138,7 @@ class TestRefused:
 
 class TestCount:
     @scenario(max_in_flight_bytes=1)
-    async def test_the_dead_are_counted_without_being_read(self, kit: Kit) -> None:
+    async def test_dead_letters_are_counted_without_reading_them(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 4)
         await owner.set_aside([owner.record(n) for n in range(4)], 4)
         letters = DeadLetters(owner.broker, [(kit.topic, GROUP)])
@@ -155,7 +155,7 @@ def _unread(*_: object) -> None:
 
 
 class TestRemoved:
-    """What compaction takes, here taken by hand, since compaction comes when it likes."""
+    """Records that compaction removes. The tests delete them by hand, because the time of a compaction is unknown."""
 
     log: pytest.LogCaptureFixture
 
@@ -186,7 +186,7 @@ class TestRemoved:
         assert not [each for each in self.log.records if each.levelname == "ERROR"]
 
     @scenario(max_in_flight_bytes=1)
-    async def test_a_record_that_was_deleted_from_the_log_is_named_and_stops_no_other(self, kit: Kit) -> None:
+    async def test_a_record_that_was_deleted_from_the_log_is_reported_and_stops_no_other(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 3)
         await owner.set_aside([owner.record(n, State.HELD) for n in range(2)], 2)
         assert len(await owner.loaded()) == 2
@@ -201,7 +201,7 @@ class TestRemoved:
 
 
 def _delete(harness: KafkaHarness, place: TopicPartition) -> None:
-    """As soon as the log follows its new setting, which allows it."""
+    """Delete records as soon as the log uses its new setting, which allows it."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -224,24 +224,24 @@ class TestForeign:
     def _listen(self, caplog: pytest.LogCaptureFixture) -> None:
         self.log = caplog
 
-    def named(self, kit: Kit, offset: int) -> bool:
-        return f"{topic_name(GROUP, kit.topic)}/0 holds something at offset {offset} " in self.log.text
+    def reported(self, kit: Kit, offset: int) -> bool:
+        return f"{topic_name(GROUP, kit.topic)}/0: the entry at offset {offset} " in self.log.text
 
     @scenario(partitions=1)
-    async def test_foreign_bytes_before_all_records_stop_none_of_them(self, kit: Kit) -> None:
+    async def test_records_are_read_after_foreign_bytes_at_the_beginning(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(3))
-        await broker.aside(GROUP).load(Partition(kit.topic, 0), after=None, limit=1, max_bytes=1)  # makes the topic
+        await broker.aside(GROUP).load(Partition(kit.topic, 0), after=None, limit=1, max_bytes=1)  # creates the topic
         offsets = await foreign(kit, JUNK) + await foreign(kit, [(b"x", b"junk")], onward_fence=b"junk")
         member = await (await kit.member(broker, GROUP)).hold(1)
         owner = Owner(broker, member, (await member.take(3))[:3])
         records = [owner.record(0), owner.record(1, State.HELD)]
         await owner.set_aside(records, 2)
         assert await scanned(owner.broker) == records
-        assert all(self.named(kit, offset) for offset in offsets), self.log.text
+        assert all(self.reported(kit, offset) for offset in offsets), self.log.text
 
     @scenario()
-    async def test_foreign_bytes_between_records_hide_none_of_them(self, kit: Kit) -> None:
+    async def test_all_records_are_read_with_foreign_bytes_between_them(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 6)
         records = [owner.record(n, State.HELD) for n in range(5)]
         await owner.set_aside(records[:3], 3)
@@ -250,7 +250,7 @@ class TestForeign:
         await owner.set_aside(records[3:], 5)
         assert await owner.loaded() == records
         assert await scanned(await kit.broker(partitions=1)) == records
-        assert all(self.named(kit, offset) for offset in offsets), self.log.text
+        assert all(self.reported(kit, offset) for offset in offsets), self.log.text
         await owner.member.subscription.close()
         again = await (await kit.member(await kit.broker(partitions=1), GROUP)).hold(1)
         assert [record.position for record in await owner.loaded()] == [record.position for record in records]
@@ -259,7 +259,7 @@ class TestForeign:
 
 
 class LateTopics:
-    """The node that is asked does not know of the topic yet."""
+    """A cluster whose node does not show the new topic yet."""
 
     def __init__(self) -> None:
         self.created: list[tuple[str, int]] = []
@@ -278,5 +278,5 @@ class LateTopics:
 def test_a_topic_that_its_node_does_not_show_yet_gets_its_aside() -> None:
     topics = LateTopics()
     asides = AsideTopics(cast("KafkaTopics", topics), load("kafka://localhost:1"), GROUP)
-    assert asides.prepare("orders", 3), "its new owner would not mark it as its own"
+    assert asides.prepare("orders", 3), "otherwise the new owner would not mark the aside as its own"
     assert topics.created == [(topic_name(GROUP, "orders"), 4)]

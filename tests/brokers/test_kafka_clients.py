@@ -1,4 +1,4 @@
-"""Together with other Kafka clients, and with Kafka's other ways to share partitions."""
+"""Onward together with other Kafka clients, and with Kafka's other ways to share partitions."""
 
 import asyncio
 import threading
@@ -63,7 +63,7 @@ def test_other_clients_read_our_events_as_cloud_events(harness: KafkaHarness) ->
 
 
 def test_contract_13_after_a_refusal_nothing_later_of_the_key_is_accepted(harness: KafkaHarness) -> None:
-    """One event in the middle is too large for the topic, whatever batches they are sent in."""
+    """One event in the middle is too large for the topic, whichever batch it is sent in."""
 
     async def scene() -> None:
         async with staged(harness) as stage:
@@ -110,13 +110,13 @@ def test_contract_13_a_refused_event_stops_later_events_of_its_key_and_nothing_e
             await member.until(lambda: len({each.event.id for each in member.deliveries}) == 11)
             got = [(each.event.key or "", int(each.event.value or b"")) for each in member.deliveries]
             assert first_times(got) == {here: [99, 0, 1, 2, 3, 4], there: [0, 1, 2, 3, 4]}
-            assert [n for key, n in got if key == here] == [99, 0, 1, 2, 3, 4], "what is refused was not accepted"
+            assert [n for key, n in got if key == here] == [99, 0, 1, 2, 3, 4], "a refused event was stored"
 
     play(scene())
 
 
-def test_one_event_too_large_fails_none_of_its_neighbours(harness: KafkaHarness) -> None:
-    """Many calls are sent together: whatever batches they are in, each call fails for its own events alone."""
+def test_an_event_that_is_too_large_fails_no_other_event_sent_with_it(harness: KafkaHarness) -> None:
+    """Many calls are sent together. Each call fails only because of its own events, whichever batch they are in."""
 
     async def scene() -> None:
         async with staged(harness, partitions=3) as stage:
@@ -134,7 +134,7 @@ def test_one_event_too_large_fails_none_of_its_neighbours(harness: KafkaHarness)
             assert {n for n, answer in enumerate(answers) if answer is not None} == {*bad, *behind}
             for n in bad:
                 (each,) = calls[n]
-                assert f"event {each.id} of {each.size} bytes is more than topic {stage.topic}" in str(answers[n])
+                assert f"event {each.id} of {each.size} bytes is too large for topic {stage.topic}" in str(answers[n])
             assert all("an earlier event of the same key" in str(answers[n]) for n in behind)
             assert all(isinstance(each, PublishError) and not each.unknown for each in answers if each is not None)
             member = await stage.member()
@@ -142,7 +142,7 @@ def test_one_event_too_large_fails_none_of_its_neighbours(harness: KafkaHarness)
             await member.take(1 + len(accepted))
             await member.quiet()
             got = [each.event for each in member.deliveries]
-            assert len(got) == 1 + len(accepted), "something is there twice"
+            assert len(got) == 1 + len(accepted), "an event was stored twice"
             for key in {each.key for each in accepted} - {None}:
                 assert [each.id for each in got if each.key == key and each.value != b"0"] == [
                     each.id for each in accepted if each.key == key
@@ -151,7 +151,7 @@ def test_one_event_too_large_fails_none_of_its_neighbours(harness: KafkaHarness)
     play(scene())
 
 
-def test_many_events_too_large_are_found_among_the_others(harness: KafkaHarness) -> None:
+def test_only_the_events_that_are_too_large_are_refused(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, partitions=2) as stage:
             await stage.publish(1)
@@ -173,7 +173,7 @@ def test_many_events_too_large_are_found_among_the_others(harness: KafkaHarness)
 def test_an_event_stored_without_an_answer_is_unknown_and_one_never_sent_is_refused(
     harness: KafkaHarness, kafka_server: KafkaServer
 ) -> None:
-    """The first waits to be sent again when its time is over; the second is published while the broker is away."""
+    """The first waits to be sent again when its time ends. The second is published while the broker is unreachable."""
 
     async def scene() -> None:
         with kafka_server.proxy() as proxy:
@@ -257,7 +257,7 @@ def test_a_static_member_that_comes_back_keeps_its_partitions(harness: KafkaHarn
             while not back.assigned:
                 await asyncio.gather(other.receive(wait_s=0.1), back.receive(wait_s=0.1))
             assert set(back.assigned) == mine
-            assert other.assigned == theirs, "no rebalance"
+            assert other.assigned == theirs, "there was a rebalance"
 
     play(scene())
 

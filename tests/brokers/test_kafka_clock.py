@@ -1,4 +1,4 @@
-"""Members whose wall clock is set back while they work: nothing is lost, inverted or late."""
+"""Members whose wall clock is set back while they work: no event is lost, out of order or late."""
 
 import asyncio
 import json
@@ -34,23 +34,23 @@ class Clock:
         self.environment = {"LD_PRELOAD": str(library), "ONWARD_CLOCK_FILE": str(self._file)}
 
     def set_back(self, seconds: int) -> None:
-        """From what it was at first."""
+        """Set the clock back, counted from its first value."""
         with self._file.open("r+b") as file:
             file.write(struct.pack("q", -seconds))
 
 
 class Effects:
-    """What the members did, as far as it was looked at."""
+    """What the members have done, up to the last look."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.done: list[tuple[str, int]] = []  # keys and numbers
         self.ownerships: set[tuple[str, str]] = set()  # partitions and their fences
-        self.longest_s = 0.0  # that a partition stood still
+        self.longest_s = 0.0  # between two events of a partition
         self._moved: dict[str, float] = {}
 
     def look(self) -> int:
-        """How many events were handled."""
+        """Read the new lines, and return how many events were handled."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         now = time.monotonic()
         for line in lines[len(self.done) :]:
@@ -80,8 +80,8 @@ def member(stage: Stage, effects: Path, environment: dict[str, str]) -> "subproc
 def test_a_clock_set_back_by_a_minute_and_by_three_hours_stops_no_member(
     harness: KafkaHarness, tmp_path: Path, *, busy: bool
 ) -> None:
-    """While it works or is idle, and while another member joins. librdkafka waits by the wall clock: without our own
-    waits a member stands still for as long as the clock was set back."""
+    """The clock is set back while the member works or is idle, and while another member joins. librdkafka waits on the
+    wall clock: without our own waits, a member would stop for as long as the clock was set back."""
 
     async def scene() -> None:
         clock, effects, members, sent = Clock(tmp_path), Effects(tmp_path / "effects"), [], 0
@@ -112,7 +112,7 @@ def test_a_clock_set_back_by_a_minute_and_by_three_hours_stops_no_member(
                         assert effects.longest_s < SESSION_S
                     await publish_for(0.1)
                     await all_is_handled(SESSION_S)
-                assert len(effects.ownerships) == alone, "it was not taken for dead"
+                assert len(effects.ownerships) == alone, "the member was taken for dead"
                 members.append(member(stage, effects.path, clock.environment))
                 clock.set_back(4 * 3600)
                 await publish_for(2 * SESSION_S)

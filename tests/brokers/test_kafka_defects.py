@@ -1,4 +1,4 @@
-"""Ten defects that were found in another Kafka consumer that handles keys in parallel, by number, on a real broker."""
+"""Ten defects of another Kafka consumer that handles keys in parallel, by number, tested on a real broker."""
 
 import asyncio
 import os
@@ -57,7 +57,7 @@ def test_defect_2_a_log_that_begins_above_zero_is_committed(harness: KafkaHarnes
     play(scene())
 
 
-def test_defect_3_transaction_markers_hold_nothing_up(harness: KafkaHarness) -> None:
+def test_defect_3_transaction_markers_do_not_stop_progress(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             broker = await stage.broker()
@@ -70,7 +70,7 @@ def test_defect_3_transaction_markers_hold_nothing_up(harness: KafkaHarness) -> 
                 handled.append(event.value or b"")
 
             await run_until(app, lambda: stage.watermark() == 23)
-            assert len(handled) == 11, "one before, ten in transactions, none of the aborted one"
+            assert len(handled) == 11, "one before, ten in transactions, none of the aborted transaction"
             member = await stage.member(broker)
             await member.hold(1)
             (lag,) = (await member.subscription.lag()).values()
@@ -111,7 +111,7 @@ def test_defect_4_a_dead_letter_that_cannot_be_stored_stays_open(
             with harness.refuse_aside():
                 refused.set()
                 await until(lambda: "dead letters cannot be stored" in caplog.text)
-                assert stage.watermark() == 0, "committed what is neither done nor stored"
+                assert stage.watermark() == 0, "committed an event that is neither done nor stored"
             await until(lambda: stage.watermark() == 5)
             app.stop()
             await running
@@ -119,7 +119,7 @@ def test_defect_4_a_dead_letter_that_cannot_be_stored_stays_open(
     play(scene())
 
 
-def test_defect_5_what_is_done_above_a_gap_is_not_done_again(harness: KafkaHarness) -> None:
+def test_defect_5_events_done_above_the_watermark_do_not_run_again(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, drain_timeout_s=0.2) as stage:
             await stage.publish(200, keys=200)
@@ -140,7 +140,7 @@ def test_defect_5_what_is_done_above_a_gap_is_not_done_again(harness: KafkaHarne
             await run_until(make(block=True), lambda: len(handled) == 199 and bool(stage.committed()[0][1]))
             assert stage.watermark() == 0
             await run_until(make(block=False), lambda: stage.watermark() == 200)
-            assert len(handled) == 200, "handled again what was done"
+            assert len(handled) == 200, "events that were done ran again"
 
     play(scene())
 
@@ -161,7 +161,7 @@ def test_defect_6_epochs_and_fences_grow_with_each_assignment(harness: KafkaHarn
 
 
 def in_a_process(event: Event) -> None:
-    """Dies or hangs at the first attempt if a header asks for it; otherwise it writes down what it handled."""
+    """Die or hang at the first attempt if a header says so; otherwise write down the event."""
     if current().attempt == 1 and (first := event.headers.get("first")):
         os.kill(os.getpid(), signal.SIGKILL) if first == "die" else time.sleep(60)
     with open(event.headers["effects"], "a") as effects:
@@ -169,7 +169,7 @@ def in_a_process(event: Event) -> None:
 
 
 class Workshop:
-    """Events for `in_a_process`: the tenth does something else at its first attempt."""
+    """Events for `in_a_process`. Event 10 dies or hangs at its first attempt, if `first` says so."""
 
     def __init__(self, stage: Stage, folder: Path, count: int, *, first: str = "", size: int = 10) -> None:
         self.effects = folder / "effects"
@@ -186,20 +186,20 @@ class Workshop:
         ]
 
     def handled(self) -> list[int]:
-        """In the order in which they were."""
+        """The numbers of the handled events, in their order."""
         lines = self.effects.read_text().splitlines() if self.effects.exists() else []
         return [int(line.split()[2]) for line in lines]
 
 
 async def at_work(stage: Stage, workshop: Workshop, **options: Any) -> None:
-    """Until all of it is committed."""
+    """Run an application until all events are committed."""
     app = stage.app()
     app.handler(stage.topic, group=stage.group, engine="processes", workers=2, **options)(in_a_process)
     await (await stage.broker()).publish(workshop.events)
     await run_until(app, lambda: stage.watermark() == workshop.count)
 
 
-def test_defect_7_a_run_over_its_time_in_a_process_is_a_dead_letter_and_its_neighbours_are_handled(
+def test_defect_7_a_timeout_in_a_process_makes_one_dead_letter_and_all_other_events_are_handled(
     harness: KafkaHarness, tmp_path: Path
 ) -> None:
     async def scene() -> None:
@@ -219,17 +219,17 @@ def test_defect_7_a_run_over_its_time_in_a_process_is_a_dead_letter_and_its_neig
     play(scene())
 
 
-def test_defect_8_a_worker_that_is_killed_leaves_nothing_stuck_and_the_rest_in_order(
+def test_defect_8_after_a_worker_is_killed_all_events_are_handled_in_order(
     harness: KafkaHarness, tmp_path: Path
 ) -> None:
-    """Trap 18 too: another worker does what the dead one had not started, in order."""
+    """Trap 18 too: another worker runs the events that the dead one had not started, in order."""
 
     async def scene() -> None:
         async with staged(harness) as stage:
             workshop = Workshop(stage, tmp_path, 40, first="die")
             await at_work(stage, workshop, concurrency=20)
             done = workshop.handled()
-            assert sorted(done) == [*range(40)], "each once: only the run that died is repeated"
+            assert sorted(done) == [*range(40)], "each event takes effect once: only the run that died is repeated"
             for key in range(5):
                 assert [n for n in done if n % 5 == key] == [*range(key, 40, 5)]
             assert not await stage.letters()

@@ -1,4 +1,4 @@
-"""What a checkup of a Kafka cluster finds: each problem with its cure."""
+"""The diagnosis of a Kafka cluster: each problem is reported with its cure."""
 
 import asyncio
 from typing import Any
@@ -138,7 +138,7 @@ def test_growth_that_is_accepted_and_endless_retention_are_no_problems() -> None
     assert not problems(with_topic(retention_ms="-1"))
 
 
-def test_a_real_cluster_is_read_and_nothing_of_it_changes(harness: KafkaHarness) -> None:
+def test_the_diagnosis_of_a_real_cluster_changes_nothing(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, partitions=None) as stage:
             await (await stage.broker(partitions=2)).publish([event(stage.topic, "a", 0)])

@@ -1,4 +1,4 @@
-"""The page about Kafka is true: its examples are those in examples/, and do what it says on a real server."""
+"""The page about Kafka is true: its examples are those in examples/, and its commands work on a real server."""
 
 import re
 import shlex
@@ -46,7 +46,7 @@ def shell(kafka_server: KafkaServer, tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.mark.slow
-def test_the_lines_for_the_shell_do_what_they_say(kafka_server: KafkaServer, shell: Shell) -> None:
+def test_the_commands_of_the_page_print_what_is_expected(kafka_server: KafkaServer, shell: Shell) -> None:
     url = "kafka://localhost:9092"
     shell.write("on_kafka.py", source("on_kafka.py").replace(url, kafka_server.url))
     shell.write("first.py", source("first.py").replace("sqlite:///shop.db", kafka_server.url))
@@ -66,7 +66,7 @@ def test_the_lines_for_the_shell_do_what_they_say(kafka_server: KafkaServer, she
 
 
 @pytest.mark.slow
-def test_the_secured_examples_get_in(secured: SecureKafka, shell: Shell) -> None:
+def test_the_secured_examples_can_log_in(secured: SecureKafka, shell: Shell) -> None:
     shell.environment |= {"KAFKA_PASSWORD": SECRET, "KAFKA_TOKEN": token("")[0]}
     for name in ("kafka_secure.py", "kafka_token.py"):
         code = source(name).replace("broker:9093", f"127.0.0.1:{secured.secure_port}")

@@ -1,4 +1,4 @@
-"""Errors that a real broker cannot be made to report, from librdkafka's mock cluster."""
+"""Errors from librdkafka's mock cluster, because a test cannot make a real broker report them."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ TOPIC = "orders"
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
-    """The mock has no controller, so it describes no topic. Two topics exist, and none for an aside."""
+    """The mock has no controller, so it cannot describe topics. Two topics exist, and no topic for an aside."""
 
     def described(_: KafkaTopics, name: str) -> KafkaTopic | None:
         return KafkaTopic(name, "log", 1) if name in (TOPIC, COUNTS_TOPIC) else None
@@ -75,14 +75,14 @@ def test_trap_9_a_commit_survives_errors_that_pass(cluster: MockCluster, codes: 
 
 
 @pytest.mark.parametrize("code", [KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID])
-def test_trap_8_and_9_what_is_lost_is_fenced_and_settles_nothing(cluster: MockCluster, code: int) -> None:
+def test_trap_8_and_9_a_lost_partition_is_fenced_and_settles_nothing(cluster: MockCluster, code: int) -> None:
     async def scene(member: Member) -> None:
         partition = member.deliveries[0].partition
         cluster.fail(OFFSET_COMMIT, code)
         assert await member.settle() == [partition]
         await member.until(lambda: any(isinstance(each, Fenced) for each in member.history))
         await member.take(20)
-        assert member.values == [*range(10), *range(10)], "nothing was settled, so all of it comes again"
+        assert member.values == [*range(10), *range(10)], "nothing was settled, so all events are delivered again"
         first, second = member.deliveries[0], member.deliveries[-1]
         assert second.epoch > first.epoch
 
@@ -99,7 +99,7 @@ def test_trap_9_a_commit_that_is_refused_for_good_is_an_error(cluster: MockClust
     play(cluster, scene)
 
 
-def test_trap_9_a_coordinator_that_never_answers_ends_at_our_deadline(cluster: MockCluster) -> None:
+def test_trap_9_a_settle_fails_at_its_deadline_if_the_coordinator_never_accepts_it(cluster: MockCluster) -> None:
     async def scene(member: Member) -> None:
         cluster.fail(OFFSET_COMMIT, *[KafkaError.REBALANCE_IN_PROGRESS] * 1_000)
         started = time.monotonic()
@@ -111,8 +111,8 @@ def test_trap_9_a_coordinator_that_never_answers_ends_at_our_deadline(cluster: M
 
 
 @pytest.mark.parametrize("code", [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS])
-def test_progress_is_read_though_the_coordinator_moves(cluster: MockCluster, code: int) -> None:
-    """The admin client's own request for it ends the process when it meets this answer."""
+def test_progress_is_read_while_the_coordinator_moves(cluster: MockCluster, code: int) -> None:
+    """The admin client's own request for progress would crash the process at this answer."""
 
     async def scene(member: Member) -> None:
         await member.settle()

@@ -1,4 +1,4 @@
-"""Partitions added to a topic while publishers run: every key stays where it is."""
+"""Partitions are added to a topic while publishers run: every key stays in its partition."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class Publisher(Process):
         super().__init__([str(Path(__file__).with_name("kafka_publisher.py")), json.dumps(task)])
 
     async def publish(self, number: int) -> None:
-        """An event of every key, with this number."""
+        """Publish an event of every key, with this number."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
@@ -43,7 +43,7 @@ async def grow(stage: Stage, partitions: int) -> None:
 
 
 def _is_led(stage: Stage, index: int) -> bool:
-    """Its leader answers: the cluster shows a new partition a moment before."""
+    """The leader of the partition answers. The cluster shows a new partition a moment before that."""
     try:
         return stage.end(index) >= 0
     except KafkaException:
@@ -61,7 +61,7 @@ async def lanes(stage: Stage, broker: Broker, count: int) -> dict[str, list[tupl
 
 
 def moved(found: dict[str, list[tuple[int, int]]]) -> list[str]:
-    """The keys whose events are not all in one partition, in the order in which they were published."""
+    """The keys whose events are in several partitions, or not in the order in which they were published."""
     return [
         key
         for key, places in found.items()
@@ -71,8 +71,8 @@ def moved(found: dict[str, list[tuple[int, int]]]) -> list[str]:
 
 @pytest.mark.parametrize("creates", ["publisher", "operator"])
 def test_a_topic_grown_under_running_publishers_moves_no_key(harness: KafkaHarness, creates: str) -> None:
-    """A publisher that runs, one that starts after the growth, and both again, by turns: whatever each of them knows of
-    the topic, a key's events are in one partition, in the order in which they were accepted."""
+    """One publisher runs before the topic grows, another starts after that, and both publish in turn. The events of a
+    key are in one partition, in the order in which they were accepted, whatever count each publisher sees."""
 
     async def scene() -> None:
         async with staged(harness, partitions=None) as stage:
@@ -102,8 +102,8 @@ async def _no_key_moved(stage: Stage, numbers: Sequence[int]) -> None:
     assert not moved(found)
 
 
-def test_publishers_that_come_first_at_once_agree_whatever_they_see(harness: KafkaHarness) -> None:
-    """The topic grows while they look it up."""
+def test_publishers_that_start_at_the_same_time_agree_on_the_count(harness: KafkaHarness) -> None:
+    """The topic grows while they look it up, so they see different counts."""
 
     async def scene() -> None:
         async with staged(harness, partitions=None) as stage:
@@ -134,7 +134,7 @@ def test_growth_is_reported_once_and_a_process_that_expects_it_is_refused(
             for n in range(3):
                 await broker.publish([event(stage.topic, None, n) for _ in range(8)])
             assert caplog.text.count("it has 4 partitions, and had 2 when its first event was published") == 1
-            assert [stage.end(index) for index in (2, 3)] == [0, 0], "also for events without a key"
+            assert [stage.end(index) for index in (2, 3)] == [0, 0], "an event without a key went to a new partition"
             differs = f"{stage.topic} has 2 partitions, and 2 more that hold no keys, this process expects 4"
             with pytest.raises(PartitionsDiffer, match=differs):
                 await expects.publish([event(stage.topic, "a", 1)])

@@ -1,4 +1,4 @@
-"""What handlers may do to a Kafka consumer: the traps of failing, by number (see test_kafka_traps.py)."""
+"""Handlers that fail on a Kafka consumer: the traps of failing, by number (see test_kafka_traps.py)."""
 
 import asyncio
 
@@ -31,18 +31,18 @@ def test_trap_13_a_failed_event_blocks_its_key_and_nothing_else(harness: KafkaHa
             await run_until(app, lambda: stage.watermark() == 13)
             assert [value for key, value in tried if key == "bad"] == [b"0", b"0", b"0", b"1", b"2"]
             second = [at for at, each in enumerate(tried) if each == ("bad", b"0")][1]
-            assert len([key for key, _ in tried[:second] if key == "good"]) == 10, "others waited with it"
+            assert len([key for key, _ in tried[:second] if key == "good"]) == 10, "other keys waited too"
 
     play(scene())
 
 
-def test_trap_14_a_retry_that_waits_holds_no_slot(harness: KafkaHarness) -> None:
-    """The only slot is free while the failed event waits: all the others end meanwhile."""
+def test_trap_14_a_retry_that_waits_uses_no_slot(harness: KafkaHarness) -> None:
+    """The only slot is free while the failed event waits, so all other events end meanwhile."""
 
     async def scene() -> None:
         async with staged(harness) as stage:
             app, done = stage.app(), list[bytes]()
-            retry = Retry(attempts=2, first_delay_s=20.0, jitter=0)  # far beyond the rest, short of parking
+            retry = Retry(attempts=2, first_delay_s=20.0, jitter=0)  # longer than the test, too short for parking
 
             @app.handler(stage.topic, group=stage.group, concurrency=1, retry=retry)
             async def handle(event: Event) -> None:
@@ -86,12 +86,12 @@ def test_trap_15_a_dead_letter_is_complete_and_only_its_key_waits_until_it_is_st
                     refused.set()
                     await until(lambda: "dead letters cannot be stored" in caplog.text)
                     await until(lambda: len(done) == 5)
-                    assert done == [f"good-{n}" for n in range(5)], "its key went on, or the others did not"
+                    assert done == [f"good-{n}" for n in range(5)], "the bad key went on, or the other keys did not"
                     assert not stage.watermark()
                 await until(lambda: stage.watermark() == 7)
             assert done[-1] == "bad-1"
             (letter,) = await stage.letters()
-            assert letter.event.whole() == bad, "another event than was published"
+            assert letter.event.whole() == bad, "the dead letter is not the published event"
             assert letter.failure is not None
             assert "Timeout" in letter.failure.error
 

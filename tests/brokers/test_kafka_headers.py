@@ -1,4 +1,4 @@
-"""Header names with control characters, or that are no text at all: they forge nothing and crash nothing."""
+"""Header names with control characters, or that are not text: they cannot forge attributes or crash the process."""
 
 import logging
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def test_a_header_name_that_a_client_would_change_is_refused(harness: KafkaHarne
 
 
 async def handled(stage: Stage, *messages: Sequence[tuple[bytes, bytes]]) -> list[Event]:
-    """What a handler gets of messages with these headers, each with its number as its value."""
+    """The events that a handler gets for messages with these headers. The value of each is its number."""
     new = NewTopic(stage.topic, 1, 1)
     stage.harness.admin.create_topics([new])[stage.topic].result(30)
     await until(lambda: stage.topic in stage.harness.admin.list_topics(timeout=30).topics)
@@ -54,7 +54,7 @@ async def handled(stage: Stage, *messages: Sequence[tuple[bytes, bytes]]) -> lis
 
 
 def test_a_name_that_is_cut_at_its_nul_forges_no_attribute_of_a_foreign_message(harness: KafkaHarness) -> None:
-    """librdkafka cuts it before Onward sees it."""
+    """librdkafka cuts the name before Onward sees it."""
 
     async def scene() -> None:
         async with staged(harness) as stage:
@@ -76,10 +76,10 @@ def test_other_control_characters_in_foreign_names_are_escaped(harness: KafkaHar
     play(scene())
 
 
-def test_a_foreign_message_with_a_name_that_is_no_text_is_handled_without_headers(
+def test_a_foreign_message_with_a_name_that_is_not_text_is_handled_without_headers(
     harness: KafkaHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where the interpreter has seen many good ones, and calls the client without checks of its own."""
+    """Also after many good messages, when the interpreter has specialised the call and skips its own checks."""
 
     async def scene() -> None:
         async with staged(harness) as stage:

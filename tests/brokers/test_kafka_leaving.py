@@ -1,4 +1,4 @@
-"""Members whose broker is away: a stop ends in time, and nothing is started that another member may own."""
+"""Members whose broker is unreachable: a stop ends in time, and a member starts no event that another may own."""
 
 import asyncio
 import json
@@ -25,11 +25,11 @@ from tests.servers.kafka import KafkaServer
 __all__ = ["harness"]
 
 DRAIN_S = 3.0
-STOP_S = 60.0  # the drain, 15 s to leave the group, and what a busy machine takes for both
+STOP_S = 60.0  # the drain, 15 s to leave the group, and extra time for a busy machine
 
 
 class Program:
-    """An application in a process of its own, at work on the stage's topic."""
+    """An application in its own process that handles the stage's topic."""
 
     def __init__(self, stage: Stage, folder: Path, url: str, **options: Any) -> None:
         self.effects, self.log = folder / "effects", folder / "log"
@@ -47,7 +47,7 @@ class Program:
         return self.effects.exists() and self.effects.stat().st_size > 0
 
     def stopped(self) -> int:
-        """Its exit code, after SIGTERM has ended it."""
+        """Send SIGTERM, and return the exit code."""
         os.kill(self._process.pid, signal.SIGTERM)
         return self._process.wait(STOP_S)
 
@@ -60,9 +60,7 @@ class Program:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_a_stop_ends_though_the_broker_is_dead(
-    harness: KafkaHarness, kafka_server: KafkaServer, tmp_path: Path
-) -> None:
+def test_a_stop_ends_while_the_broker_is_dead(harness: KafkaHarness, kafka_server: KafkaServer, tmp_path: Path) -> None:
     async def scene() -> None:
         async with staged(harness, partitions=4, drain_timeout_s=DRAIN_S, lease_s=6.0) as stage:
             await stage.publish(5_000, keys=50)
@@ -70,7 +68,7 @@ def test_a_stop_ends_though_the_broker_is_dead(
             try:
                 await until(program.has_handled)
                 kafka_server.kill()
-                await asyncio.sleep(3.0)  # requests that are under way get no answer
+                await asyncio.sleep(3.0)  # requests that were sent get no answer
                 code = await asyncio.to_thread(program.stopped)
             finally:
                 program.end()
@@ -84,7 +82,7 @@ SESSION_S = 10.0  # long enough for a busy machine to answer
 
 
 def set_session(harness: KafkaHarness, group: str) -> None:
-    """How long the coordinator waits for a silent member under KIP-848: the group decides it, not the member."""
+    """Set how long the coordinator waits for a silent member. With KIP-848 the group decides this, not the member."""
     change = ConfigEntry(
         "consumer.session.timeout.ms", f"{SESSION_S * 1000:.0f}", incremental_operation=AlterConfigOpType.SET
     )
@@ -99,7 +97,7 @@ def set_session(harness: KafkaHarness, group: str) -> None:
 def test_a_member_that_is_cut_off_is_not_sure_once_another_has_its_partition(
     harness: KafkaHarness, kafka_server: KafkaServer, protocol: str, fault: str
 ) -> None:
-    """Until then it is sure, even if it settles nothing. When the broker is back it can own the partition again."""
+    """Before that it is sure, even if it settles nothing. When the broker is back it can own the partition again."""
 
     async def scene() -> None:
         options = {"client": {"group.protocol": protocol}, "lease_s": SESSION_S, "takeover_grace_s": 1.0}
@@ -116,7 +114,7 @@ def test_a_member_that_is_cut_off_is_not_sure_once_another_has_its_partition(
                 end = now() + SESSION_S + 1
                 while now() < end:
                     await cut_off.receive(wait_s=0.1)
-                    assert may_start(), "the coordinator answers"
+                    assert may_start(), "it is not sure although the coordinator answers"
                 getattr(proxy, fault)()
                 heir = await stage.member()
                 while not heir.assigned:
@@ -126,7 +124,7 @@ def test_a_member_that_is_cut_off_is_not_sure_once_another_has_its_partition(
                 end = now() + 2.0
                 while now() < end:
                     await asyncio.gather(cut_off.receive(wait_s=0.1), heir.receive(wait_s=0.1))
-                    assert not may_start(), "the broker answers, but the partition belongs to another member"
+                    assert not may_start(), "it is sure although the partition belongs to another member"
                 assert heir.assigned
                 await heir.subscription.close()
                 await cut_off.hold(1)
@@ -140,8 +138,8 @@ def test_a_member_that_is_cut_off_is_not_sure_once_another_has_its_partition(
 def test_while_a_member_is_not_sure_it_receives_no_events(
     harness: KafkaHarness, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread stands still for a while, as in a suspended process, and the coordinator accepts nothing afterwards.
-    What was read ahead may belong to another member by then."""
+    """Its thread stops for a while, as in a suspended process, and the coordinator accepts nothing afterwards. By then
+    another member may own the events that were read ahead."""
 
     async def scene() -> None:
         async with staged(harness, lease_s=SESSION_S) as stage:
@@ -168,7 +166,7 @@ def test_while_a_member_is_not_sure_it_receives_no_events(
 
 
 @pytest.mark.slow
-def test_a_stopped_member_of_a_modern_group_that_goes_on_is_not_sure(harness: KafkaHarness) -> None:
+def test_a_suspended_member_of_a_modern_group_is_not_sure_when_it_resumes(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, client={"group.protocol": "consumer"}, lease_s=SESSION_S) as stage:
             set_session(harness, stage.group)
@@ -181,9 +179,9 @@ def test_a_stopped_member_of_a_modern_group_that_goes_on_is_not_sure(harness: Ka
                 stopped.stop()
                 await (await stage.member()).take(3)
                 stopped.go_on()
-                while (said := await stopped.line())["slept_s"] < SESSION_S / 2:
+                while (report := await stopped.line())["slept_s"] < SESSION_S / 2:
                     pass
-                assert not said["sure"]
+                assert not report["sure"]
             finally:
                 stopped.end()
 

@@ -1,9 +1,9 @@
 """Three nodes, one of them killed under load: the group's coordinator, the leader of a partition, the node that answers
 requests about topics.
 
-Promised: no accepted event is lost, none is inverted, and publishing goes on or names what was not accepted. A cluster
-takes a while to replace a node, and long on a busy machine. Our time starts when a bare client can publish and commit
-again. If it cannot for two minutes, the test is skipped.
+The promise: no accepted event is lost or out of order, and publishing goes on or reports the events that were not
+accepted. A cluster needs some time to replace a node, and a long time on a busy machine. Our time starts when a bare
+client can publish and commit again. If it cannot for two minutes, the test is skipped.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.more, pytest.ma
 PARTITIONS = 6
 KEYS = 20
 EVENTS = 60
-CLUSTER_S = 120.0  # for the cluster to do without a node, and to be whole again
-OURS_S = 60.0  # from then on; a session of ten seconds may have to end first
+CLUSTER_S = 120.0  # for the cluster to replace a node, and to be complete again
+OURS_S = 60.0  # for Onward after that; a session of ten seconds may have to end first
 LOOK_S = 0.2
 
 
@@ -50,14 +50,14 @@ def nodes() -> Iterator[KafkaCluster]:
 
 @pytest.fixture
 def cluster(nodes: KafkaCluster) -> KafkaCluster:
-    """Whole, whatever the previous test did."""
+    """The cluster with all its nodes, whatever the previous test did."""
     nodes.heal()
-    asyncio.run(of_itself(lambda: KafkaView(nodes.bootstrap).is_whole(3), "the cluster is whole"))
+    asyncio.run(cluster_reaches(lambda: KafkaView(nodes.bootstrap).is_whole(3), "the cluster is complete"))
     return nodes
 
 
 async def turns(condition: Callable[[], bool], what: str, within_s: float) -> float:
-    """Wait until this is true; returns how long that took. The condition runs in a thread."""
+    """Wait until the condition is true, and return how long that took. The condition runs in a thread."""
     started = time.monotonic()
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < started + within_s, f"not within {within_s:g} s: {what}"
@@ -65,7 +65,8 @@ async def turns(condition: Callable[[], bool], what: str, within_s: float) -> fl
     return time.monotonic() - started
 
 
-async def of_itself(condition: Callable[[], bool], what: str) -> None:
+async def cluster_reaches(condition: Callable[[], bool], what: str) -> None:
+    """Wait until the cluster itself is ready. Skip the test if it is not in time."""
     try:
         await turns(condition, what, CLUSTER_S)
     except AssertionError as late:
@@ -73,18 +74,18 @@ async def of_itself(condition: Callable[[], bool], what: str) -> None:
 
 
 async def killed(node: KafkaServer, view: KafkaView) -> None:
-    """Returns when the cluster works without the node."""
+    """Kill the node, and return when the cluster works without it."""
     await asyncio.to_thread(node.kill)
-    await of_itself(view.works, "a bare client publishes and commits")
+    await cluster_reaches(view.works, "a bare client publishes and commits")
 
 
 async def returned(node: KafkaServer, view: KafkaView) -> None:
     await asyncio.to_thread(node.restart)
-    await of_itself(lambda: view.is_whole(3), "the node has caught up")
+    await cluster_reaches(lambda: view.is_whole(3), "the node has caught up")
 
 
 class Load:
-    """Two members of a group at work, and a publisher that never rests."""
+    """Two members of a group, and a publisher that publishes all the time."""
 
     def __init__(self, cluster: KafkaCluster) -> None:
         self.topic, self.group = f"topic-{uuid4().hex[:8]}", f"group-{uuid4().hex[:8]}"
@@ -92,7 +93,7 @@ class Load:
         self.apps = [self._app(cluster.url) for _ in range(2)]
         self.handled: list[tuple[str, int]] = []
         self.accepted = 0
-        self.named = 0  # events that an error said were not accepted
+        self.named = 0  # events that an error listed as not accepted
         self.slowest_s = 0.0
         self._ends = False
 
@@ -135,13 +136,13 @@ class Load:
             await asyncio.sleep(0.05)
 
     async def _tried(self, batch: list[Event]) -> list[Event]:
-        """What the broker reports as not accepted, in order."""
+        """Publish the batch. Returns the events that the broker did not accept, in order."""
         started = time.monotonic()
         try:
             await self.apps[0].broker.publish(batch)
         except PublishError as error:
             failed = {each.id for each in (*error.refused, *error.unknown)}
-            assert failed, "an error that names nothing"
+            assert failed, "the error lists no event"
             self.named += len(failed)
             return [each for each in batch if each.id in failed]
         finally:
@@ -149,7 +150,7 @@ class Load:
         return []
 
     async def outlives(self, node: KafkaServer) -> float:
-        """Kill the node; returns how much later than a bare client the group commits again."""
+        """Kill the node. Returns how much later than a bare client the group commits again."""
         await killed(node, self.view)
         enough = self.accepted + 10 * KEYS
         return await turns(lambda: self.view.committed(self.topic, self.group) >= enough, "commits go on", OURS_S)
@@ -158,7 +159,7 @@ class Load:
         return await asyncio.to_thread(self.view.coordinator, self.group)
 
     def verdict(self) -> None:
-        """None lost, none inverted, and the group has nothing left to do."""
+        """Check that no event is lost or out of order."""
         numbers = list(range(self.accepted // KEYS))
         assert first_times(self.handled) == {f"key-{key}": numbers for key in range(KEYS)}
         print(  # noqa: T201
@@ -167,7 +168,7 @@ class Load:
         )
 
 
-def test_the_coordinator_is_killed_comes_back_and_the_next_one_is_killed(cluster: KafkaCluster) -> None:
+def test_the_group_survives_its_coordinator_and_the_next_coordinator(cluster: KafkaCluster) -> None:
     async def scene() -> None:
         load = Load(cluster)
         async with load.at_work():
@@ -182,7 +183,7 @@ def test_the_coordinator_is_killed_comes_back_and_the_next_one_is_killed(cluster
     play(scene())
 
 
-def test_the_leader_of_a_partition_is_killed(cluster: KafkaCluster) -> None:
+def test_the_group_survives_the_leader_of_a_partition(cluster: KafkaCluster) -> None:
     async def scene() -> None:
         load = Load(cluster)
         async with load.at_work():
@@ -199,9 +200,9 @@ async def opened(cluster: KafkaCluster) -> KafkaBroker:
     return broker
 
 
-def test_the_node_that_answers_about_topics_is_killed(cluster: KafkaCluster) -> None:
-    """Requests go to one node that was chosen long before, and to the leaders of that time. Each must be answered, and
-    only with numbers that a leader reported."""
+def test_requests_about_topics_are_answered_after_their_node_was_killed(cluster: KafkaCluster) -> None:
+    """The client sends requests to a node that it chose long before, and to the leaders of that time. Each must be
+    answered, and only with numbers that a leader reported."""
     topic, group, view = f"topic-{uuid4().hex[:8]}", f"group-{uuid4().hex[:8]}", KafkaView(cluster.bootstrap)
 
     async def scene() -> None:
@@ -227,7 +228,7 @@ def test_the_node_that_answers_about_topics_is_killed(cluster: KafkaCluster) -> 
 
 
 async def undelivered(member: Member) -> int | None:
-    """Of all partitions; None while that is not known."""
+    """How many events are undelivered in all partitions; None while that is unknown."""
     await member.receive(limit=0, wait_s=LOOK_S)
     try:
         lag = await member.subscription.lag()

@@ -1,4 +1,4 @@
-"""A broker killed or paused, partitions added, a topic deleted, a receive that comes too late."""
+"""A broker that is killed or paused, added partitions, a deleted topic, a receive that is called too late."""
 
 import asyncio
 import logging
@@ -22,11 +22,11 @@ from tests.servers.kafka import KafkaServer
 
 __all__ = ["harness"]
 
-ANSWER_S = 20.0  # beyond its deadline, for publish to collect its last reports on a busy machine
+ANSWER_S = 20.0  # after the deadline of publish, to collect its last reports on a busy machine
 RECOVERED_S = 30.0
 
 
-def test_partitions_added_are_read_from_their_beginning(harness: KafkaHarness) -> None:
+def test_added_partitions_are_read_from_their_beginning(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, on_partition_growth="accept", partitions=None) as stage:
             options = {"client": {"topic.metadata.refresh.interval.ms": 500}}
@@ -39,15 +39,16 @@ def test_partitions_added_are_read_from_their_beginning(harness: KafkaHarness) -
             await asyncio.to_thread(producer.flush, 30)
             await member.hold(4)
             await member.take(1)
-            assert member.values == [7], "the group starts with the latest, but not in a new partition"
+            assert member.values == [7], "start='latest' must not apply to an added partition"
 
     play(scene())
 
 
-def test_partitions_added_are_not_read_unless_that_is_accepted(
+def test_added_partitions_are_not_read_unless_growth_is_accepted(
     harness: KafkaHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A key may have moved to one of them while its earlier events wait in another: it would overtake them."""
+    """A key may have moved to one of them while its earlier events wait in another partition. Its new events would
+    overtake them."""
 
     async def scene() -> None:
         async with staged(harness, partitions=None, client={"topic.metadata.refresh.interval.ms": 300}) as stage:
@@ -74,8 +75,8 @@ def test_partitions_added_are_not_read_unless_that_is_accepted(
     play(scene())
 
 
-def test_a_reader_does_not_bring_a_deleted_topic_back(harness: KafkaHarness) -> None:
-    """A cluster that creates topics on demand would create it with another partition count."""
+def test_a_reader_does_not_create_a_deleted_topic_again(harness: KafkaHarness) -> None:
+    """A cluster that creates topics on demand would create it with another number of partitions."""
 
     async def scene() -> None:
         async with staged(harness, partitions=3, client={"topic.metadata.refresh.interval.ms": 300}) as stage:
@@ -93,7 +94,7 @@ def test_a_reader_does_not_bring_a_deleted_topic_back(harness: KafkaHarness) -> 
     play(scene())
 
 
-def test_a_topic_deleted_and_made_again_is_another_log(harness: KafkaHarness) -> None:
+def test_a_topic_that_is_created_again_is_another_log(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, client={"topic.metadata.refresh.interval.ms": 300}) as stage:
             broker = await stage.broker()
@@ -119,7 +120,7 @@ def test_a_topic_deleted_and_made_again_is_another_log(harness: KafkaHarness) ->
     play(scene())
 
 
-def test_progress_that_stands_still_is_committed_again_before_the_cluster_forgets_it(
+def test_idle_progress_is_committed_again_before_the_cluster_forgets_it(
     harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
@@ -152,7 +153,7 @@ def test_a_member_that_receives_again_after_too_long_a_pause_joins_again(harness
             await member.take(3)
             await asyncio.sleep(4.5)  # a handler that blocks the whole process
             await member.take(6)
-            assert member.values == [0, 1, 2, 0, 1, 2], "unsettled, so it comes again"
+            assert member.values == [0, 1, 2, 0, 1, 2], "unsettled events are delivered again"
             assert any(isinstance(each, Fenced) for each in member.history)
             assert not await member.settle()
 
@@ -179,9 +180,9 @@ def test_a_broker_that_is_killed_and_comes_back_loses_nothing(harness: KafkaHarn
     play(scene())
 
 
-def test_calls_to_a_paused_broker_end_in_their_time(harness: KafkaHarness, kafka_server: KafkaServer) -> None:
-    """While it is paused, publish and settle end by `publish_timeout_s`, and ownership is not certain. When it goes on,
-    everything that was accepted arrives, each key in order, and progress is stored again."""
+def test_calls_to_a_paused_broker_end_at_their_timeout(harness: KafkaHarness, kafka_server: KafkaServer) -> None:
+    """While the broker is paused, publish and settle end by `publish_timeout_s`, and ownership is not certain. When it
+    resumes, every accepted event arrives, each key in order, and progress is stored again."""
 
     async def scene() -> None:
         async with staged(harness, publish_timeout_s=5.0, lease_s=1.0) as stage:
@@ -198,11 +199,11 @@ def test_calls_to_a_paused_broker_end_in_their_time(harness: KafkaHarness, kafka
             assert "no answer from Kafka in publish_timeout_s=5; is it running?" in str(published)
             assert {each.id for each in (*published.refused, *published.unknown)} == {each.id for each in more}
             assert isinstance(settled, BrokerError)
-            assert member.subscription.sure_until() < now() + 1.0, "surer than a session of a second allows"
+            assert member.subscription.sure_until() < now() + 1.0, "certain for longer than a session of one second"
             kafka_server.resume()
             resumed = time.monotonic()
             await _until_published(broker, more)
-            end = stage.end()  # what was unknown may be there twice
+            end = stage.end()  # unknown events may be stored twice
             await member.until(lambda: member.deliveries[-1].position == end - 1, within_s=RECOVERED_S)
             assert time.monotonic() - resumed < RECOVERED_S
             assert list(dict.fromkeys(member.values)) == [*range(6)]
@@ -240,7 +241,7 @@ def _large(topic: str) -> Event:
 
 
 async def _until_published(broker: Broker, events: list[Event]) -> None:
-    """As a caller does that wants them in order: what was not accepted comes first."""
+    """Publish as a caller does that needs the order: publish the events again that were not accepted."""
     left, deadline = events, time.monotonic() + RECOVERED_S
     while left:
         try:
@@ -254,7 +255,7 @@ async def _until_published(broker: Broker, events: list[Event]) -> None:
 def test_a_topic_deleted_under_a_running_application_is_reported_and_its_successor_is_handled(
     harness: KafkaHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The application reports that it lost the partitions, and goes on with the new log from its beginning, without a
+    """The application reports that it lost the partitions, and reads the new log from its beginning, without a
     restart."""
 
     async def scene() -> None:

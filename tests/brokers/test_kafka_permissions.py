@@ -1,4 +1,4 @@
-"""What a publisher needs at a cluster with access control lists, and which error it gets without it."""
+"""Which permissions a publisher needs on a cluster with access control lists, and the error without them."""
 
 import asyncio
 import time
@@ -40,7 +40,8 @@ DESCRIBE, READ, WRITE = AclOperation.DESCRIBE, AclOperation.READ, AclOperation.W
 
 
 class GuardedKafka(KafkaServer):
-    """One more listener, where user ann may do what she was allowed; without a login everything is allowed."""
+    """A Kafka with one more listener, where user ann has only the permissions that a test gives her. The other
+    listeners need no login and allow everything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class GuardedKafka(KafkaServer):
 
 
 @pytest.fixture(scope="module")
-def server(kafka_server: KafkaServer) -> Iterator[GuardedKafka]:  # so that it is skipped where there is no Kafka
+def server(kafka_server: KafkaServer) -> Iterator[GuardedKafka]:  # kafka_server skips the test if there is no Kafka
     server = GuardedKafka()
     try:
         server.start()
@@ -69,7 +70,7 @@ def server(kafka_server: KafkaServer) -> Iterator[GuardedKafka]:  # so that it i
 
 @pytest.fixture
 def admin(server: GuardedKafka) -> Iterator[AdminClient]:
-    """Topic orders, to which ann may write, and nothing else."""
+    """Creates topic orders, and allows ann to write to it and nothing else."""
     admin = AdminClient({"bootstrap.servers": server.bootstrap})
     admin.create_topics([NewTopic(TOPIC, 4, 1)])[TOPIC].result(30)
     allow(admin, TOPIC, [DESCRIBE, WRITE])
@@ -86,7 +87,7 @@ def allow(admin: AdminClient, topic: str, operations: Sequence[AclOperation]) ->
     for future in admin.create_acls(rules).values():
         future.result(30)
     end = time.monotonic() + 30
-    while not set(rules) <= set(admin.describe_acls(EVERY).result(30)):  # the broker learns of them from its controller
+    while not set(rules) <= set(admin.describe_acls(EVERY).result(30)):  # the broker gets them from its controller
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -113,16 +114,14 @@ def test_a_publisher_needs_describe_read_and_write_of_the_counts(server: Guarded
     publish(server.guarded)
 
 
-def test_once_a_topic_is_stored_a_publisher_needs_no_more_than_to_read_it(
-    server: GuardedKafka, admin: AdminClient
-) -> None:
+def test_a_publisher_needs_no_write_permission_for_a_stored_count(server: GuardedKafka, admin: AdminClient) -> None:
     publish(server.url)
     allow(admin, COUNTS_TOPIC, [DESCRIBE, READ])
     publish(server.guarded)
 
 
 @pytest.mark.parametrize("given", [[], [DESCRIBE], [DESCRIBE, READ], [DESCRIBE, WRITE]])
-def test_without_a_permission_the_error_names_all_that_are_needed(
+def test_without_a_permission_the_error_names_all_needed_ones(
     server: GuardedKafka, admin: AdminClient, given: list[AclOperation]
 ) -> None:
     create_counts(admin)
@@ -132,9 +131,7 @@ def test_without_a_permission_the_error_names_all_that_are_needed(
         publish(server.guarded)
 
 
-def test_a_publisher_that_may_not_create_the_topic_of_the_counts_says_how_to(
-    server: GuardedKafka, admin: AdminClient
-) -> None:
+def test_the_error_says_how_to_create_the_topic_of_the_counts(server: GuardedKafka, admin: AdminClient) -> None:
     allow(admin, COUNTS_TOPIC, [DESCRIBE, READ, WRITE])
     with pytest.raises(BrokerError, match=r"onward topology apply.*kafka-topics.sh --create --topic onward.topics"):
         publish(server.guarded)

@@ -38,7 +38,7 @@ def text_of(watermark: int, *, fence: int = 7, clean: bool = True, log_id: str =
 # Where an owner starts
 
 
-def test_an_owner_goes_on_where_the_last_one_ended() -> None:
+def test_an_owner_starts_where_the_last_one_ended() -> None:
     found = start_point(PLACE, Committed(50, text_of(50)), LOG, began_with=4)
     assert (found.position, found.fence, found.unclean, found.note) == (50, 8, False, "")
     assert found.stored is not None
@@ -50,7 +50,7 @@ def test_an_owner_goes_on_where_the_last_one_ended() -> None:
 @pytest.mark.parametrize(
     ("committed", "log", "position", "done"),
     [
-        (Committed(50, text_of(40)), LOG, 50, []),  # moved by a tool that kept the text
+        (Committed(50, text_of(40)), LOG, 50, []),  # moved by a tool that did not change the text
         (Committed(50, ""), LOG, 50, []),
         (Committed(50, "foreign"), LOG, 50, []),
         (Committed(50, text_of(50, log_id="log-b")), LOG, 0, []),  # of another log
@@ -59,13 +59,13 @@ def test_an_owner_goes_on_where_the_last_one_ended() -> None:
         (Committed(50, text_of(50)), LOG._replace(low=80), 80, []),
     ],
 )
-def test_nothing_is_skipped(committed: Committed, log: LogBounds, position: int, done: list[tuple[int, int]]) -> None:
+def test_no_event_is_skipped(committed: Committed, log: LogBounds, position: int, done: list[tuple[int, int]]) -> None:
     found = start_point(PLACE, committed, log, began_with=4)
     assert found.position == position
     assert list(found.stored.done_above if found.stored else []) == done
 
 
-def test_a_fence_grows_though_the_group_was_reset() -> None:
+def test_a_fence_grows_after_a_reset_of_the_group() -> None:
     before = start_point(PLACE, Committed(None, ""), LOG, began_with=0).fence
     assert start_point(PLACE, Committed(50, text_of(50, fence=before)), LOG, began_with=4).fence == before + 1
     assert (
@@ -75,11 +75,11 @@ def test_a_fence_grows_though_the_group_was_reset() -> None:
 
 
 @pytest.mark.parametrize(("began_with", "position"), [(0, 100), (4, 100), (2, 0)])
-def test_a_group_starts_where_it_says_but_a_later_partition_at_its_beginning(began_with: int, position: int) -> None:
+def test_a_group_starts_where_it_says_but_an_added_partition_at_its_beginning(began_with: int, position: int) -> None:
     assert start_point(PLACE, Committed(None, ""), LOG, began_with=began_with).position == position
 
 
-def test_the_count_that_a_group_began_with_is_kept_in_every_text_of() -> None:
+def test_every_commit_contains_the_partition_count_that_the_group_began_with() -> None:
     assert commit_metadata.partitions_at_start({0: Committed(None, ""), 1: Committed(None, "")}, 2) == 0
     assert commit_metadata.partitions_at_start({0: Committed(5, text_of(5, count=4)), 7: Committed(None, "")}, 8) == 4
     assert commit_metadata.partitions_at_start({0: Committed(5, ""), 1: Committed(None, "")}, 8) == 8
@@ -108,7 +108,7 @@ def test_the_asides_of_a_group_and_of_a_topic_are_found_by_name() -> None:
 
 
 def test_an_aside_that_may_belong_to_another_topic_is_not_found() -> None:
-    """Names may contain two dots: this is the aside of x and y..orders, or that of x..y and orders."""
+    """Names may contain two dots: this is the aside of group x and topic y..orders, or of group x..y and orders."""
     both = topic_name("x", "y..orders")
     assert groups_of("orders", ["orders", "y..orders", both]) == []
     assert groups_of("y..orders", ["orders", "y..orders", both]) == ["x"]
@@ -118,7 +118,7 @@ def test_an_aside_that_may_belong_to_another_topic_is_not_found() -> None:
 
 
 class Answers:
-    """What the coordinator has accepted from this member."""
+    """The coordinator's answers to this member."""
 
     accepted_at = answered_at = 0.0
     proofs = 0
@@ -145,7 +145,7 @@ def test_a_member_that_is_sure_again_rings_the_bell(monkeypatch: pytest.MonkeyPa
 # Settings
 
 
-def test_without_the_extra_the_error_names_the_line_to_run() -> None:
+def test_without_the_extra_the_error_names_the_command_that_installs_it() -> None:
     schemes = {"kafka": Scheme("onward.brokers.kafka", "Kafka", needs="no_such_library", extra="kafka")}
     with pytest.raises(MissingExtra, match=r"pip install 'onward\[kafka\]'"):
         asyncio.run(open_broker(settings.load("kafka://localhost"), schemes))
@@ -215,7 +215,7 @@ def test_a_wrong_secret_is_not_in_the_error() -> None:
     assert "secret" not in str(raised.value)
 
 
-# What is decoded when
+# Late decoding
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Partitions flow again after pressure, rebalances and silence; topics with small limits take events."""
+"""Partitions are read again after pressure, rebalances and lost answers. Topics with small limits accept events."""
 
 import asyncio
 from concurrent.futures import Future
@@ -29,15 +29,15 @@ def _resting(member: Member) -> int:
     return len(cast("KafkaSubscription", member.subscription)._reader._stopped)
 
 
-def test_a_partition_whose_fetching_stopped_is_read_when_it_comes_back(harness: KafkaHarness) -> None:
-    """Paused with enough read ahead, its fetching stops. That must end with the ownership."""
+def test_a_partition_whose_fetching_stopped_is_read_when_it_is_assigned_again(harness: KafkaHarness) -> None:
+    """The reader stops fetching a paused partition that has enough events. This must end with the ownership."""
 
     async def scene() -> None:
         async with staged(harness, partitions=2) as stage:
             count = 6 * _AHEAD
             await stage.publish(count, keys=20)
             first = await (await stage.member()).hold(2)
-            first.handled = 0  # nothing is settled: all of it comes again
+            first.handled = 0  # nothing is settled, so all events are delivered again
             await first.subscription.pause(list(first.assigned))
             await first.until(lambda: _resting(first) == 2)
             second = await stage.member()
@@ -59,9 +59,9 @@ def test_a_partition_whose_fetching_stopped_is_read_when_it_comes_back(harness: 
     play(scene())
 
 
-def test_a_topic_that_takes_less_than_a_batch_takes_its_events(harness: KafkaHarness) -> None:
-    """Each event fits, but not together in one of our batches: the batches get smaller until they fit. Meanwhile the
-    answers for other partitions are collected, so that none of their events is unknown."""
+def test_events_are_accepted_by_a_topic_with_a_limit_below_our_batch_size(harness: KafkaHarness) -> None:
+    """Each event fits, but a whole batch does not: the batches get smaller until they fit. Meanwhile the answers for
+    other partitions are collected, so that none of their events is unknown."""
 
     async def scene() -> None:
         async with staged(harness, partitions=2, publish_timeout_s=8.0) as stage:
@@ -90,7 +90,7 @@ def test_a_topic_that_takes_less_than_a_batch_takes_its_events(harness: KafkaHar
     play(scene())
 
 
-def test_lag_that_is_unknown_is_a_broker_error_until_it_is_known_again(
+def test_unknown_lag_is_a_broker_error_until_the_leader_answers_again(
     harness: KafkaHarness, kafka_server: KafkaServer
 ) -> None:
     async def scene() -> None:
@@ -109,10 +109,10 @@ def test_lag_that_is_unknown_is_a_broker_error_until_it_is_known_again(
 
 
 class Silent:
-    """An admin client whose leaders never answer, and that looks for others only when metadata is requested."""
+    """An admin client whose leaders never answer. It looks for new leaders only when metadata is requested."""
 
     def __init__(self, answer: int | None) -> None:
-        self._answer = answer  # what librdkafka reports instead
+        self._answer = answer  # the offset that librdkafka reports instead
         self.looked = 0
 
     def list_offsets(self, asked: dict[Any, Any], **_: Any) -> dict[Any, "Future[Any]"]:

@@ -1,4 +1,4 @@
-"""A topic deleted and created again, a clock that was ahead: records are not lost, and hold back no new event."""
+"""A topic that is created again, and a clock that was ahead: no record is lost, and none blocks a new event."""
 
 import asyncio
 import time
@@ -23,15 +23,15 @@ _DAY_S = 86_400.0
 
 
 def set_aside(member: Member, group: str, at: int, state: State) -> AsideRecord:
-    """The record of the delivery at this place."""
+    """The record of the delivery with this index."""
     delivery = member.deliveries[at]
     return make_record(delivery, member.assigned[delivery.partition].log_id, state, group=group)
 
 
-def test_a_clock_that_was_ahead_voids_no_record_of_a_later_owner(
+def test_the_records_of_an_owner_count_although_an_earlier_owner_had_a_clock_that_was_ahead(
     harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group's offsets are reset, and with them the fence of the owner whose clock was ahead is lost."""
+    """A reset of the group's offsets removes the fence of the owner whose clock was ahead."""
 
     async def scene() -> None:
         async with staged(harness) as stage:
@@ -71,10 +71,10 @@ def recreate(harness: KafkaHarness, topic: str) -> None:
             return
 
 
-def test_a_record_that_waited_in_a_former_log_becomes_a_dead_letter_and_holds_back_no_new_event(
+def test_a_waiting_record_of_a_deleted_topic_becomes_a_dead_letter_and_blocks_no_new_event(
     harness: KafkaHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Records are known by their position, and the new log has the same positions."""
+    """Records are identified by their position, and the new log has the same positions."""
 
     async def scene() -> None:
         async with staged(harness, partitions=None, **_SOON) as stage:
@@ -98,9 +98,9 @@ def test_a_record_that_waited_in_a_former_log_becomes_a_dead_letter_and_holds_ba
                 await until(lambda: stage.watermark() == 6)
                 letters = await stage.letters()
                 assert [(each.id, each.state) for each in letters] == [(each.id, State.DEAD) for each in old]
-                stories = [each.failure for each in letters if each.failure is not None]
-                assert [each.reason for each in stories] == ["refused", "refused", "exhausted"]
-                assert "`onward dead send`" in stories[0].message
+                failures = [each.failure for each in letters if each.failure is not None]
+                assert [each.reason for each in failures] == ["refused", "refused", "exhausted"]
+                assert "`onward dead send`" in failures[0].message
                 assert f"2 records of {stage.topic} are dead letters now" in caplog.text
                 aside = (await stage.broker()).aside(stage.group)
                 ids = [each.id for each in old]
@@ -113,7 +113,7 @@ def test_a_record_that_waited_in_a_former_log_becomes_a_dead_letter_and_holds_ba
 
 
 def recreate_longer(harness: KafkaHarness, topic: str) -> None:
-    """So soon that no reader sees the log without its position in it."""
+    """Create the topic again and fill it so fast that no reader sees the log while its own position is missing."""
     producer = Producer({"bootstrap.servers": harness.bootstrap, "linger.ms": 0})
     producer.list_topics(topic, 30)
     recreate(harness, topic)

@@ -1,4 +1,4 @@
-"""TLS and SASL, against a listener that has both."""
+"""TLS and SASL, on a listener that needs both."""
 
 import asyncio
 import base64
@@ -35,7 +35,7 @@ unsecuredLoginStringClaim_sub="ann";
 
 
 class SecureKafka(KafkaServer):
-    """One more listener, which needs a password."""
+    """A Kafka with one more listener, which needs a login."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class SecureKafka(KafkaServer):
 
 
 @pytest.fixture(scope="module")
-def secured(kafka_server: KafkaServer) -> Iterator[SecureKafka]:  # so that it is skipped where there is no Kafka
+def secured(kafka_server: KafkaServer) -> Iterator[SecureKafka]:  # kafka_server skips the test if there is no Kafka
     server = SecureKafka()
     try:
         server.start()
@@ -82,7 +82,7 @@ def secured(kafka_server: KafkaServer) -> Iterator[SecureKafka]:  # so that it i
 
 
 def token(_: str) -> tuple[str, float]:
-    """An unsigned token, as a broker without a key to check with takes."""
+    """An unsigned token. A broker that has no key to check signatures accepts it."""
     end = time.time() + 3600
     parts = [{"alg": "none"}, {"sub": "ann", "iat": time.time() - 10, "exp": end}]
     encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts]
@@ -125,7 +125,7 @@ def test_a_wrong_password_is_an_error_that_does_not_print_it(
         started = time.monotonic()
         with pytest.raises(BrokerError, match=r"(?i)authentication") as raised:
             await broker.publish([event("secure-no", "k", 1)])
-        assert time.monotonic() - started < 40, "it waited although the answer was no"
+        assert time.monotonic() - started < 40, "it waited although the login was refused"
         assert "wr0ng-pass" not in str(raised.value)
         await broker.close()
 

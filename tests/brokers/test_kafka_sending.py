@@ -1,4 +1,4 @@
-"""What became of each event that was sent, by the reports and counts of the producer."""
+"""The outcome of each event that was sent, from the reports and counts of the producer."""
 
 from collections.abc import Mapping, Sequence
 
@@ -68,7 +68,7 @@ def test_an_outcome_is_certain_or_unknown(
     assert short(outcomes(items, range(len(items)), reported(codes), sent)) == expected
 
 
-def test_a_refusal_does_not_concern_other_partitions() -> None:
+def test_a_refusal_does_not_affect_other_partitions() -> None:
     items = [outgoing(partition=n % 2) for n in range(6)]
     reports = reported([None, None, LARGE, Q, Q, Q])
     assert short(outcomes(items, range(6), reports, {HERE: 1})) == "aarsss"
@@ -79,7 +79,7 @@ def test_a_refusal_does_not_concern_other_partitions() -> None:
     assert not spared_by_refusal(outcomes(items, range(6), reported([None, None, Q, Q, Q, Q]), {}))
 
 
-def test_reports_are_awaited_while_they_can_change_something() -> None:
+def test_reports_are_awaited_while_they_can_change_an_outcome() -> None:
     items = [outgoing(partition=n % 2) for n in range(4)]
     assert awaits_reports(items, range(4), reported([LARGE, 0, 0, 0]))
     assert not awaits_reports(items, range(4), reported([LARGE, Q, 0, None]))

@@ -1,6 +1,6 @@
-"""Supervised members on Kafka: what a kill costs, who is fenced, and that a slot leaves no trace in the group.
+"""Supervised members on Kafka: what a kill costs, which member is fenced, and that a clean stop leaves no member.
 
-`pytest -s` prints how long keys stood still; -m "slow or more" also measures members without a slot.
+`pytest -s` prints how long the keys of a killed member wait; -m "slow or more" also measures members without a slot.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ PLACE = Partition("topic", 0)
 
 
 class SlotProcess(Process):
-    """Reports that it is a member."""
+    """A member process. `up` is done when it reports that it runs."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         super().__init__([str(Path(__file__).with_name("kafka_member.py")), json.dumps(task)])
         self.up = asyncio.ensure_future(self.line(60.0))
-        self.up.add_done_callback(lambda up: up.cancelled() or up.exception())  # one that is killed is never up
+        self.up.add_done_callback(lambda up: up.cancelled() or up.exception())  # a killed process may never report
 
 
 class Slots:
@@ -57,7 +57,8 @@ class Slots:
         self._started: dict[str, list[SlotProcess]] = {}
 
     def start(self, slot: str, gone: int | None = None) -> SlotProcess:
-        """The next process of the slot. It knows the first `gone` of its predecessors to be gone (default: all)."""
+        """Start the next process of the slot. It knows that the first `gone` of its predecessors have ended (default:
+        all)."""
         before = self._started.setdefault(slot, [])
         names = [f"{slot}-{n}" for n in range(len(before) + 1)]
         task: dict[str, Any] = {"url": self._kit.harness.url, "settings": self._kit.options, "topic": self._kit.topic}
@@ -70,7 +71,7 @@ class Slots:
         return process
 
     async def replace(self, slot: str) -> None:
-        """Kill -9 once it is a member, and start the next one at once."""
+        """Wait until the slot's process is a member, kill -9 it, and start the next one at once."""
         await self._started[slot][-1].up
         self._started[slot][-1].kill()
         self.start(slot)
@@ -141,7 +142,7 @@ def test_members_in_slots_go_on_while_one_of_three_is_killed_every_two_seconds(h
         pytest.param("consumer", False, 3, marks=pytest.mark.more, id="consumer"),
     ],
 )
-def test_how_long_the_keys_of_a_killed_member_stand_still(
+def test_how_long_the_keys_of_a_killed_member_wait(
     harness: KafkaHarness, protocol: str, named: bool, rounds: int
 ) -> None:
     lease_s = 10.0
@@ -156,7 +157,7 @@ def test_how_long_the_keys_of_a_killed_member_stand_still(
                 began = now()
                 await broker.publish([event(kit.topic, f"key-{k}", n) for k in range(KEYS)])
                 pauses.append([at - began for at in await _handled_at(slots, n)])
-                await eventually(lambda: _is_settled(broker, kit.topic), "all is settled", 30.0)
+                await eventually(lambda: _is_settled(broker, kit.topic), "all events are settled", 30.0)
                 await slots.replace("a")
             found = [pause for each in pauses[1:] for pause in each]
             median, worst = statistics.median(found), max(found)
@@ -181,7 +182,7 @@ async def _handled_at(slots: Slots, n: int) -> list[float]:
 
 
 async def _is_settled(broker: Broker, topic: str) -> bool:
-    """What is not settled could have run when its process died, so it is run again with care, which takes time."""
+    """An unsettled event may have been running when its process died. So it runs alone again, which takes time."""
     (info,) = await broker.groups(topic)
     return all(standing.watermark == standing.end for standing in info.partitions.values())
 
@@ -199,7 +200,7 @@ def test_a_slot_that_is_filled_twice_fences_its_first_member(harness: KafkaHarne
             began = now()
             second = await stage.member(supervised=Supervised("slot-1", "second"))
             await until(lambda: first.subscription.sure_until() < now())
-            assert not second.assigned, "it is unsure before another one owns its partitions"
+            assert not second.assigned, "the first one must be unsure before another member owns its partitions"
             unsettled = first.progress()
             assert {*await first.subscription.settle(unsettled)} == {*held}
             await first.until(lambda: not first.assigned)
@@ -207,7 +208,7 @@ def test_a_slot_that_is_filled_twice_fences_its_first_member(harness: KafkaHarne
             with pytest.raises(BadSetting, match=r"another process has joined as slot-1\.[0-9a-f]+.*stop one"):
                 await first.receive()
             await second.take(8)
-            assert now() - began > 6.0, "the first one's session may have gone on"
+            assert now() - began > 6.0, "the second one did not wait for the session of the first"
             await first.subscription.close()
             assert not await second.settle()
 
@@ -215,7 +216,7 @@ def test_a_slot_that_is_filled_twice_fences_its_first_member(harness: KafkaHarne
 
 
 @pytest.mark.slow
-def test_a_stopped_process_that_goes_on_after_its_successor_joined_starts_nothing(harness: KafkaHarness) -> None:
+def test_a_suspended_process_that_resumes_after_its_successor_joined_starts_nothing(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with kit_of(harness, lease_s=6.0, takeover_grace_s=1.0) as kit:
             await publish(kit, 4_000)
@@ -231,15 +232,15 @@ def test_a_stopped_process_that_goes_on_after_its_successor_joined_starts_nothin
             await until(lambda: "another process has joined as" in slots.log.read_text())
             await until(lambda: len(set(slots.done())) == 4_000, within_s=60.0)
             late = [key for key, _, fence in slots.lines()[taken_over:] if fence in theirs]
-            assert len(late) == len(set(late)), "of each key at most the run that was stopped goes on"
+            assert len(late) == len(set(late)), "only the suspended run of each key may go on"
             assert first_times(slots.done()) == {f"key-{k}": list(range(80)) for k in range(KEYS)}
 
     play(scene())
 
 
 @pytest.mark.slow
-def test_who_is_killed_while_it_waits_leaves_the_wait_to_its_successor(harness: KafkaHarness) -> None:
-    """The third one knows the second one to be gone, but not the first, whose session may go on."""
+def test_if_a_member_is_killed_while_it_waits_its_successor_waits_too(harness: KafkaHarness) -> None:
+    """The third member knows that the second has ended, but not the first, whose session may go on."""
 
     async def scene() -> None:
         async with staged(harness, lease_s=6.0) as stage:
@@ -258,7 +259,7 @@ def test_who_is_killed_while_it_waits_leaves_the_wait_to_its_successor(harness: 
 
 
 async def _killed(stage: Stage, slot: str, name: str) -> None:
-    """A member that holds everything, killed."""
+    """Start a member that owns all partitions, and kill it."""
     task = {"mode": "hold", "slot": slot, "member": name, "topic": stage.topic, "group": stage.group}
     child = Process(
         ["-m", "onward.testing.member", json.dumps(task | {"url": stage.harness.url, "settings": stage.options})]
@@ -296,7 +297,7 @@ def test_a_clean_stop_leaves_no_member_behind_and_the_next_one_is_named_by_its_s
     play(scene())
 
 
-def test_the_name_of_a_slot_stays_when_its_process_was_killed(harness: KafkaHarness) -> None:
+def test_a_member_is_still_named_by_its_slot_after_a_kill(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, lease_s=25.0) as stage:
             await stage.publish(1)
@@ -310,7 +311,7 @@ def test_the_name_of_a_slot_stays_when_its_process_was_killed(harness: KafkaHarn
     play(scene())
 
 
-def test_one_process_has_two_handlers_of_one_group(harness: KafkaHarness) -> None:
+def test_one_process_can_have_two_handlers_of_one_group(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, lease_s=25.0) as stage:
             await stage.publish(1)
@@ -326,7 +327,7 @@ def test_one_process_has_two_handlers_of_one_group(harness: KafkaHarness) -> Non
 
 @pytest.mark.slow
 def test_a_supervised_member_of_a_modern_group_waits_for_the_session(harness: KafkaHarness) -> None:
-    """A static member of such a group could not come back before its session is over, so slots are not used."""
+    """A static member of such a group cannot come back before its session has ended, so Onward uses no slots."""
 
     async def scene() -> None:
         async with staged(harness, client={"group.protocol": "consumer"}, takeover_grace_s=30.0) as stage:
@@ -349,7 +350,7 @@ def test_what_an_owner_waits_for() -> None:
     dynamic = _marks("dynamic", "")
     second = OwnerMarks("second", instance="slot-1", gone=NO_MEMBERS)
     knowing = OwnerMarks("third", instance="slot-1", gone=frozenset({"first"}))
-    assert second.wait(first.mine) is TakeoverWait.SESSION, "its slot was handed over, and its session may go on"
+    assert second.wait(first.mine) is TakeoverWait.SESSION, "the slot was handed over, and the first session may go on"
     assert knowing.wait(first.mine) is TakeoverWait.NONE
     for mark in (other.mine, dynamic.mine, second.mine, TakeoverWait.GRACE, "", "nonsense"):
         assert second.wait(mark) is TakeoverWait.GRACE, mark
@@ -392,7 +393,7 @@ def test_the_instance_id_of_a_slot_is_legal_and_its_own(slot: str) -> None:
     assert len({name, instance_id(slot, ["payments"]), instance_id(f"{slot}x", ["orders"])}) == 3
 
 
-def test_where_an_owner_starts_it_sees_who_was_there_before() -> None:
+def test_a_start_point_names_the_last_owner() -> None:
     suffix = commit_metadata.suffix_of("log", 1)
     text, _ = commit_metadata.write(Progress(PLACE, 1, 5), 3, clean=False, owner="x", suffix=suffix, limit=TextLimit())
     point = commit_metadata.start_point(PLACE, Committed(5, text), LogBounds("log", 0, 9, 0), began_with=1)

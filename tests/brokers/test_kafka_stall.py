@@ -1,4 +1,4 @@
-"""A client that has stopped reading although the log has more, without an error: librdkafka #5430 and #5593."""
+"""A client that has stopped reading, without an error, although the log has more: librdkafka #5430 and #5593."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ PLACE = ("orders", 0)
 
 
 class Log:
-    """An admin client that sees a log of this length; None: its leader does not answer."""
+    """An admin client that reports this end of the log; None: the leader does not answer."""
 
     def __init__(self, end: int | Exception | None) -> None:
         self._end = end
@@ -43,7 +43,7 @@ def read(position: int, *, events: int = 0, flows: bool = True) -> Any:
     return SimpleNamespace(ahead=SimpleNamespace(position=position, events=events), flows=flows)
 
 
-def test_a_partition_that_stands_still_although_the_log_has_more_is_stuck() -> None:
+def test_a_partition_that_is_not_read_although_the_log_has_more_is_stuck() -> None:
     hold = read(7)
     look = StallCheck(Log(9)).look
     assert look({PLACE: hold}, 100.0) == []
@@ -61,7 +61,7 @@ def test_a_partition_that_is_read_to_its_end_or_whose_end_is_unknown_is_not_stuc
 
 
 @pytest.mark.parametrize("now", [read(8), read(7, events=1), read(7, flows=False)], ids=["read", "full", "paused"])
-def test_a_partition_that_moves_or_is_not_to_be_read_is_not_stuck(now: Any) -> None:
+def test_a_partition_that_is_read_or_need_not_be_read_is_not_stuck(now: Any) -> None:
     hold = read(7)
     look = StallCheck(Log(9)).look
     look({PLACE: hold}, 100.0)
@@ -78,7 +78,7 @@ def test_the_check_starts_over_after_a_rest_and_for_another_ownership() -> None:
 
 
 def test_a_reader_that_has_stopped_is_replaced(harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client behaves as in those defects: it fetches nothing of one partition, although it should."""
+    """The client behaves as in those defects: it fetches nothing from one partition, although it should."""
     monkeypatch.setattr(stall_check, "STALL_S", 1.0)
 
     async def scene() -> None:

@@ -1,4 +1,4 @@
-"""Topics of a Kafka cluster as the contract lists and drops them."""
+"""Listing and dropping the topics of a Kafka cluster."""
 
 import pytest
 
@@ -15,7 +15,7 @@ __all__ = ["harness"]
 
 
 def names(harness: KafkaHarness) -> set[str]:
-    """All topics, without Kafka's own and the one of the partition counts, which stays."""
+    """All topics, without Kafka's own and without the topic of partition counts, which always stays."""
     names = {name for name in harness.admin.list_topics(timeout=30).topics if not name.startswith("__")}
     assert COUNTS_TOPIC in names
     return names - {COUNTS_TOPIC}
@@ -33,7 +33,7 @@ def test_topics_are_listed_without_those_of_onward_and_of_kafka_itself(harness: 
     play(scene())
 
 
-def test_a_dropped_topic_takes_the_asides_of_all_groups_and_leaves_other_topics_alone(harness: KafkaHarness) -> None:
+def test_dropping_a_topic_removes_the_asides_of_all_groups_and_nothing_of_other_topics(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             broker, other = await stage.broker(), f"{stage.topic}-other"
@@ -53,9 +53,9 @@ def test_a_dropped_topic_takes_the_asides_of_all_groups_and_leaves_other_topics_
 
 
 async def _worked(stage: Stage, topic: str) -> None:
-    """A member of the group has handled three events of the topic, and set one aside."""
+    """Let a member of the group handle three events of the topic, and set one aside."""
     broker = await stage.broker()
-    stage.topic, kept = topic, stage.topic
+    stage.topic, before = topic, stage.topic
     member = await stage.member(broker)
     await member.take(3)
     record = make_record(
@@ -63,10 +63,10 @@ async def _worked(stage: Stage, topic: str) -> None:
     )
     await member.subscription.settle(member.progress(), aside=[record])
     await member.subscription.close()
-    stage.topic = kept
+    stage.topic = before
 
 
-def test_a_topic_of_a_live_member_is_not_dropped_and_nothing_of_it_is_touched(harness: KafkaHarness) -> None:
+def test_dropping_a_topic_of_a_live_member_is_refused_and_changes_nothing(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             broker = await stage.broker()

@@ -1,4 +1,4 @@
-"""Members of a group that are killed with kill -9, or join and leave, under load, for ONWARD_STORM_S seconds."""
+"""Members of a group that are killed with kill -9, or that join and leave, under load, for ONWARD_STORM_S seconds."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def play(kit: Kit, scene: Callable[[], Awaitable[None]]) -> None:
 @pytest.mark.slow
 @pytest.mark.storm
 @pytest.mark.timeout(STORM_S + 120)
-def test_members_killed_every_few_seconds_lose_and_invert_nothing(harness: KafkaHarness) -> None:
+def test_no_event_is_lost_or_inverted_when_members_are_killed_every_few_seconds(harness: KafkaHarness) -> None:
     kit = Kit(harness, {"partitions": 8, "publish_timeout_s": 60.0, "lease_s": 1.0})
 
     async def scene() -> None:
@@ -80,7 +80,7 @@ class Coming(Process):
         return self._up.done()
 
     def leave(self) -> None:
-        """As in a deploy."""
+        """Ask the process to stop, as in a deploy."""
         os.kill(self.pid, signal.SIGTERM)
 
     def left(self, within_s: float) -> int:
@@ -102,9 +102,9 @@ def read(effects: Path) -> list[Done]:
 @pytest.mark.slow
 @pytest.mark.storm
 @pytest.mark.timeout(STORM_S + 200)
-def test_ten_members_that_come_and_go_lose_and_invert_nothing(harness: KafkaHarness) -> None:
-    """Clean joins and stops only: a member finishes and settles what it has started before it gives a partition up.
-    On a busy machine that may take longer than the group waits; then events are repeated."""
+def test_ten_members_that_join_and_leave_lose_and_invert_nothing(harness: KafkaHarness) -> None:
+    """Clean joins and stops only: a member finishes and settles its running events before it gives up a partition. On a
+    busy machine that may take longer than the group waits; then events are repeated."""
     kit = Kit(harness, {"partitions": 20, "publish_timeout_s": 60.0, "lease_s": 10.0})
     path, rng = harness.folder / "effects", random.Random()
 
@@ -127,8 +127,8 @@ def test_ten_members_that_come_and_go_lose_and_invert_nothing(harness: KafkaHarn
                     members.append(Coming(kit, path))
                 changes += 1
                 change_at = time.monotonic() + rng.uniform(0.3, 1.5)
-        await eventually(lambda: _handled(path, sent), f"all {sent} are handled", 60.0)
-        await until(lambda: all(member.is_up for member in members), "all are up")
+        await eventually(lambda: _handled(path, sent), f"all {sent} events are handled", 60.0)
+        await until(lambda: all(member.is_up for member in members), "all members are up")
         for member in members:
             member.leave()
         codes = [await asyncio.to_thread(member.left, 60.0) for member in (*gone, *members)]
@@ -140,10 +140,10 @@ def test_ten_members_that_come_and_go_lose_and_invert_nothing(harness: KafkaHarn
         owners = len({(each.partition, each.fence) for each in done})
         repeated = len(done) - sent
         print(  # noqa: T201
-            f"\n{sent} events, {changes} members came or went, partitions had {owners} owners that worked, "
+            f"\n{sent} events, {changes} joins and stops, partitions had {owners} owners that worked, "
             f"{repeated} repeated: {repeated / max(1, changes):.2f} for each rebalance"
         )
-        assert repeated <= sent // 10, f"{repeated} repeated"  # few are, also where a busy machine cost a session
+        assert repeated <= sent // 10, f"{repeated} repeated"  # few are, even if a member lost its session
 
     play(kit, scene)
 

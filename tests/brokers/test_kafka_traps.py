@@ -1,4 +1,4 @@
-"""The traps of consuming Kafka key by key, by number, on a real broker; and where each one is tested.
+"""The traps of consuming Kafka key by key, by number, on a real broker. The list shows where each one is tested.
 
 Defects of another consumer: all by their numbers in test_kafka_defects.py
    1 a single attempt             6 epochs that start over
@@ -16,7 +16,7 @@ Traps: here unless a file is named
    7 revoke                       test_trap_7; under load: test_kafka_torture.py, test_ten_members
    8 lost is not revoked          test_kafka_faults.py, test_trap_8_and_9
    9 commit errors                test_kafka_faults.py, test_trap_9; a coordinator that is killed: test_kafka_nodes.py
-                                  commits that age: test_kafka_outages.py, test_progress_that_stands_still
+                                  commits that age: test_kafka_outages.py, test_idle_progress
   10 too much for a commit        test_trap_10
   11 foreign metadata             test_trap_11
   12 polling while paused         test_trap_12; what arrives while paused: flow/test_traps.py, test_trap_12
@@ -62,7 +62,7 @@ def test_trap_1_a_compacted_log_is_committed_to_its_end(harness: KafkaHarness) -
             harness.admin.create_topics([new])[stage.topic].result(30)
             left: list[int] = []
             broker, deadline = await stage.broker(), time.monotonic() + 30
-            while left == [*range(len(left))]:  # until the cleaner has left holes behind the first event, which stays
+            while left == [*range(len(left))]:  # until compaction has made holes after the first event, which stays
                 assert time.monotonic() < deadline, "nothing was compacted"
                 keys = [f"once-{time.monotonic()}", *["often"] * 9]
                 await broker.publish([event(stage.topic, key, n) for n, key in enumerate(keys)])
@@ -75,14 +75,14 @@ def test_trap_1_a_compacted_log_is_committed_to_its_end(harness: KafkaHarness) -
                 handled.append(current().position)
 
             await run_until(app, lambda: stage.watermark() == left[-1] + 1)
-            assert set(handled) <= set(left), "what is there, and no more"
+            assert set(handled) <= set(left), "handled an event that is not in the log"
             assert left[-1] in handled
 
     play(scene())
 
 
 def _offsets(harness: KafkaHarness, topic: str) -> list[int]:
-    """What is in the log, as a plain consumer finds it."""
+    """The offsets in the log, as a plain consumer finds them."""
     conf = {"bootstrap.servers": harness.bootstrap, "group.id": "x", "enable.partition.eof": True}
     consumer = Consumer(conf | {"enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
@@ -93,8 +93,8 @@ def _offsets(harness: KafkaHarness, topic: str) -> list[int]:
     return found
 
 
-def test_trap_2_what_is_committed_is_done_not_only_delivered(harness: KafkaHarness) -> None:
-    """Twenty events run at once and end in a random order: the commit follows the lowest open one."""
+def test_trap_2_only_done_events_are_committed(harness: KafkaHarness) -> None:
+    """Twenty events run at once and end in a random order. The commit follows the lowest open one."""
 
     async def scene() -> None:
         async with staged(harness) as stage:
@@ -107,7 +107,7 @@ def test_trap_2_what_is_committed_is_done_not_only_delivered(harness: KafkaHarne
 
             def follows(lowest: int) -> bool:
                 committed = stage.watermark() or 0
-                assert committed <= lowest, "committed what has not ended"
+                assert committed <= lowest, "committed an event that has not ended"
                 return committed == lowest
 
             await stage.publish(20, keys=20)
@@ -130,7 +130,7 @@ def test_trap_3_a_rewind_replays_and_metadata_of_another_offset_does_not_count(h
             await member.subscription.settle([Progress(first.partition, first.epoch, 2, [(5, 10)])])
             await member.subscription.close()
             (_, metadata) = stage.committed()[0]
-            for offset, text in ((1, metadata), (1, "")):  # copied with its text; reset by the tool
+            for offset, text in ((1, metadata), (1, "")):  # a tool copied the text, or reset it
                 stage.reset(offset, text)
                 again = await stage.member()
                 await again.take(9)
@@ -143,7 +143,7 @@ def test_trap_3_a_rewind_replays_and_metadata_of_another_offset_does_not_count(h
     play(scene())
 
 
-def test_trap_3_an_offset_beyond_the_log_is_no_reason_to_skip(
+def test_trap_3_an_offset_beyond_the_log_skips_no_event(
     harness: KafkaHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
@@ -180,7 +180,7 @@ def test_trap_3_events_removed_by_retention_are_reported(
         play(scene())
 
 
-def test_trap_4_events_done_by_the_metadata_are_skipped_at_intake_and_counted(harness: KafkaHarness) -> None:
+def test_trap_4_events_that_the_metadata_lists_as_done_are_skipped_and_counted(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness) as stage:
             await stage.publish(10, keys=10)
@@ -204,7 +204,7 @@ def test_trap_4_events_done_by_the_metadata_are_skipped_at_intake_and_counted(ha
     play(scene())
 
 
-def test_trap_5_a_partition_that_comes_again_has_a_newer_epoch_and_the_older_one_settles_nothing(
+def test_trap_5_a_partition_assigned_again_has_a_newer_epoch_and_the_older_one_settles_nothing(
     harness: KafkaHarness,
 ) -> None:
     async def scene() -> None:
@@ -213,13 +213,13 @@ def test_trap_5_a_partition_that_comes_again_has_a_newer_epoch_and_the_older_one
             member = await stage.member()
             await member.take(3)
             before = member.progress()
-            await asyncio.sleep(4.5)  # receives nothing for too long: the partition is lost, and comes again
+            await asyncio.sleep(4.5)  # it does not receive for too long: the partition is lost, then assigned again
             await member.take(6)
             old, new = member.deliveries[2], member.deliveries[5]
             assert (old.position, new.position) == (2, 2)
             assert new.epoch > old.epoch
             assert await member.subscription.settle(before) == [old.partition]
-            assert stage.watermark() == 0, "an ownership that has ended has settled"
+            assert stage.watermark() == 0, "the settle of a former ownership took effect"
             assert not await member.settle()
             assert stage.watermark() == 3
 
@@ -227,7 +227,7 @@ def test_trap_5_a_partition_that_comes_again_has_a_newer_epoch_and_the_older_one
 
 
 def test_trap_6_a_run_that_outlives_its_ownership_blocks_its_key_in_its_process(harness: KafkaHarness) -> None:
-    """A partition goes to another member while its handlers run, and comes back while they still do."""
+    """A partition moves to another member while its handlers run, and comes back while they still run."""
 
     async def scene() -> None:
         async with staged(harness, partitions=2, revoke_grace_s=0.3) as stage:
@@ -258,8 +258,8 @@ def test_trap_6_a_run_that_outlives_its_ownership_blocks_its_key_in_its_process(
                 await until(lambda: app.readings()[0].delivered == 8 + len(moved))
                 behind = [Event(new_id(), stage.topic, f"behind-{n}", b"behind") for n in range(8)]
                 await (await stage.broker()).publish(behind)
-                await until(lambda: len(runs) == 16)  # they start after what came before them, if that may start
-                assert not any(len(fences) > 1 for fences in runs.values()), "started beside its own stale run"
+                await until(lambda: len(runs) == 16)  # they start after the earlier events, if those may start
+                assert not any(len(fences) > 1 for fences in runs.values()), "a key started during its own stale run"
                 ended.set()
                 await until(lambda: sum((stage.watermark(index) or 0) for index in (0, 1)) == 16)
             assert most == 1
@@ -269,7 +269,7 @@ def test_trap_6_a_run_that_outlives_its_ownership_blocks_its_key_in_its_process(
     play(scene())
 
 
-def test_trap_7_a_clean_rebalance_repeats_nothing_and_the_others_flow_meanwhile(harness: KafkaHarness) -> None:
+def test_trap_7_a_clean_rebalance_repeats_nothing_and_other_partitions_flow_meanwhile(harness: KafkaHarness) -> None:
     async def scene() -> None:
         async with staged(harness, partitions=4, revoke_grace_s=20.0) as stage:
             broker = await stage.broker()
@@ -297,11 +297,11 @@ def test_trap_7_a_clean_rebalance_repeats_nothing_and_the_others_flow_meanwhile(
     play(scene())
 
 
-def test_trap_7_a_partition_revoked_before_it_was_announced_goes_back_as_it_came(
+def test_trap_7_a_partition_revoked_before_it_was_announced_is_given_back_clean(
     harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member's first commits wait in its queue while the partition goes to another member. They must not be sent
-    then: the coordinator would accept them and set the other's progress back."""
+    """A member's first commits wait in its queue while the partition moves to another member. They must not be sent
+    after that: the coordinator would accept them and set the other member's progress back."""
     slow: list[Commits] = []
     work = Commits.work
 
@@ -322,7 +322,7 @@ def test_trap_7_a_partition_revoked_before_it_was_announced_goes_back_as_it_came
             await second.until(lambda: len(second.deliveries) > 5)
             assert not await second.settle()
             (partition,) = second.assigned
-            assert not second.assigned[partition].unclean, "nothing can have run"
+            assert not second.assigned[partition].unclean, "unclean although no event can have run"
             before = stage.committed()[partition.index]
             monkeypatch.setattr(Commits, "work", work)
             await first.hold(1)
@@ -331,9 +331,9 @@ def test_trap_7_a_partition_revoked_before_it_was_announced_goes_back_as_it_came
     play(scene())
 
 
-def test_trap_7_a_member_that_leaves_during_a_rebalance_delays_no_other(harness: KafkaHarness) -> None:
-    """Until all have joined again, the coordinator does not read what the second one sends. If it missed that this
-    member leaves, the others would wait for a whole session."""
+def test_trap_7_a_member_that_leaves_during_a_rebalance_delays_no_other_member(harness: KafkaHarness) -> None:
+    """Until all members have joined again, the coordinator does not read the requests of the second one. If it did not
+    read that this member leaves, the others would wait for a whole session."""
 
     async def scene() -> None:
         options = {"lease_s": 60.0, "client": {"heartbeat.interval.ms": 300}}
@@ -356,8 +356,8 @@ def test_trap_7_a_member_that_leaves_during_a_rebalance_delays_no_other(harness:
     play(scene())
 
 
-def test_trap_10_what_a_commit_cannot_hold_throttles_that_partition_only(harness: KafkaHarness) -> None:
-    """Half of 130,000 positions are done, at random: too much for 4,096 characters."""
+def test_trap_10_progress_that_does_not_fit_into_a_commit_throttles_its_partition_only(harness: KafkaHarness) -> None:
+    """Half of 130,000 positions are done, at random: too many for 4,096 characters."""
 
     async def scene() -> None:
         async with staged(harness, partitions=2) as stage:
@@ -448,6 +448,6 @@ def test_trap_22_events_read_ahead_of_a_revoked_partition_are_dropped_and_not_do
             await second.hold(1)
             there = [n for n in range(400) if partition_of(f"key-{n % 40}", 2) == partition.index]
             await second.take(len(there))
-            assert second.values == there, "counted as done although no member received it"
+            assert second.values == there, "an event counted as done although no member received it"
 
     play(scene())

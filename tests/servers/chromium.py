@@ -11,7 +11,7 @@ from tests.servers.server import PROBE_S, Server
 
 FLAGS = (
     "--headless",
-    "--no-sandbox",  # it refuses to run as root otherwise
+    "--no-sandbox",  # otherwise it refuses to run as root
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -43,7 +43,7 @@ class ChromiumServer(Server):
 
     @contextmanager
     def page(self) -> Iterator[Page]:
-        """A page with no cookies of another test. asyncio.run() does not work inside: use the async client there."""
+        """A page without cookies of other tests. asyncio.run() does not work inside: use the async client there."""
         with sync_playwright() as playwright:
             browser = playwright.chromium.connect_over_cdp(self.url)
             with closing(browser), browser.new_context() as context:

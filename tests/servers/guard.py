@@ -1,11 +1,11 @@
 """The process between a test run and one of its servers, so that the server never outlives the run.
 
-The test run holds a pipe to the guard. When the pipe closes, because the run closed it or died in any way, the
-guard kills every process of the server and removes the server's folder. The guard is the subreaper of all that it
-starts: what a server leaves behind (backends with a session of their own, daemons such as epmd) falls back to the
-guard, so that its descendants are the whole server, under whatever user they run.
+The test run holds a pipe to the guard. When the pipe closes, because the run closed it or died in any way, the guard
+kills every process of the server and removes the server's folder. The guard is the subreaper of all processes that it
+starts: it becomes the parent of processes that a server leaves behind (backends with their own session, daemons such as
+epmd). So the guard's descendants are all processes of the server, whatever their user is.
 
-Requests and replies are lines of JSON. The guard itself needs nothing but the standard library.
+Requests and replies are lines of JSON. The guard itself needs only the standard library.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ class Guard:
     """The test run's end of the pipe."""
 
     def __init__(self, folder: Path, *, farewell: signal.Signals) -> None:
-        """Guard `folder`; the main process gets `farewell`, and a moment, before all is killed at the end."""
+        """Guard `folder`. At the end the main process gets the signal `farewell` and a moment before all is killed."""
         self._one_at_a_time = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-IS", __file__, str(folder), str(farewell.value)],
@@ -44,11 +44,11 @@ class Guard:
         )
 
     def start(self, argv: Sequence[str], *, env: dict[str, str], user: str | None, log: Path) -> int:
-        """Run `argv` in the folder, its output added to `log`, and give its process id."""
+        """Run `argv` in the folder, append its output to `log`, and return its process id."""
         return int(self._ask("start", argv=argv, env=env, user=user, log=str(log)))
 
     def exit_code(self, pid: int) -> int | None:
-        """How the process that was started as `pid` ended, or None while it runs."""
+        """The exit code of the process that was started as `pid`, or None while it runs."""
         code = self._ask("exit_code", pid=pid)
         return None if code is None else int(code)
 
@@ -57,11 +57,11 @@ class Guard:
         self._ask("signal_all", number=number.value)
 
     def stop_all(self) -> None:
-        """SIGSTOP every process of the server, and return when all of them stand still."""
+        """SIGSTOP every process of the server, and return when all of them are stopped."""
         self._ask("stop_all")
 
     def kill_all(self) -> None:
-        """Kill -9 every process of the server, and return when all of them are gone."""
+        """Kill -9 every process of the server, and return when all of them have ended."""
         self._ask("kill_all")
 
     def close(self) -> None:
@@ -77,14 +77,14 @@ class Guard:
         with self._one_at_a_time:
             self._process.stdin.write(json.dumps([verb, values]) + "\n")
             self._process.stdin.flush()
-            reply = json.loads(self._process.stdout.readline() or '{"error": "it is gone"}')
+            reply = json.loads(self._process.stdout.readline() or '{"error": "the guard has ended"}')
         if "error" in reply:
             raise RuntimeError(f"the guard could not {verb} {values.get('argv', '')}: {reply['error']}")
         return reply["value"]
 
 
 class Keeper:
-    """The guard's end of the pipe: it starts processes, and knows all their descendants."""
+    """The guard's end of the pipe: it starts processes, and finds all their descendants."""
 
     def __init__(self, folder: str, farewell: int) -> None:
         self.folder = folder
@@ -115,17 +115,17 @@ class Keeper:
         return self.exit_codes.get(pid)
 
     def signal_all(self, *, number: int) -> None:
-        """Signal the descendants, and again those which they forked meanwhile."""
-        told: set[int] = set()
-        while untold := [pid for pid in descendants() if pid not in told]:
-            told.update(untold)
-            send(untold, number)
+        """Signal the descendants, and then those that they forked meanwhile."""
+        signalled: set[int] = set()
+        while new := [pid for pid in descendants() if pid not in signalled]:
+            signalled.update(new)
+            send(new, number)
 
     def stop_all(self) -> None:
-        """The signal is taken by one thread of a process: until that has its turn, the others go on."""
+        """One thread of a process handles the signal. Until that thread runs, the others go on."""
         self.signal_all(number=signal.SIGSTOP)
         deadline = time.monotonic() + KILL_S
-        while not all(map(stands_still, descendants())):
+        while not all(map(is_stopped, descendants())):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{descendants()} still run {KILL_S} s after SIGSTOP")
             time.sleep(0.005)
@@ -139,7 +139,7 @@ class Keeper:
             time.sleep(0.01)
 
     def end(self) -> None:
-        """Say farewell to the process started last, kill all, remove the folder."""
+        """Send the farewell signal to the process started last, kill all, remove the folder."""
         pid = self.started[-1].pid if self.started else 0
         if self.farewell != signal.SIGKILL and pid in descendants():
             self.signal_all(number=signal.SIGCONT)
@@ -151,7 +151,7 @@ class Keeper:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def reap(self) -> bool:
-        """Take the exit codes of what has ended; False when no child is left."""
+        """Collect the exit codes of ended children. False: no child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -176,8 +176,8 @@ def descendants(root: int | None = None) -> list[int]:
     return found
 
 
-def stands_still(pid: int) -> bool:
-    """Every thread of it is stopped or gone."""
+def is_stopped(pid: int) -> bool:
+    """Every thread of the process is stopped or has ended."""
     states = []
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):
@@ -192,7 +192,7 @@ def send(pids: list[int], number: int) -> None:
 
 
 def requests() -> Iterator[bytes]:
-    """The lines on stdin, until it closes or the parent is gone (a fork of it may hold the pipe open)."""
+    """The lines on stdin, until it closes or the parent has ended (a fork of the parent may hold the pipe open)."""
     parent, rest = os.getppid(), b""
     while os.getppid() == parent:
         if select.select([sys.stdin], [], [], PARENT_CHECK_S)[0]:

@@ -1,7 +1,7 @@
-"""Get what the servers of the tests need and this machine lacks: `python -m tests.servers.install`.
+"""Install what the servers of the tests need: `python -m tests.servers.install`.
 
-Prints one line per server: present, installed, or what is missing and the command to get it. Exits 0 with
-things missing, since their tests are then skipped; exits 1 when CI is set, where every server must be there.
+Prints one line per server: present, installed, or what is missing and the command that installs it. Exits with 0 if
+something is missing, because its tests are then skipped. If CI is set, exits with 1: there every server is needed.
 """
 
 import os
@@ -60,7 +60,7 @@ def services_held_back() -> Iterator[None]:
 
 
 def fetch_jars() -> None:
-    """Put Kafka's jars in place by one rename, so that half a download never counts as installed."""
+    """Download Kafka's jars, then put them in place with one rename: half a download must not count as installed."""
     maven = MAVEN.find()
     if JARS.find() or maven is None:
         return
@@ -76,7 +76,7 @@ def fetch_jars() -> None:
 
 
 def run(command: Sequence[str]) -> bool:
-    """Run `command` quietly; if it fails, show how its output ends."""
+    """Run `command` quietly. If it fails, show the end of its output."""
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(
@@ -90,7 +90,7 @@ def run(command: Sequence[str]) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        say(f"{' '.join(command)}: no end after {COMMAND_TIMEOUT_S} s")
+        say(f"{' '.join(command)}: not finished after {COMMAND_TIMEOUT_S} s")
         return False
     if done.returncode:
         say(f"{' '.join(command)}: exit {done.returncode}", *done.stdout.splitlines()[-15:])

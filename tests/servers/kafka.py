@@ -1,4 +1,4 @@
-"""Apache Kafka: KRaft nodes, broker and controller in one small JVM each; one alone, or three as a cluster."""
+"""Apache Kafka: one KRaft node, or a cluster of three. Each node is broker and controller in one small JVM."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.servers.needs import JARS, JAVA
 from tests.servers.proxy import Proxy
 from tests.servers.server import PROBE_S, READY_S, Server, free_port
 
-ANSWER_S = 10.0  # for a question to a cluster whose nodes come and go
+ANSWER_S = 10.0  # for a request to a cluster whose nodes are killed and restarted
 PAUSE_S = 0.05
 CLUSTER_ID = "b253YXJkLXRlc3RzLTAwMQ"  # any 16 bytes, in url-safe base64
 SMALL_JVM = ("-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
@@ -34,7 +34,7 @@ broker.heartbeat.interval.ms=250
 group.initial.rebalance.delay.ms=0
 # Compaction is seen at once.
 log.cleaner.backoff.ms=200
-# Leases of a second, as the suites have them.
+# Leases of a second, as in the suites.
 group.min.session.timeout.ms=500
 group.consumer.min.session.timeout.ms=500
 group.consumer.min.heartbeat.interval.ms=500
@@ -55,7 +55,7 @@ class KafkaServer(Server):
     name = "Kafka"
     address = "kafka://127.0.0.1:{port}"
     heap = "-Xmx384m"
-    session_ms = 6_000  # a busy machine may keep it from its controller for some seconds: then it takes no new topic
+    session_ms = 6_000  # on a busy machine it may lose its controller for some seconds, and then accepts no new topic
 
     def __init__(self, number: int = 1) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class KafkaServer(Server):
 
     @property
     def bootstrap(self) -> str:
-        """What clients take as `bootstrap.servers`."""
+        """The value of `bootstrap.servers` for clients."""
         return f"{self.host}:{self.port}"
 
     def properties(self) -> str:
@@ -98,10 +98,10 @@ class KafkaServer(Server):
             raise ConnectionError("the broker is not in the cluster yet")
 
     def proxy(self) -> Proxy:
-        """A proxy before this server, one at a time.
+        """A proxy in front of this server, one at a time.
 
-        Clients go where the broker says it is, so the broker has a second listener, which advertises the one port
-        that is kept for the proxy.
+        Clients connect to the address that the broker advertises. So the broker has a second listener, which
+        advertises the port that is reserved for the proxy.
         """
         url = self.address.format(port=self._proxy_port)
         return Proxy(port=self._proxy_port, target_port=self._proxied_port, url=url)
@@ -112,18 +112,18 @@ class KafkaServer(Server):
 
 
 class KafkaNode(KafkaServer):
-    """One of three: they fit side by side into a small machine."""
+    """One of three nodes, small enough to run together on a small machine."""
 
     heap = "-Xmx256m"
-    session_ms = 2_000  # the others take over soon
+    session_ms = 2_000  # so that the others take over soon
 
     def properties(self) -> str:
-        """All groups have the same coordinator, so that what one of them sees of it, all would."""
+        """All groups have the same coordinator, so a test of one group is enough."""
         return super().properties().replace("offsets.topic.num.partitions=5", "offsets.topic.num.partitions=1")
 
 
 class KafkaCluster:
-    """Three nodes that hold a copy each of everything, and take what two of them have written."""
+    """Three nodes. Each has a copy of everything, and a write is accepted when two of them have it."""
 
     def __init__(self) -> None:
         self.nodes: list[KafkaServer] = [KafkaNode(number) for number in (1, 2, 3)]
@@ -133,7 +133,7 @@ class KafkaCluster:
         self.url = f"kafka://{self.bootstrap}"
 
     def start(self) -> None:
-        """Together, for one alone has no majority to answer with."""
+        """Start all nodes at once: a single node has no majority and does not answer."""
         self._together(KafkaServer.start)
 
     def heal(self) -> None:
@@ -153,8 +153,8 @@ class KafkaCluster:
 
 
 class KafkaView:
-    """What a cluster says, and what a bare client can do with it. Each question has clients of its own: nothing that
-    was known of a node before its death is in the way."""
+    """Reads the state of a cluster, and tries what a bare client can do with it. Each call uses new clients, so no old
+    knowledge about a dead node gets in the way."""
 
     def __init__(self, bootstrap: str) -> None:
         self._conf = {"bootstrap.servers": bootstrap, "log_level": 0}
@@ -162,19 +162,19 @@ class KafkaView:
         self._commit = 0
 
     def prepare(self, partitions: int) -> None:
-        """Make a topic to try the cluster with."""
+        """Create a topic to try the cluster with."""
         admin = AdminClient(self._conf)
         admin.create_topics([NewTopic(self._own, partitions)])[self._own].result(READY_S)
 
     def coordinator(self, group: str) -> int:
-        """The node that keeps the group's members and progress. Ask while all live: librdkafka ends the process when
-        an admin's request to a coordinator is cut off (confluentinc/librdkafka#4605)."""
+        """The node that stores the group's members and progress. Call this while all nodes live: librdkafka ends the
+        process when an admin request to a coordinator is cut off (confluentinc/librdkafka#4605)."""
         admin = AdminClient(self._conf)
         futures = admin.describe_consumer_groups([group], request_timeout=READY_S)
         return int(futures[group].result(READY_S).coordinator.id)
 
     def committed(self, topic: str, group: str) -> int:
-        """The sum of the group's offsets; 0 while nobody can say."""
+        """The sum of the group's offsets; 0 while the cluster does not answer."""
         consumer = Consumer(self._conf | {"group.id": group, "enable.auto.commit": False})
         try:
             places = [TopicPartition(topic, index) for index in self._partitions(consumer, topic)]
@@ -188,7 +188,7 @@ class KafkaView:
         return {int(each.leader) for each in self._partitions(AdminClient(self._conf), topic).values()}
 
     def is_whole(self, copies: int) -> bool:
-        """Every partition of every topic has so many copies that are up to date; False while nobody can say."""
+        """Every partition of every topic has this many in-sync copies. False while the cluster does not answer."""
         try:
             topics = AdminClient(self._conf).list_topics(timeout=ANSWER_S).topics.values()
         except KafkaException:
@@ -212,7 +212,7 @@ class KafkaView:
         return len(answers) == len(indexes) and all(error is None for error in answers)
 
     def _commits(self) -> bool:
-        """Committed, then asked for until it is there: this has a time limit."""
+        """Commit, then read the commit until it is stored. Unlike a synchronous commit, this has a time limit."""
         self._commit += 1
         place = TopicPartition(self._own, 0, self._commit)
         consumer = Consumer(self._conf | {"group.id": self._own, "enable.auto.commit": False})

@@ -30,7 +30,7 @@ class MariaDBServer(Server):
     def command(self) -> list[str]:
         return [
             str(MARIADB.path),
-            "--no-defaults",  # only counts in first place
+            "--no-defaults",  # it has an effect only as the first option
             f"--datadir={self.folder / 'data'}",
             f"--bind-address={self.host}",
             f"--port={self.port}",

@@ -1,4 +1,4 @@
-"""What each server needs on this machine, where it is looked for, and how to get it."""
+"""What each server needs on this machine, where it is searched, and how to install it."""
 
 import os
 import shutil
@@ -11,18 +11,18 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 POM = PROJECT / "pom.xml"
 KAFKA_LIB = PROJECT / ".services" / "kafka" / "lib"
-# Debian keeps servers where only root's PATH looks.
+# Debian installs servers in folders that are only on root's PATH.
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"))
 APT_INSTALL = ("apt-get", "install", "-y", "--no-install-recommends")
 
 
 class Missing(Exception):
-    """Something that a server needs is not on this machine; the text says what, and how to get it."""
+    """Something that a server needs is not on this machine. The text names it, and the command that installs it."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a server needs: `find` gives its place or None, `cure` is the command that gets it."""
+    """One thing that a server needs: `find` returns its path or None, `cure` is the command that installs it."""
 
     name: str
     find: Callable[[], Path | None]
@@ -54,7 +54,7 @@ def packaged(name: str, package: str, place: str = "") -> Need:
 
 
 def kafka_jars() -> Path | None:
-    """The folder of jars, if it was completed from the pom.xml of today."""
+    """The folder of jars, if it was completed with the current pom.xml."""
     receipt = KAFKA_LIB / POM.name
     return KAFKA_LIB if receipt.is_file() and receipt.read_bytes() == POM.read_bytes() else None
 
@@ -64,7 +64,7 @@ def this_system() -> Path | None:
 
 
 REDIS = packaged("redis-server", "redis-server")
-# The wrapper on PATH switches to user rabbitmq and its home; the package's own script stays with the caller.
+# The wrapper on PATH switches to user rabbitmq and its home; the package's own script runs as the caller.
 RABBITMQ = packaged("rabbitmq-server", "rabbitmq-server", "usr/lib/rabbitmq/bin/rabbitmq-server")
 POSTGRES = packaged("postgres", "postgresql", "usr/lib/postgresql/*/bin/postgres")
 MARIADB = packaged("mariadbd", "mariadb-server")
@@ -87,6 +87,6 @@ SERVERS: dict[str, tuple[Need, ...]] = {
 
 
 def missing(server: str) -> list[Need]:
-    """What this machine lacks for `server`: Maven only counts where there are jars to fetch."""
+    """What this machine lacks for `server`. Maven is needed only if jars must be downloaded."""
     lacking = [need for need in SERVERS[server] if need.find() is None]
     return [MAVEN, *lacking] if JARS in lacking and MAVEN.find() is None else lacking

@@ -14,8 +14,8 @@ class PostgresServer(Server):
     name = "PostgreSQL"
     address = "postgresql://onward@127.0.0.1:{port}/onward"
     account = "postgres"
-    stop_signal = signal.SIGINT  # SIGTERM would wait for the clients to leave
-    farewell = signal.SIGQUIT  # killed, it would leave its shared memory behind
+    stop_signal = signal.SIGINT  # on SIGTERM it would wait for its clients to disconnect
+    farewell = signal.SIGQUIT  # after SIGKILL it would leave its shared memory behind
 
     def prepare(self) -> None:
         initdb = POSTGRES.path.with_name("initdb")
@@ -30,7 +30,7 @@ class PostgresServer(Server):
         ]
 
     def probe(self) -> None:
-        """Besides answering, the database must be there: the first answer makes it."""
+        """Connect, and create the database if it does not exist yet."""
         url = self.url.removesuffix("onward") + "postgres"
         with psycopg.connect(url, autocommit=True, connect_timeout=int(PROBE_S)) as connection:
             if not connection.execute("select 1 from pg_database where datname = 'onward'").fetchone():

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can be cut and stalled, for tests of what a client does when the network fails."""
+"""A TCP proxy on loopback that can be cut and stalled, to test what a client does when the network fails."""
 
 import asyncio
 import threading
@@ -13,11 +13,11 @@ ANSWER_S = 10.0
 
 
 class Proxy:
-    """Forwards `port` to `target_port`; `url` is the server's, with the port of the proxy. Use it in a `with`.
+    """Forwards `port` to `target_port`. `url` is the server's URL with the port of the proxy. Use it in a `with`.
 
     cut()    drops every connection and refuses new ones; nothing more is forwarded once it returns
-    stall()  keeps connections open and accepts new ones, and forwards nothing
-    mute()   forwards what clients say, and holds the answers back
+    stall()  keeps connections open and accepts new ones, but forwards nothing
+    mute()   forwards the clients' requests, and holds the answers back
     mend()   forwards again; after a stall the bytes held back arrive
     """
 
@@ -28,7 +28,7 @@ class Proxy:
         self._answering = asyncio.Event()
         self._listener: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        # A loop of its own: the caller may be sync, or may block the loop it runs in.
+        # The proxy has its own loop: the caller may be sync, or may block its loop.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy {port}", daemon=True)
         self._thread.start()
@@ -84,7 +84,7 @@ class Proxy:
         connection.add_done_callback(self._connections.discard)
 
     async def _forward(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Serve one connection; whoever goes first, the other side is dropped as well."""
+        """Serve one connection. When one side closes, the other side is dropped as well."""
         writers = [writer]
         try:
             await self._flowing.wait()

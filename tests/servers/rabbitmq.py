@@ -1,4 +1,4 @@
-"""RabbitMQ: one node beside nothing, with an Erlang port mapper of its own."""
+"""RabbitMQ: one single node, with its own Erlang port mapper."""
 
 import socket
 
@@ -48,7 +48,7 @@ class RabbitMQServer(Server):
         return [str(RABBITMQ.path)]
 
     def probe(self) -> None:
-        """By hand, since the client is async and a probe may run inside a loop."""
+        """Over a plain socket, because the client is async and a probe may run inside a loop."""
         with socket.create_connection((self.host, self.port), PROBE_S) as connection:
             connection.sendall(AMQP_0_9_1)
             if connection.recv(1) != METHOD_FRAME:

@@ -1,4 +1,4 @@
-"""The handle of one real server: what every server has in common."""
+"""The base class of the real servers."""
 
 import os
 import shutil
@@ -22,27 +22,27 @@ STOP_S = 20.0
 PROBE_S = 2.0
 LOG_TAIL_LINES = 30
 
-# Below the ports that the kernel gives to clients: a client that retries a dead server must not connect to itself,
-# and nothing may take the port of a server between its kill and its restart.
+# Below the ports that the kernel gives to clients: a client that retries a dead server must not connect to itself, and
+# no client may take the port of a server between its kill and its restart.
 _ports = iter(SystemRandom().sample(range(20_000, 32_000), 12_000))
 
 
 class ServerFailed(Exception):
-    """A server did not come up, or did not stop, in time; the text ends with the end of its log."""
+    """A server did not start, or did not stop, in time. The text contains the end of its log."""
 
 
 class Server(ABC):
-    """One real server on loopback, in a temporary folder, guarded so that it ends with the test run.
+    """One real server on loopback, in a temporary folder. A guard ends it with the test run.
 
-    Signals reach all its processes. Port and data stay through kill, stop and restart; close() removes all.
-    The calls block: from async code use `await asyncio.to_thread(server.restart)`.
+    Signals reach all its processes. Port and data stay the same after kill, stop and restart; close() removes all.
+    The calls block: in async code use `await asyncio.to_thread(server.restart)`.
     """
 
     name: ClassVar[str]
     address: ClassVar[str]
-    account: ClassVar[str | None] = None  # the user to run as when we are root
+    account: ClassVar[str | None] = None  # the user to run as if we are root
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    farewell: ClassVar[signal.Signals] = signal.SIGKILL  # what its main process gets first at the end
+    farewell: ClassVar[signal.Signals] = signal.SIGKILL  # the signal that its main process gets first at the end
 
     def __init__(self) -> None:
         if lacking := missing(self.name):
@@ -67,7 +67,7 @@ class Server(ABC):
         return {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
 
     def prepare(self) -> None:  # noqa: B027 - Redis and Chromium need nothing
-        """Make what the first start needs."""
+        """Create the files that the first start needs."""
 
     @property
     def url(self) -> str:
@@ -92,7 +92,7 @@ class Server(ABC):
         self.paused = False
 
     def stop(self) -> None:
-        """Ask the server to shut down in order, and return when it has."""
+        """Ask the server to shut down cleanly, and return when it has ended."""
         self.resume()
         if self.running:
             os.kill(self.pid, self.stop_signal)
@@ -121,16 +121,16 @@ class Server(ABC):
             self.restart()
 
     def proxy(self) -> Proxy:
-        """A proxy before this server, on a port of its own."""
+        """A proxy in front of this server, on a port of its own."""
         port = free_port()
         return Proxy(port=port, target_port=self.port, url=self.address.format(port=port))
 
     def close(self) -> None:
-        """End the server and remove its folder. Nothing can be done with it afterwards."""
+        """End the server and remove its folder. It cannot be used afterwards."""
         self._guard.close()
 
     def run(self, *command: str) -> None:
-        """Run a command of the server's setup to its end, as the server's user."""
+        """Run a setup command to its end, as the server's user."""
         pid = self._spawn(command)
         until(lambda: self._guard.exit_code(pid) is not None, SETUP_S, f"{command[0]} does not end", self.log)
         if code := self._guard.exit_code(pid):
@@ -155,7 +155,7 @@ def free_port() -> int:
 
 def is_free(port: int) -> bool:
     with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do: old connections don't count
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do, to ignore old connections
         try:
             attempt.bind((HOST, port))
         except OSError:
@@ -164,7 +164,7 @@ def is_free(port: int) -> bool:
 
 
 def until(done: Callable[[], bool], timeout_s: float, complaint: str, log: Path) -> None:
-    """Return once `done()`; a call of it that raises anything but ServerFailed counts as not yet."""
+    """Return when `done()` is true. If it raises an error other than ServerFailed, try again."""
     deadline = time.monotonic() + timeout_s
     while True:
         reason: Exception | None = None

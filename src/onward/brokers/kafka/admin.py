@@ -14,7 +14,7 @@ from onward.errors import BrokerError
 _POLL_S = 0.05
 _FIRST_S = 3.0  # for a cluster that has never answered
 _LIST_S = 1.0
-_REFRESH_S = 0.5  # without an answer: the request may have gone to a dead node
+_REFRESH_S = 0.5  # between refreshes of the metadata: the request may have gone to a dead node
 
 
 class Admin:
@@ -26,7 +26,7 @@ class Admin:
         self._has_answered = False
 
     def answer(self, future: Any, doing: str) -> Any:
-        """The future's result. BrokerError: there is none, and why. KafkaException: the cluster refused."""
+        """Wait for the future and return its result. BrokerError: no answer. KafkaException: the cluster refused."""
         since = refreshed = clock.now()
         while wait([future], _POLL_S).not_done:
             self._check(since, doing)
@@ -50,7 +50,7 @@ class Admin:
                     raise explained(error, doing) from error
 
     def _refresh(self) -> None:
-        """Ask any node for metadata. The client sends requests to the node that it knows as the controller. With KRaft
+        """Ask any node for metadata. The client sends requests to the node that it takes for the controller. With KRaft
         that may be any node, and the client waits for it even if it is dead."""
         with contextlib.suppress(KafkaException):
             self.client.list_topics(timeout=_LIST_S)
@@ -59,7 +59,7 @@ class Admin:
         """BrokerError: waiting longer is useless.
 
         A cluster that has never answered is the wrong one or does not run; one that has answered may come back."""
-        self.client.poll(0)  # for its errors
+        self.client.poll(0)  # calls the error callback
         waited_s = clock.now() - since
         where = f"Kafka at {self._factory.servers}"
         if self._factory.denied:

@@ -1,4 +1,4 @@
-"""Partitions on their way to be ours: the group has assigned them, their fences are not stored yet."""
+"""Partitions that the group has assigned to this member, until their fences are stored and the member owns them."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _NOTICE_S = 1.0  # a client that lost its connection checks once a second whethe
 
 
 class Claims:
-    """Looks up where partitions start, and marks their asides as ours."""
+    """Finds where partitions start, and marks their asides as ours."""
 
     def __init__(self, start_points: StartPoints, aside: AsideOwner, marks: OwnerMarks, epochs: Iterator[int]) -> None:
         self._start_points = start_points
@@ -36,7 +36,9 @@ class Claims:
         return self._start_points.troubles
 
     def claim(self, partitions: Sequence[Partition]) -> list[KafkaHold]:
-        """These, or those of them that exist and may be read. KafkaException or BrokerError: try again later."""
+        """Return holds for those of the partitions that exist and may be read.
+
+        KafkaException or BrokerError: try again later."""
         found = self._start_points.locate(partitions)
         fences = self._fences(found)
         marked = self._aside.mark(fences)
@@ -48,8 +50,8 @@ class Claims:
         return [self._hold(each, where, fences[each], marked.get(each, 0)) for each, where in found.items()]
 
     def _fences(self, found: Mapping[Partition, Located]) -> dict[Partition, int]:
-        """Above all that came before. A commit has the last fence; only without one is the aside read, which takes time
-        if it is long."""
+        """A new fence for each partition, above all earlier ones. The last commit contains the last fence. The aside is
+        read only if the commit has none, because reading a long aside takes time."""
         fences = {each: where.point.fence for each, where in found.items()}
         return fences | self._aside.raised({each: fences[each] for each, where in found.items() if where.point.blank})
 
@@ -79,7 +81,7 @@ class Arrivals:
             TakeoverWait.SESSION: session_s + grace_s,
         }
         self._waiting: dict[Partition, None] = {}
-        self._fencing: dict[Partition, KafkaHold] = {}  # whose fence is being stored, or was when we began to leave
+        self._fencing: dict[Partition, KafkaHold] = {}  # their fences are being stored, or were when we began to leave
         self._retry_at = 0.0
         self._stopped = False
         self.troubles: list[str] = []  # why some of the group's events are not read
@@ -96,7 +98,7 @@ class Arrivals:
             self._waiting[partition] = None
 
     def take_back(self, partitions: Iterable[Partition]) -> list[KafkaHold]:
-        """The group wants these back. Returns those whose fence may be stored already."""
+        """The group takes these back. Returns those whose fence may be stored already."""
         fenced = []
         for partition in partitions:
             self._waiting.pop(partition, None)
@@ -109,12 +111,12 @@ class Arrivals:
         return self.take_back([*self._waiting, *self._fencing])
 
     def stop(self) -> None:
-        """This member is about to leave: nothing becomes ours any more."""
+        """This member is about to leave, so it accepts no more partitions."""
         self._stopped = True
         self._waiting.clear()
 
     def work(self) -> None:
-        """Claim what waits: see where it starts, store a new fence, and only then hold it."""
+        """Claim the waiting partitions: find where each starts, store a new fence, and only then hold it."""
         if not self._waiting or clock.now() < self._retry_at:
             return
         self._retry_at = clock.now() + _RETRY_S
@@ -139,7 +141,7 @@ class Arrivals:
         self.troubles = troubles
 
     def _fenced(self, hold: KafkaHold, error: KafkaError | None) -> None:
-        """The fence is stored, or could not be."""
+        """Called when the fence was stored, or could not be stored."""
         if self._fencing.get(hold.partition) is not hold or self._stopped:
             return  # it was taken back, or will be
         del self._fencing[hold.partition]

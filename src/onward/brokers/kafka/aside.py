@@ -1,4 +1,4 @@
-"""The aside as the contract has it, over the tables of a group's aside log."""
+"""Implements the aside of the broker contract with the tables of a group's aside log."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ from onward.brokers.kafka.topics import KafkaTopics
 from onward.errors import BrokerError
 from onward.event import Partition
 
-_STEP = 500  # rows whose bodies are read together to search a text in them
+_STEP = 500  # how many bodies are read at once to search a text in them
 _PAGE_BYTES = 16 << 20  # a page of a scan ends there, whatever its limit
 
 PlacedRow = tuple[Partition, AsideRow]
@@ -36,10 +36,10 @@ class KafkaAside:
             records = await asyncio.to_thread(self._log.records, partition, page)
             if records or not page:
                 return records
-            after = page[-1].position  # all of these were removed meanwhile; there may be more behind them
+            after = page[-1].position  # all of these were removed meanwhile; there may be more records after them
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
-        """Pages follow the place of a record (topic, partition, position), which never changes."""
+        """Pages are in the order of the records' places (topic, partition, position), which never change."""
         least = None if after is None else RecordPlace.parse(after)
         return await asyncio.to_thread(self._scan, where, least, limit)
 
@@ -63,7 +63,7 @@ class KafkaAside:
     def _scan(self, where: Filter, least: RecordPlace | None, limit: int) -> Page:
         with self._log.reading(list(self._partitions(where.topic))) as tables:
             rows = (each for each in _behind(tables, least) if matches(each[1], where))
-            # A text may be in the bodies alone, so any number of rows may be needed for a page.
+            # A text is searched in the bodies, so any number of rows may be needed to fill a page.
             rest = list(rows if where.text is not None else itertools.islice(rows, limit + 1))
         found: list[tuple[RecordPlace, AsideRecord]] = []
         size, last = 0, least
@@ -80,7 +80,7 @@ class KafkaAside:
         return Page([record for _, record in found[:limit]], last.cursor() if last and more else None)
 
     def _count(self, where: Filter) -> Count:
-        assert where.text is None, "a text is found in records, not in their rows"
+        assert where.text is None, "a text can be searched in records only, not in rows"
         with self._log.reading(list(self._partitions(where.topic))) as tables:
             rows = [row for table in tables.values() for row in table.rows.values() if matches(row, where)]
         return Count(len(rows), oldest(rows))
@@ -91,7 +91,7 @@ class KafkaAside:
                 yield RecordPlace(partition.topic, partition.index, record.position, record.id), record
 
     def _partitions(self, topic: str | None) -> dict[Partition, str]:
-        """With the ids of their logs."""
+        """The partitions that have an aside, with the ids of their logs."""
         partitions: dict[Partition, str] = {}
         for name in self._log.topics():
             described = self._topics.described(name) if topic in (None, name) else None
@@ -119,7 +119,7 @@ class KafkaAside:
 
 
 def _behind(tables: Mapping[Partition, AsideTable], least: RecordPlace | None) -> Iterator[PlacedRow]:
-    """Every row behind a place, by place."""
+    """Every row after a place, in the order of places."""
     for partition in sorted(tables):
         if least is None or partition > least[:2]:
             yield from ((partition, row) for row in tables[partition].above(-1))

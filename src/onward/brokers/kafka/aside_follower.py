@@ -1,4 +1,4 @@
-"""Follows the logs of asides, and folds what it reads into tables."""
+"""Follows the logs of asides, and folds their entries into tables."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _CATCH_UP_S = 30.0
 
 
 class AsideFollower:
-    """Of one group; one call at a time. Bodies take at most `max_in_flight_bytes` over all tables."""
+    """Follows the asides of one group; one call at a time. Bodies use at most `max_in_flight_bytes` over all tables."""
 
     def __init__(self, cluster: Cluster, group: str) -> None:
         self._factory = cluster.factory
@@ -36,11 +36,11 @@ class AsideFollower:
         self.tables: dict[Partition, AsideTable] = {}
 
     def table(self, partition: Partition) -> AsideTable:
-        """An empty one if the partition is not followed."""
+        """The table of a partition; an empty one if it is not followed."""
         return self.tables.get(partition) or AsideTable(self._room)
 
     def follow(self, partitions: Sequence[Partition]) -> None:
-        """From now on these too. Their asides must exist."""
+        """Follow these partitions too. Their asides must exist."""
         new = [each for each in partitions if each not in self.tables]
         if not new:
             return
@@ -52,7 +52,7 @@ class AsideFollower:
         self.tables |= {each: AsideTable(self._room) for each in new}
 
     def catch_up(self, partitions: Sequence[Partition]) -> None:
-        """Read these to the ends that their logs have now. BrokerError: not possible in time."""
+        """Read these to the current ends of their logs. BrokerError: it was not possible in time."""
         if not partitions:
             return
         names = [Partition(topic_name(self._group, each.topic), each.index) for each in partitions]
@@ -68,7 +68,7 @@ class AsideFollower:
             raise explained(error, f"reading the aside of group {self._group}") from error
 
     def take(self, wait_s: float) -> None:
-        """Fold what has arrived, or arrives within this time."""
+        """Fold the entries that have arrived, or that arrive within this time."""
         if self._consumer is None:
             return
         first = poll(self._consumer, wait_s)
@@ -95,7 +95,7 @@ class AsideFollower:
         return TopicPartition(topic_name(self._group, partition.topic), partition.index, 0)
 
     def _start_over(self) -> None:
-        """With a new client: this one may have stopped reading, see stall_check.py."""
+        """Start over with a new client: this one may have stopped reading, see stall_check.py."""
         if self._consumer is not None:
             close_in_background(self._consumer.close)
             self._consumer = None
@@ -111,12 +111,12 @@ class AsideFollower:
 
 
 def _apply(table: AsideTable, message: KafkaMessage) -> None:
-    """An entry that is not ours is skipped: the records behind it must be found."""
+    """Skip an entry that is not ours, so that the records after it are read."""
     try:
         table.apply(_entry(message))
     except (msgspec.MsgspecError, ValueError) as error:
         log.warning(
-            "Kafka: %s/%d holds something at offset %d that is no record of ours; it is skipped: %s",
+            "Kafka: %s/%d: the entry at offset %d is not a record of Onward and is skipped: %s",
             *(message.topic(), message.partition(), message.offset(), error),
         )
 

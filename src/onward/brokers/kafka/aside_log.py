@@ -1,4 +1,4 @@
-"""The asides of one group, as logs that are written and read. Calls block."""
+"""Writes and reads the aside logs of one group. Calls block."""
 
 import logging
 import threading
@@ -29,11 +29,11 @@ class AsideLog:
         self._lock = threading.RLock()
 
     def topics(self) -> list[str]:
-        """Those that have an aside."""
+        """The topics that have an aside."""
         return self._topics.all()
 
     def prepare(self, topic: str, index: int = 0) -> bool:
-        """Create the aside of a partition if that is allowed; False: there is none.
+        """Create the aside of a partition if auto_declare allows it. False: there is none.
 
         BrokerError: neither the topic nor its aside exists."""
         return self._topics.prepare(topic, index)
@@ -49,7 +49,7 @@ class AsideLog:
 
     @contextmanager
     def reading(self, partitions: Sequence[Partition]) -> Iterator[dict[Partition, AsideTable]]:
-        """The tables as the logs have them now; no other thread changes them meanwhile.
+        """The tables, read to the current ends of the logs. No other thread changes them within the block.
 
         BrokerError: the logs could not be read to their ends."""
         with self._lock:
@@ -75,7 +75,7 @@ class AsideLog:
         return found | self._read(partition, self._newer(partition, compacted)) if compacted else found
 
     def _newer(self, partition: Partition, rows: Sequence[AsideRow]) -> list[AsideRow]:
-        """The log no longer has the bodies of these: there are newer ones, or the records are gone."""
+        """The log no longer has the bodies of these: newer entries replaced them, or the records were removed."""
         with self.reading([partition]) as tables:
             table = tables[partition]
             now = [table.rows[row.id] for row in rows if row.id in table.rows]
@@ -83,13 +83,14 @@ class AsideLog:
                 if row in now:
                     table.remove(row.id)
                     log.error(
-                        "Kafka: record %s is lost: offset %d of %s/%d was removed by something else than compaction",
+                        "Kafka: record %s is lost: offset %d of %s/%d was removed, and not by compaction; does the "
+                        "topic have another cleanup.policy than compact?",
                         *(row.id, row.offset, topic_name(self._group, partition.topic), partition.index),
                     )
             return [row for row in now if row not in rows]
 
     def pump(self, partitions: Sequence[Partition]) -> dict[Partition, AsideTable]:
-        """The tables of these with what has arrived since, without a request to the cluster."""
+        """Fold the entries that have arrived, and return the tables of these. Sends no request to the cluster."""
         with self._lock:
             self._follower.follow([each for each in partitions if self._topics.is_ready(each)])
             self._follower.take(0.0)
@@ -97,7 +98,7 @@ class AsideLog:
             return {each: tables[each] for each in partitions if each in tables}
 
     def forget(self, partition: Partition) -> None:
-        """It is not followed any more."""
+        """Stop following the partition."""
         with self._lock:
             self._follower.forget(partition)
 

@@ -1,4 +1,4 @@
-"""What the owner of partitions does in their asides: it marks them as its own, stores records, applies requests."""
+"""What the owner of partitions does in their asides: it marks them as its own, stores records, reports moves."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ from onward.event import Partition
 log = logging.getLogger("onward")
 
 _LOOK_S = 0.1
-_STEP = 50  # records whose bodies are in memory together
+_STEP = 50  # how many records have their bodies in memory at once
 _RECREATED = "the topic was deleted and created again while they waited; `onward dead send` publishes them again"
 
 
@@ -34,15 +34,15 @@ class AsideOwner:
     # -- becoming the owner ---------------------------------------------------------------------------------------
 
     def raised(self, fences: Mapping[Partition, int]) -> dict[Partition, int]:
-        """These fences, or higher ones where the asides have the same or higher ones already.
+        """These fences, raised where an aside has the same or a higher one already.
 
         BrokerError: an aside could not be read."""
         with self._log.reading(list(fences)) as tables:
             return {each: max(fence, tables[each].fence + 1) for each, fence in fences.items()}
 
     def mark(self, fences: Mapping[Partition, int]) -> dict[Partition, int]:
-        """What an earlier owner writes from here on is void. Returns the offsets of the marks: requests above them are
-        new to this owner. BrokerError: a mark was not stored."""
+        """Mark the asides with these fences, so that later entries of an earlier owner are ignored. Returns the offsets
+        of the marks: requests above them are new to this owner. BrokerError: a mark was not stored."""
         marked = {}
         for topic in dict.fromkeys(partition.topic for partition in fences):
             mine = {each: fence for each, fence in fences.items() if each.topic == topic}
@@ -58,8 +58,8 @@ class AsideOwner:
         return marked
 
     def bury(self, owners: Mapping[Partition, tuple[str, int]]) -> None:
-        """Make dead letters of what waits in the aside of a former log: its positions belong to other events now.
-        `owners`: the id of the log and the fence. BrokerError: they were not stored."""
+        """Turn the waiting and held records of a former log into dead letters: their positions belong to other events
+        now. `owners`: the id of the current log, and the fence. BrokerError: they were not stored."""
         buried = 0
         with self._log.reading(list(owners)) as tables:
             for partition, (log_id, fence) in owners.items():
@@ -80,7 +80,7 @@ class AsideOwner:
     # -- settling -------------------------------------------------------------------------------------------------
 
     def store(self, records: Sequence[AsideRecord], fences: Mapping[Partition, int]) -> dict[Partition, str]:
-        """Store these. Returns the partitions whose records were not stored, and why; all others are stored."""
+        """Store these records. Returns the partitions whose records were not stored, and why. All others are stored."""
         refused: dict[Partition, str] = {}
         for topic, mine in _by_topic(records).items():
             refused |= self._store_topic(topic, mine, fences)
@@ -91,7 +91,7 @@ class AsideOwner:
     ) -> dict[Partition, str]:
         entries, refused = _encoded(records, fences)
         try:
-            before = self._standing(topic, entries)
+            before = self._current(topic, entries)
             answers = self._log.write(topic, entries)
         except OnwardError as error:
             return refused | {Partition(topic, index): str(error) for index, _ in entries}
@@ -119,13 +119,13 @@ class AsideOwner:
             if failures := [answer for answer in self._log.write(topic, mine) if isinstance(answer, str)]:
                 raise BrokerError(f"Kafka: records of {topic} could not be removed: {failures[0]}")
 
-    def _standing(self, topic: str, entries: Sequence[PlacedEntry]) -> list[AsideRow | None]:
-        """What stands under the keys of these entries now."""
+    def _current(self, topic: str, entries: Sequence[PlacedEntry]) -> list[AsideRow | None]:
+        """The current row for the key of each entry."""
         with self._log.reading(list(dict.fromkeys(Partition(topic, index) for index, _ in entries))) as tables:
             return [tables[Partition(topic, index)].rows.get(entry.key) for index, entry in entries]
 
     def _restored(self, topic: str, replaced: Iterable[tuple[PlacedEntry, AsideRow | None]]) -> list[PlacedEntry]:
-        """Entries that bring back the rows that stood under the keys of other entries."""
+        """Entries that restore the rows which other entries replaced."""
         again = []
         for (index, entry), row in replaced:
             records = [] if row is None else self._log.records(Partition(topic, index), [row])
@@ -144,7 +144,7 @@ class AsideOwner:
             try:
                 self._look()
             except Exception:
-                log.exception("Kafka: the aside cannot be followed, trying again")
+                log.exception("Kafka: the aside cannot be read, trying again")
 
     def _look(self) -> None:
         holds = {hold.partition: hold for hold in self._holdings.announced()}
@@ -159,11 +159,12 @@ class AsideOwner:
         while table.news:
             move = table.news.popleft()
             ids = [name for name in move.ids if record_log(name) == hold.log_id]
-            if ids and move.offset > hold.own.marked_at:  # the effect of an earlier one is loaded with the records
+            if ids and move.offset > hold.own.marked_at:  # the effect of an earlier move is loaded with the records
                 self._holdings.report(Moved(hold.partition, hold.epoch, ids, move.to, move.due))
 
     def _tidy(self, hold: KafkaHold, table: AsideTable) -> None:
-        """Write over void entries before compaction keeps them in place of true ones; remove spent requests."""
+        """Overwrite the entries of former owners before compaction keeps them in place of valid ones. Remove spent
+        requests."""
         if hold.fence < table.fence or not (table.spoilt or table.spent()):
             return
         topic, index = hold.partition
@@ -200,7 +201,7 @@ def _is_stale(row: AsideRow, log_id: str) -> bool:
 
 
 def _buried(record: AsideRecord) -> AsideRecord:
-    """As a dead letter, with what is known of its failure."""
+    """The record as a dead letter, with the failure that it already had."""
     now = time.time()
     known = record.failure or Failure("", "", "", "", "", record.tries.failed, now, now)
     failure = msgspec.structs.replace(known, reason="refused", error="TopicRecreated", message=_RECREATED, last=now)

@@ -43,7 +43,7 @@ def missing(group: str, topic: str) -> str:
 
 
 class AsideTopics:
-    """Of one group. Calls block, except for `is_ready`."""
+    """The aside topics of one group. Calls block, except for `is_ready`."""
 
     def __init__(self, topics: KafkaTopics, settings: Settings, group: str) -> None:
         self._topics = topics
@@ -60,7 +60,7 @@ class AsideTopics:
         return partition.index < self._ready.get(topic_name(self._group, partition.topic), 0)
 
     def prepare(self, topic: str, index: int = 0) -> bool:
-        """Create the aside of a partition if that is allowed; False: there is none.
+        """Create the aside of a partition if auto_declare allows it. False: there is none.
 
         BrokerError: neither the topic nor its aside exists."""
         name = topic_name(self._group, topic)

@@ -33,7 +33,7 @@ class AsideWriter:
         self._producer: Producer | None = None
 
     def write(self, name: str, entries: Sequence[PlacedEntry]) -> list[int | str]:
-        """The offset of each, or why it was not stored."""
+        """Return the offset of each entry, or why it was not stored."""
         if self._producer is None:
             size = self._settings.max_event_bytes + 2 * FAILURE_BYTES
             self._producer = self._factory.producer(**_PLAIN, **{"message.max.bytes": size})

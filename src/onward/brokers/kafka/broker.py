@@ -1,4 +1,4 @@
-"""The Kafka broker as the contract has it."""
+"""Implements the broker contract on Kafka."""
 
 import asyncio
 import itertools
@@ -47,7 +47,7 @@ log = logging.getLogger("onward")
 
 
 def open_broker(url: str, settings: Settings) -> Broker:
-    """The cluster that the URL names. Nothing is sent to it yet."""
+    """A broker for the cluster that the URL names. Sends nothing to it yet."""
     cluster = Cluster.at(url, settings)
     cluster.factory.producer()  # so that a wrong setting is refused now, not when the first event is published
     return KafkaBroker(cluster)
@@ -74,8 +74,8 @@ class KafkaBroker:
         self._closed = False
 
     async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
-        """`relay` is not checked: a Kafka transaction fences a producer by its own epoch, which an outbox's database
-        does not know. A relay that was suspended may publish old events again, behind newer ones."""
+        """`relay` is not checked: a Kafka transaction fences a producer by the producer's epoch, not by the relay's
+        fence in the outbox database. A relay that was suspended may publish old events again, behind newer ones."""
         self._check_open()
         check_relay(relay)
         check_events(events)
@@ -86,7 +86,7 @@ class KafkaBroker:
         if counts is None:
             self._publisher.warm()
         if counts is None or self._in_turn.locked():
-            async with self._in_turn:  # calls take effect in the order they entered, even while a topic is looked up
+            async with self._in_turn:  # calls take effect in their order, even while a topic is looked up
                 sent = self._publisher.enter(events, await self._placement.counts(topics))
         else:
             sent = self._publisher.enter(events, counts)

@@ -1,15 +1,15 @@
-"""Until when this member is certain to own what it holds."""
+"""Until when this member is certain that it owns its partitions."""
 
 from onward import clock
 from onward.brokers.core.session_clock import SessionClock
 from onward.brokers.kafka.commits import Commits
 from onward.brokers.kafka.hold import KafkaHoldings
 
-_PROVE_S = 0.25  # between two commits that are to prove that we are members
+_PROVE_S = 0.25  # between two commits that are sent to prove that we are members
 
 
 class Certainty:
-    """The member's thread looks, any thread asks."""
+    """Only the member's thread calls `look`; any thread may read the properties."""
 
     def __init__(
         self, session: SessionClock, commits: Commits, holdings: KafkaHoldings, *, max_poll_gap_s: float
@@ -28,7 +28,7 @@ class Certainty:
 
     @property
     def is_idle(self) -> bool:
-        """Receive was not called for `max_poll_gap_s`: the membership is not worth keeping."""
+        """Receive was not called for `max_poll_gap_s`, so this member should leave the group."""
         return clock.now() - self._polled_at > self._max_poll_gap_s
 
     @property
@@ -51,7 +51,7 @@ class Certainty:
         self._session.session_s = session_s
 
     def look(self) -> None:
-        """To be called more often than once in a fifth of a session."""
+        """Call this more often than once in a fifth of a session."""
         now = clock.now()
         self._session.look(now, self._commits)
         if self._session.wants_proof(now) and now >= self._prove_at:

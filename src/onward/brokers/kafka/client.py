@@ -1,4 +1,4 @@
-"""Makes the clients of one cluster: the user's librdkafka settings, and those that our guarantees depend on."""
+"""Creates clients for one cluster, with the user's librdkafka settings and those that our guarantees depend on."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from onward.settings import Settings
 
 REQUEST_S = 10.0  # time limit of one request to the cluster
 _PORT = 9092
-_NAP_S = 0.003  # between two looks for a message
+_NAP_S = 0.003  # between two polls for a message
 _OURS = frozenset(
     {
         "bootstrap.servers",
@@ -45,16 +45,16 @@ _PRODUCING = ("linger.", "batch.", "compression.", "queue.buffering.", "sticky."
 
 
 class ClientFactory:
-    """Makes clients of one cluster. Its repr holds no secret."""
+    """Creates clients for one cluster. Its repr contains no secret."""
 
     def __init__(self, url: str, settings: Settings) -> None:
         for name in settings.client:
             if name in _OURS:
-                raise BadSetting(f"client.{name} cannot be set: Onward's guarantees rest on its own value; remove it")
+                raise BadSetting(f"client.{name} cannot be set: Onward's guarantees depend on its own value; remove it")
         parts = urlsplit(url)
         hosts = parts.netloc.rpartition("@")[2]
         if not hosts:
-            raise BadSetting("a Kafka URL names its brokers: kafka://host:9092, or kafka://one:9092,two:9092")
+            raise BadSetting("the Kafka URL has no host: write kafka://host:9092, or kafka://one:9092,two:9092")
         if parts.path.strip("/"):
             raise BadSetting(f"a Kafka URL has no path: remove {parts.path}; handlers and publishers name their topics")
         self.servers = ",".join(each if ":" in each else f"{each}:{_PORT}" for each in hosts.split(","))
@@ -76,8 +76,8 @@ class ClientFactory:
     def producer(self, **more: Any) -> Producer:
         conf = {
             "enable.idempotence": True,
-            "enable.gapless.guarantee": True,  # after a refusal nothing later of that partition is accepted
-            "message.timeout.ms": 0,  # the publisher has its own deadline, and purges
+            "enable.gapless.guarantee": True,  # after a refusal, no later event of that partition is accepted
+            "message.timeout.ms": 0,  # the publisher has its own deadline, and then purges the producer
             "linger.ms": 1,
             "message.max.bytes": self._message_bytes,
             "queue.buffering.max.messages": 100_000,
@@ -98,14 +98,14 @@ class ClientFactory:
         conf = {
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",  # the position is never guessed
+            "auto.offset.reset": "error",  # the client must never guess a position
             "topic.metadata.refresh.interval.ms": 30_000,
             "fetch.error.backoff.ms": 100,
         }
         return self._made(Consumer, self._picked(_CONSUMING, _CONSUMING_TOO), conf, more)
 
     def admin(self) -> AdminClient:
-        # It sends requests to the node that it knows as the controller. Fresh metadata replaces a dead one.
+        # The client sends requests to the node that it takes for the controller. Fresh metadata replaces a dead one.
         conf = {"error_cb": self._failed, "topic.metadata.refresh.interval.ms": 10_000}
         return self._made(AdminClient, self._picked(()), conf, {})
 
@@ -140,7 +140,7 @@ def _secrets(conf: Mapping[str, Any]) -> list[str]:
 
 
 def _cured(text: str) -> str:
-    """librdkafka's error about a setting, and what to do."""
+    """librdkafka's error about a setting, with the cure."""
     if "No such configuration property" not in text:
         return text
     return f"{text}; client.NAME sets what librdkafka calls NAME, and its CONFIGURATION.md lists all of them"
@@ -154,7 +154,7 @@ def _credentials(userinfo: str) -> dict[str, str]:
 
 
 def _check_used(conf: Mapping[str, Any]) -> None:
-    """Without a security.protocol librdkafka speaks plain text, and ignores a user without a warning."""
+    """Without a security.protocol, librdkafka uses plain text and ignores a user without a warning."""
     given = sorted(name for name in conf if name.startswith("sasl.") or name == "oauth_cb")
     if given and "security.protocol" not in conf:
         raise BadSetting(
@@ -164,16 +164,17 @@ def _check_used(conf: Mapping[str, Any]) -> None:
 
 
 def explained(error: KafkaError | KafkaException | TimeoutError, doing: str) -> BrokerError:
-    """The error, with what we were doing."""
+    """A BrokerError with this error and what we were doing."""
     cause = error.args[0] if isinstance(error, KafkaException) else error
     text = cause.str() if isinstance(cause, KafkaError) else str(cause) or "no answer in time"
     return BrokerError(f"Kafka: {doing}: {text}")
 
 
 def poll(consumer: Consumer, wait_s: float) -> Message | None:
-    """The next message or error, None if there is none for this long. Callbacks are called within.
+    """Return the next message or error, or None if there was none for this long. Calls the client's callbacks.
 
-    The client's own wait ends at a time of the wall clock. If that is set back meanwhile, it takes that much longer."""
+    The client's own wait ends at a wall-clock time: if the clock is set back, the wait takes that much longer. So we
+    poll without a wait, and sleep."""
     end = clock.now() + wait_s
     while (message := consumer.poll(0)) is None and clock.now() < end:
         time.sleep(_NAP_S)
@@ -181,9 +182,9 @@ def poll(consumer: Consumer, wait_s: float) -> Message | None:
 
 
 def produce(producer: Producer, *message: Any, headers: Any) -> None:
-    """Hand a message to the producer: topic, value, key, partition, and what to call with its report.
+    """Give a message to the producer: topic, value, key, partition, and the callback for its report.
 
-    KafkaException, BufferError: the producer does not take it."""
+    KafkaException, BufferError: the producer does not accept it."""
     try:
         producer.produce(*message, headers=headers)
     except KafkaException as error:

@@ -1,4 +1,4 @@
-"""librdkafka's log lines in the application's log: an error that it repeats is logged once a minute."""
+"""Writes librdkafka's log lines to the application's log. A repeated connection error is a warning once a minute."""
 
 import logging
 import re
@@ -12,7 +12,7 @@ log = logging.getLogger("onward.kafka")
 _REPEAT_S = 60.0  # how often an error that lasts is logged as a warning
 _MOST_ERRORS = 1_000
 _CONNECTION = frozenset({"FAIL", "ERROR"})
-# What we set on purpose, or wait for.
+# Lines about settings that we chose on purpose, and about states that we wait for.
 _EXPECTED = frozenset({"CONFWARN", "BGQUEUE", "GETPID", "TERMINATE", "METADATAUPDATE"})
 _GAPLESS = "Gap-less ordering"  # an event was refused: publish reports it, and makes a new producer
 _LINE = re.compile(
@@ -25,9 +25,9 @@ _ATTEMPT = re.compile(r"^Connect to \S+ failed: ")
 
 
 class ClientLog:
-    """The logger that clients are given. Safe to call from any thread.
+    """The logger of librdkafka's clients. Safe to call from any thread.
 
-    `secrets`: texts that must not be in a line."""
+    `secrets`: texts that it replaces with `***` in every line."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = sorted({each for each in secrets if each}, key=len, reverse=True)

@@ -1,4 +1,4 @@
-"""Closing clients of a cluster that may be dead: librdkafka then waits for answers without a limit."""
+"""Closes clients of a cluster that may be dead. librdkafka itself waits for its answers without a limit."""
 
 import asyncio
 import threading
@@ -11,8 +11,10 @@ _LOOK_S = 0.01
 
 
 async def close_in_time(close: Callable[[], object]) -> bool:
-    """Whether it ended within CLOSE_S. If not, its thread goes on as a daemon. Neither the event loop, which waits for
-    its own threads, nor the interpreter waits for a daemon."""
+    """Call `close` in a daemon thread, and return whether it ended within CLOSE_S.
+
+    If it did not, the thread goes on. Neither the event loop, which waits for its own threads, nor the interpreter
+    waits for a daemon thread when it ends."""
     thread = close_in_background(close)
     end = clock.now() + CLOSE_S
     while thread.is_alive() and clock.now() < end:  # noqa: ASYNC110 - the thread may outlive the loop

@@ -1,4 +1,4 @@
-"""What a diagnosis is made from, read from the cluster. Calls block, and change nothing."""
+"""Reads the facts for a diagnosis from the cluster. Calls block, and change nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -22,14 +22,12 @@ class TopicFacts(NamedTuple):
     partitions: int
     replicas: int  # of the partition that has the fewest
     in_sync: int  # of the partition that has the fewest
-    config: Config | None  # None: it may not be read
-    key_partitions: int | None = (
-        None  # those that keys are distributed among; None: as many as it has, as far as we know
-    )
+    config: Config | None  # None: this user may not read it
+    key_partitions: int | None = None  # how many of them keys use; None: all, as far as we know
 
 
 class GroupFacts(NamedTuple):
-    """A group of ours, and a topic in which it has progress."""
+    """A group of Onward, and a topic in which it has progress."""
 
     group: str
     topic: str
@@ -39,7 +37,7 @@ class GroupFacts(NamedTuple):
 class ClusterFacts(NamedTuple):
     servers: str
     brokers: int
-    config: Config | None  # of one broker; None: it may not be read
+    config: Config | None  # of one broker; None: this user may not read it
     topics: Sequence[TopicFacts]
     groups: Sequence[GroupFacts]
 
@@ -72,13 +70,13 @@ def gather(cluster: Cluster, groups: Groups) -> ClusterFacts:
 
 
 def _key_partitions(cluster: Cluster, counts: Mapping[str, int]) -> dict[str, int]:
-    """Of the topics that have grown since their first event was published."""
+    """How many partitions keys use, for the topics that have grown since their first event was published."""
     try:
         records = KeyCounts(cluster.factory, cluster.topics).all()
     except BrokerError:
         return {}  # this user may not read them
     grown = {each.topic for each in records.values() if each.partitions < counts.get(each.topic, 0)}
-    found = [cluster.topics.described(name) for name in sorted(grown)]  # it may be another topic of that name
+    found = [cluster.topics.described(name) for name in sorted(grown)]  # the topic may have been created again
     return {each.name: records[each.log_id].partitions for each in found if each and each.log_id in records}
 
 

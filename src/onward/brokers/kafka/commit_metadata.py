@@ -1,8 +1,8 @@
-"""What a commit's metadata says, and where an owner starts, given what the last owner committed. Pure.
+"""The metadata of commits, and where an owner starts after the last owner's commit. Pure.
 
 The metadata is the progress codec's text, then "." and the owner's mark, then "." and the log's id, then "." and how
-many partitions the topic had when the group began. Earlier versions wrote no mark. Metadata of another log means that
-its offset does not apply to this one.
+many partitions the topic had when the group began. Earlier versions wrote no mark. If the metadata has the id of
+another log, its offset does not apply to this one.
 """
 
 import time
@@ -16,7 +16,7 @@ FORGOTTEN = "onward: forgotten"  # in place of metadata: the group was dropped
 
 
 class TextLimit(NamedTuple):
-    """How much text the coordinator accepts. Kafka 4.3 refuses one of exactly its limit."""
+    """How much text the coordinator accepts. Kafka 4.3 refuses a text of exactly its limit."""
 
     chars: int = LIMIT_CHARS - 1
     alphabet: Alphabet = "utf16"
@@ -56,9 +56,9 @@ class StartPoint(NamedTuple):
     stored: Progress | None
     fence: int
     unclean: bool
-    owner: str = ""  # the mark of the last one
-    note: str = ""  # for the operator: events are lost, or come again
-    blank: bool = False  # the commit says nothing about this log, so the aside may hold a higher fence
+    owner: str = ""  # the mark of the last owner
+    note: str = ""  # for the operator: events are lost, or are delivered again
+    blank: bool = False  # the commit has no fence for this log, so the aside may contain a higher one
 
 
 def write(
@@ -77,7 +77,7 @@ def suffix_of(log_id: str, partitions: int) -> str:
 
 
 def read(text: str, offset: int) -> Metadata:
-    """What the metadata of a commit of this offset says."""
+    """Decode the metadata of a commit with this offset."""
     body, *owner, log_id, partitions = parts if len(parts := text.split(".")) in (3, 4) else ("", "", "")
     if not body or not partitions.isascii() or not partitions.isdigit():
         return Metadata(Decoded(), "", 0)
@@ -88,13 +88,14 @@ def read(text: str, offset: int) -> Metadata:
 
 
 def partitions_at_start(commits: dict[int, Committed], now: int) -> int:
-    """How many partitions the topic had when the group began; 0: it begins now. `now`: how many it has."""
+    """How many partitions the topic had when the group began; 0: it begins now. `now`: how many it has now."""
     counts = [read(each.text, each.offset).partitions or now for each in commits.values() if each.offset is not None]
     return min(counts, default=0)
 
 
 def start_point(partition: Partition, committed: Committed, bounds: LogBounds, *, began_with: int) -> StartPoint:
-    """`began_with`: how many partitions the topic had when the group began; a later one is read from its beginning."""
+    """`began_with`: how many partitions the topic had when the group began. One that was added later is read from its
+    beginning."""
     if committed.offset is None:
         position = bounds.low if began_with and partition.index >= began_with else bounds.start
         return StartPoint(position, _progress(partition, position), _next_fence(None), False, blank=True)
@@ -115,9 +116,9 @@ def start_point(partition: Partition, committed: Committed, bounds: LogBounds, *
 def _mismatch(partition: Partition, offset: int, log_id: str, bounds: LogBounds) -> str:
     """Why a commit does not apply to this log; empty: it does."""
     if log_id and log_id != bounds.log_id:
-        return f"{partition} is not the log that the group's progress was stored for: it is read from its beginning"
+        return f"{partition} is a new log, and the group's progress is of an older one: it is read from its beginning"
     if offset > bounds.high:
-        return f"{partition} ends at {bounds.high}, before the group's {offset}: it is read from its beginning"
+        return f"{partition} ends at {bounds.high}, below the group's offset {offset}: it is read from its beginning"
     return ""
 
 
@@ -132,6 +133,6 @@ def _progress(partition: Partition, position: int) -> Progress | None:
 
 
 def _next_fence(stored: int | None) -> int:
-    """One more than the last. If the last one is lost with a reset of the group, the clock in ms is above it; if the
-    clock of an earlier owner was ahead, the aside has the higher fence."""
+    """One more than the last fence. If a reset of the group removed the last one, the clock in ms is above it. If the
+    clock of an earlier owner was ahead, the aside contains the higher fence."""
     return int(time.time() * 1000) if stored is None else stored + 1

@@ -1,4 +1,4 @@
-"""What waits to be committed: calls to settle, in the order they came, and orders of our own, one per partition."""
+"""What waits to be committed: calls to settle, in their order, and our own orders, one per partition."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from onward.brokers.kafka.hold import KafkaHold, KafkaHoldings
 from onward.errors import BrokerError, Closed
 from onward.event import Partition
 
-_IDLE_S = 3_600.0  # commit again what stands still, long before the coordinator forgets it (a week by default)
+_IDLE_S = 3_600.0  # commit idle partitions again, long before the coordinator forgets them (a week by default)
 
 
 class WaitingSettle:
@@ -34,8 +34,8 @@ class WaitingSettle:
 
 
 class CommitOrder:
-    """What one request carries for one partition. `then` is called when it is answered; without it the order belongs
-    to calls to settle."""
+    """One partition's part of a commit request. `then` is called with the answer. An order without `then` belongs to
+    calls to settle."""
 
     __slots__ = ("clean", "hold", "progress", "then")
 
@@ -71,12 +71,12 @@ class CommitQueue:
         self._orders[order.hold.partition] = order
 
     def again(self, order: CommitOrder) -> None:
-        """It must be sent again. What belongs to a call to settle is still waiting."""
+        """Send this order again. An order of a call to settle needs nothing: the call is still waiting."""
         if order.then is not None:
             self._orders.setdefault(order.hold.partition, order)
 
     def prove(self) -> None:
-        """Let the next request carry something, even if nothing waits: its answer proves that we are members."""
+        """Send a request even if nothing waits: its answer proves that we are members."""
         self._proving = True
 
     def withdraw(self, holds: Iterable[KafkaHold]) -> None:
@@ -92,7 +92,7 @@ class CommitQueue:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def next(self) -> dict[Partition, CommitOrder]:
-        """The next request: the oldest call to settle, and every order whose partition has no call that waits."""
+        """The next request: the oldest call to settle, and every order whose partition has no waiting call."""
         orders: dict[Partition, CommitOrder] = {}
         while self._calls and not orders:
             orders = self._of_call(self._calls[0])
@@ -103,7 +103,7 @@ class CommitQueue:
             if order.clean:
                 order.progress = order.hold.own.latest
         if not orders and self._proving:
-            by_topic = {hold.partition.topic: hold for hold in self._holdings.all()}  # one of them may be deleted
+            by_topic = {hold.partition.topic: hold for hold in self._holdings.all()}  # a topic may be deleted
             orders = {hold.partition: _repeated(hold) for hold in by_topic.values()}
         self._proving = False
         return orders
@@ -116,13 +116,13 @@ class CommitQueue:
                 call.lost[partition] = None
                 del call.left[partition]
             elif progress.watermark < hold.own.latest.watermark:
-                del call.left[partition]  # it is late, and a later call has stored more
+                del call.left[partition]  # a later call has already stored more
             else:
                 orders[partition] = CommitOrder(hold, progress)
         return orders
 
     def keep_alive(self, now: float) -> None:
-        """Order what has not been committed for long, so that the coordinator does not forget it."""
+        """Commit partitions again whose last commit is old, so that the coordinator does not forget it."""
         for hold in self._holdings.all():
             if now > self._committed_at.setdefault(hold.partition, now) + _IDLE_S:
                 self._committed_at[hold.partition] = now

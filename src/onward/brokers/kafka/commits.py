@@ -1,4 +1,4 @@
-"""Commits: asynchronous and one at a time between polls; inside a callback at once and within a deadline."""
+"""Sends commits: between polls asynchronously, one request at a time; within a callback at once, with a deadline."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ _AGAIN_S = 0.1
 _FORGET_S = 5.0  # a request to a coordinator that died is never answered
 _CONFIRM_S = 5.0
 
-# The group is rebalancing, or has done so without us. A callback will say what is ours: wait for it.
+# The group is rebalancing, or has done so without us. Wait: a callback will report which partitions are ours.
 _REBALANCING = frozenset(
     {
         KafkaError.REBALANCE_IN_PROGRESS,
@@ -72,11 +72,11 @@ class Commits:
         self._queue.prove()
 
     def withdraw(self, holds: Iterable[KafkaHold]) -> None:
-        """These are no longer ours: what waits to be sent for them must not be."""
+        """These are no longer ours: do not send what waits for them."""
         self._queue.withdraw(holds)
 
     def release(self, holds: Sequence[KafkaHold], *, drained: bool, then: Callable[[], None]) -> None:
-        """Store that these ended clean if they are drained, then call `then`, even if that could not be stored."""
+        """If `drained`, store that these ended clean. Then call `then`, even if that could not be stored."""
         left = {hold.partition for hold in holds if drained}
         if not left:
             return then()
@@ -105,7 +105,7 @@ class Commits:
         self._queue.expire(now)
 
     def answered(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
-        """The coordinator has answered; called within a poll."""
+        """Called within a poll when the coordinator has answered."""
         mine = {Partition(place.topic, place.partition): place for place in places or ()}
         if mine.keys() == self._under_way.keys() and all(
             place.offset == self._under_way[each].progress.watermark for each, place in mine.items()
@@ -137,7 +137,7 @@ class Commits:
         self._queue.expire(clock.now())
 
     def put_back(self, holds: Sequence[KafkaHold]) -> None:
-        """These were never announced, so nothing of them has run: their commits become clean again."""
+        """These were never announced, so none of their events has run: their commits become clean again."""
         orders = {
             hold.partition: CommitOrder(hold, hold.own.latest, clean=True)
             for hold in holds
@@ -161,7 +161,7 @@ class Commits:
         found = {(place.topic, place.partition): (place.offset, place.metadata) for place in stored}
         for place, order in zip(places, orders.values(), strict=True):
             same = found.get((place.topic, place.partition)) == (place.offset, place.metadata)
-            # We do not see why it was refused. Its text is the only part that may be too large.
+            # The cause of a refusal is not visible here. We assume that the text was too large.
             self._resolve(order, None if same else KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
 
     # -- both -----------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class Commits:
         return places
 
     def _resolve(self, order: CommitOrder, error: KafkaError | None) -> None:
-        """One partition's part of a request is answered."""
+        """Handle the answer to one partition's part of a request."""
         partition, code = order.hold.partition, error.code() if error is not None else KafkaError.NO_ERROR
         if code == KafkaError.OFFSET_METADATA_TOO_LARGE and self._limit.chars > _SMALLEST_CHARS:
             if self._limit == self._tried:  # once for all partitions of a request

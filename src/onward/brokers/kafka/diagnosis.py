@@ -1,4 +1,4 @@
-"""What an operator should know about a cluster, and what to do about it. Pure."""
+"""Findings about a cluster for its operator, each problem with its cure. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -69,8 +69,8 @@ def _counts_topic(topic: TopicFacts, brokers: int) -> Iterator[Finding]:
         if (found := config.get(name, value)) != value:
             yield Finding(
                 "error",
-                f"topic {topic.name}: {name}={found}, so it forgets among how many partitions keys are distributed. A "
-                "topic that has grown then changes the partitions of its keys, and they lose their order",
+                f"topic {topic.name}: {name}={found}, so it forgets how many partitions the keys of a topic use. The "
+                "keys of a topic that has grown then move to other partitions and lose their order",
                 f"set {name}={value} on topic {topic.name}",
             )
 
@@ -89,7 +89,7 @@ def _topic(topic: TopicFacts, facts: ClusterFacts, settings: Settings) -> Iterat
         yield Finding(
             "warning",
             unused(topic.name, topic.partitions, topic.key_partitions),
-            "leave it so; or empty, delete and create it again, see More partitions in docs/kafka.md",
+            "leave it as it is; or empty the topic, delete and create it again, see More partitions in docs/kafka.md",
         )
     if topic.config is None:
         yield Finding("warning", f"{name}: its settings cannot be read", "allow this user DescribeConfigs on the topic")
@@ -153,8 +153,8 @@ def _retention(topic: TopicFacts, config: Config, settings: Settings) -> Iterato
     if kept_s < asked_s:
         yield Finding(
             "warning",
-            f"topic {topic.name}: events are kept for {_time(kept_s)}, this process asks for {_time(asked_s)}; what a "
-            "group has not handled by then is lost",
+            f"topic {topic.name}: events are kept for {_time(kept_s)}, this process asks for {_time(asked_s)}; events "
+            "that a group has not handled by then are lost",
             f"set retention.ms={int(asked_s * 1000)} on topic {topic.name}, or lower retention_s here",
         )
     if (limit := config.get("retention.bytes", "-1")) != "-1":
@@ -181,8 +181,8 @@ def _aside_problems(aside: TopicFacts, topic: TopicFacts, settings: Settings) ->
     if aside.partitions < topic.partitions and not settings.auto_declare:
         yield Finding(
             "error",
-            f"{name}: {aside.partitions} partitions, topic {topic.name} has {topic.partitions}; events of the others "
-            "cannot be set aside",
+            f"{name}: {aside.partitions} partitions, topic {topic.name} has {topic.partitions}; events of the other "
+            "partitions cannot be set aside",
             f"kafka-topics.sh --alter --topic {aside.name} --partitions {topic.partitions}",
         )
     needed = settings.max_event_bytes + FAILURE_BYTES

@@ -1,4 +1,4 @@
-"""The client that is in the group. It reads nothing: what the group assigns to it is paused at once."""
+"""The client that is in the group. It reads no events: the partitions that it is assigned are paused at once."""
 
 import contextlib
 import logging
@@ -56,7 +56,7 @@ class JoinSpec(NamedTuple):
 
 
 class Listener(Protocol):
-    """Called within a poll when the group assigns partitions, asks for them back, or has given them to others."""
+    """Called within a poll when the group assigns partitions, revokes them, or has given them to other members."""
 
     def on_assign(self, consumer: Consumer, places: Places) -> None: ...
     def on_revoke(self, consumer: Consumer, places: Places) -> None: ...
@@ -80,7 +80,7 @@ class GroupConsumer:
         self.client: Consumer = cluster.factory.consumer(**self._conf(), on_commit=on_commit)
         self.is_subscribed = False
         self.is_dead = False  # the client has left the group for good, and calls no listener any more
-        self.failure: OnwardError | None = None  # why we can never be in the group
+        self.failure: OnwardError | None = None  # why this client can never be in the group
 
     def _conf(self) -> dict[str, Any]:
         settings = self._settings
@@ -103,7 +103,7 @@ class GroupConsumer:
 
     @property
     def _client_id(self) -> str:
-        """The coordinator keeps the client id of the first process of a slot, so all of them have the slot's name."""
+        """The coordinator stores the client id of a slot's first process, so all its processes use the slot's name."""
         supervised = self._spec.supervised
         if supervised is None or not self.instance:
             return self._spec.member
@@ -115,11 +115,13 @@ class GroupConsumer:
 
     @property
     def session_s(self) -> float:
-        """As this member asks for it."""
+        """The session that this member requests."""
         return self._session_ms / 1000
 
     def group_session_s(self) -> float:
-        """As the cluster has it for the group (KIP-848); if it does not answer, `lease_s`, but no more than usual."""
+        """The session that the cluster uses for the group (KIP-848).
+
+        If the cluster does not answer: `lease_s`, at most Kafka's default of 45 s."""
         asked = ConfigResource(ResourceType.GROUP, self._spec.group)
         try:
             answer = self._admin.describe_configs([asked], request_timeout=REQUEST_S)[asked]
@@ -129,12 +131,12 @@ class GroupConsumer:
 
     @property
     def member_id(self) -> str:
-        """Given by the coordinator; another one means that it ended our session."""
+        """Given by the coordinator. A new one means that the coordinator ended our session."""
         return str(self.client.memberid())
 
     @property
     def has_assignment(self) -> bool:
-        """A fenced client has none, also while a callback keeps us from polling."""
+        """A fenced client has no assignment, also while a callback keeps us from polling."""
         return bool(self.client.assignment())
 
     def join(self, listener: Listener) -> None:
@@ -161,17 +163,17 @@ class GroupConsumer:
             self.client.pause(paused)
 
     def poll(self) -> None:
-        """Serve the group for a moment. A failure that lasts is kept in `failure`."""
+        """Serve the group for a moment. A failure that lasts is stored in `failure`."""
         message = poll(self.client, _POLL_S)
-        self.client.memberid()  # it asks the client's own thread, and so wakes it: see `poll`
+        self.client.memberid()  # asks the client's own thread, and so ends its wall-clock wait: see `poll`
         if message is not None and message.error() is not None:
             self._note(message.error())
 
     def leave(self) -> None:
         """Leave the group, and close.
 
-        While the group rebalances, the coordinator does not read what we send. If it misses that we leave, the other
-        members wait for us for a whole session. The coordinator answers in order, so an answer to a later request
+        While the group rebalances, the coordinator does not read our requests. If it does not read that we leave, the
+        other members wait for us for a whole session. The coordinator answers in order, so an answer to a later request
         means that it has read the earlier one."""
         end = clock.now() + min(self._settings.lease_s, _LEAVE_S)
         if self.is_subscribed and not self.is_dead and self._is_answered(end):
@@ -191,8 +193,8 @@ class GroupConsumer:
         log.warning("Kafka: group member: %s", error.str())
         if error.code() == KafkaError.INVALID_SESSION_TIMEOUT:
             self.failure = BadSetting(
-                f"{_session_setting(self._settings)}: the cluster does not allow such a session; its limits are "
-                "group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms"
+                f"{_session_setting(self._settings)}: the cluster does not allow this session timeout; set it between "
+                "the cluster's group.min.session.timeout.ms (6 s by default) and group.max.session.timeout.ms"
             )
         elif error.code() == KafkaError._FATAL and self.instance:
             self.is_dead = True

@@ -1,4 +1,4 @@
-"""Groups of the cluster: their members, how far they are, and how to drop one. Calls block."""
+"""The groups of the cluster: reads their members and their progress, and drops groups. Calls block."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ class GroupMember(NamedTuple):
 
 
 class Groups:
-    """Progress is read and written by consumers that join no group: the admin client's own request for it crashes the
+    """Uses consumers that join no group to read and write progress. The admin client's own request for it crashes the
     process when a node answers that it is not the coordinator (confluentinc/librdkafka#5040)."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -43,7 +43,7 @@ class Groups:
         self._topics = cluster.topics
 
     def of(self, topic: str) -> list[GroupInfo]:
-        """Those that have progress in the topic."""
+        """The groups that have progress in the topic."""
         progress = self._progress_in(topic)
         if not progress:
             return []
@@ -52,7 +52,7 @@ class Groups:
         return [_info(group, topic, progress[group], members[group], ends) for group in progress]
 
     def owners(self, topic: str, group: str) -> list[MemberInfo]:
-        """While the group rebalances there are none."""
+        """The members that own partitions of the topic. While the group rebalances there are none."""
         members = self._members([group])[group]
         return [each.info for each in members if any(partition.topic == topic for partition in each.partitions)]
 
@@ -65,7 +65,7 @@ class Groups:
         return sorted(each.group_id for each in listing.valid)
 
     def progress(self, group: str, places: Sequence[TopicPartition]) -> list[TopicPartition]:
-        """The commits of the group, of these places."""
+        """The group's commits for these places."""
         consumer = self._factory.consumer(**{"group.id": group})
         try:
             found = _committed(consumer, places)
@@ -107,7 +107,7 @@ class Groups:
         return list(progress)
 
     def _progress_in(self, topic: str) -> dict[str, list[TopicPartition]]:
-        """By group."""
+        """The commits in the topic, by group."""
         described = self._topics.described(topic)
         if described is None:
             return {}
@@ -133,7 +133,7 @@ class Groups:
         return [GroupMember(MemberInfo.parse(each.client_id), _assigned(each)) for each in described.members]
 
     def _ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """Where the logs end; nothing if a leader does not answer."""
+        """Where the logs end; empty if a leader does not answer."""
         try:
             return offsets(self._admin.client, partitions, OffsetSpec.latest())
         except (KafkaException, BrokerError):
@@ -176,7 +176,7 @@ def _names(members: Iterable[GroupMember]) -> str:
 
 
 def _committed(consumer: Any, places: Sequence[TopicPartition]) -> list[TopicPartition]:
-    """Asked again while the coordinator moves."""
+    """The commits for these places. The request is repeated while the coordinator moves to another node."""
     end = clock.now() + REQUEST_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What this broker keeps with a partition that it holds."""
+"""What this broker stores with each partition that a member holds."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ class KafkaOwn(msgspec.Struct):
     latest: Progress  # as last committed
     marked_at: int  # the offset in its aside's log at which the aside became ours
     mark: str  # of this member, for its commits
-    wait: TakeoverWait  # before it is announced
+    wait: TakeoverWait  # what the member waits for before the partition is announced
 
 
 KafkaHold = Hold[KafkaOwn]

@@ -1,4 +1,4 @@
-"""Among how many partitions each topic's keys are distributed: stored in the cluster, once for each topic id.
+"""How many partitions the keys of each topic use: stored in the cluster, once for each topic id.
 
 A topic can get partitions while publishers run. If each publisher used the count that it sees, a key's events would go
 to two partitions and overtake each other. So the first publisher stores the count that it sees, in the log of
@@ -25,8 +25,8 @@ _CREATE = f"kafka-topics.sh --create --topic {COUNTS_TOPIC} --partitions 1 " + "
     f"--config {name}={value}" for name, value in FOR_EVER.items()
 )
 _NEEDED = (
-    f"publishers store there among how many partitions a topic's keys are distributed. Allow this user Describe, Read "
-    f"and Write on topic {COUNTS_TOPIC}. If it does not exist, create it with `onward topology apply` or `{_CREATE}`"
+    f"publishers store there how many partitions the keys of a topic use. Allow this user Describe, Read and Write on "
+    f"topic {COUNTS_TOPIC}. If it does not exist, create it with `onward topology apply` or `{_CREATE}`"
 )
 # A record that is written twice counts once, so this producer needs no id from the cluster.
 _PLAIN = {"enable.gapless.guarantee": False, "enable.idempotence": False, "acks": "all"}
@@ -40,7 +40,7 @@ class CountRecord(msgspec.Struct, frozen=True):
 
 
 class KeyCounts:
-    """Calls block, and can come from several threads. What was found is never read again."""
+    """Calls block, and are safe from any thread. A count that was found is never read again."""
 
     def __init__(self, factory: ClientFactory, topics: KafkaTopics) -> None:
         self._factory = factory
@@ -49,14 +49,15 @@ class KeyCounts:
         self._found: dict[str, CountRecord] = {}  # by topic id
 
     def stored(self, topic: KafkaTopic) -> int | None:
-        """None: no publisher has stored it yet. BrokerError: it cannot be read."""
+        """The stored count. None: no publisher has stored it yet. BrokerError: it cannot be read."""
         record = self._found.get(topic.log_id) or self.all().get(topic.log_id)
         return None if record is None else record.partitions
 
     def settled(self, topic: KafkaTopic, *, create: bool) -> int:
-        """The stored count; the topic's own is stored now if there is none. `create`: so is COUNTS_TOPIC.
+        """The stored count. If there is none, the topic's current count is stored now. `create`: COUNTS_TOPIC is
+        created if it does not exist.
 
-        BrokerError: it can be neither read nor stored."""
+        BrokerError: the count can be neither read nor stored."""
         with self._one_call, _explained_refusals():
             if topic.log_id not in self._found:
                 self._prepare(create=create)
@@ -67,7 +68,7 @@ class KeyCounts:
             return self._found[topic.log_id].partitions
 
     def all(self) -> dict[str, CountRecord]:
-        """All that is stored, by topic id."""
+        """All stored counts, by topic id."""
         with self._one_call, _explained_refusals():
             if self._topics.described(COUNTS_TOPIC) is not None:
                 with self._reading() as log:
@@ -117,7 +118,8 @@ class KeyCounts:
             self._found.setdefault(bytes(message.key() or b"").decode("utf-8", "replace"), record)
 
     def _write(self, topic: KafkaTopic) -> int:
-        """Returns the offset of the record. It counts only if no other publisher's record stands before it."""
+        """Store the topic's count, and return the offset of the record. The record counts only if no other publisher's
+        record is before it."""
         answers: list[tuple[KafkaError | None, Message]] = []
         producer = self._factory.producer(**_PLAIN, **{"message.timeout.ms": int(REQUEST_S * 1_000)})
         value = msgspec.json.encode(CountRecord(topic.name, topic.partitions))

@@ -1,4 +1,4 @@
-"""The offsets of partitions: their beginnings, their ends, or the first at a time. Calls block."""
+"""The offsets of partitions: their beginnings, their ends, or their first events at a time. Calls block."""
 
 import contextlib
 import time
@@ -11,7 +11,7 @@ from onward import clock
 from onward.brokers.kafka.client import explained
 from onward.event import Partition
 
-ASK_S = 2.0  # short beside a session: the member's thread waits for it
+ASK_S = 2.0  # short compared with a session, because the member's thread waits for the answer
 _REFRESH_S = 1.0
 _AGAIN_S = 0.05
 _PASSING = frozenset(
@@ -21,8 +21,8 @@ _PASSING = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.FENCED_LEADER_EPOCH,  # a leader that has restarted
         KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError._NOENT,  # the client knows no leader
-        KafkaError._TIMED_OUT,  # or a dead one
+        KafkaError._NOENT,  # the client has found no leader
+        KafkaError._TIMED_OUT,  # the leader that it has found is dead
     }
 )
 

@@ -1,4 +1,4 @@
-"""The membership: a thread with the client that is in the group. It owns, commits and hands over; it reads nothing."""
+"""The thread with the client that is in the group. It owns partitions, commits and hands over; it reads no events."""
 
 import logging
 import threading
@@ -80,22 +80,22 @@ class Membership:
         return self._arrivals.troubles
 
     def polled(self) -> None:
-        """Receive is being called, so the membership is worth keeping."""
+        """Receive is being called, so this member stays in the group."""
         self._certainty.polled()
 
     def settle(self, progress: Sequence[Progress]) -> "Future[list[Partition]]":
-        """Commit these. The result names the partitions that are no longer ours."""
+        """Commit this progress. The result is the partitions that are no longer ours."""
         return self._commands.ask(lambda future: self._commits.settle(WaitingSettle(progress, future)))
 
     def release(self, holds: Sequence[KafkaHold], *, drained: bool) -> "Future[None]":
         return self._commands.ask(lambda future: self._ownership.release(holds, future, drained=drained))
 
     def displaced(self, hold: KafkaHold) -> None:
-        """The log does not have the position that would be read next: begin again, under another epoch."""
+        """The position that would be read next is not in the log: hold the partition again, under another epoch."""
         self._commands.put(lambda: self._ownership.begin_again(hold))
 
     def close(self) -> None:
-        """Wait until the group was left; the holdings must be closed before."""
+        """Wait until this member has left the group. The holdings must be closed before."""
         self._thread.join()
 
     # -- in the thread --------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ log = logging.getLogger("onward")
 
 
 class LateEvent(Event, frozen=True, gc=False, array_like=True):
-    """An event whose id, headers, type and time are decoded when they are first read: that is half the cost of reading
-    an event.
+    """An event whose id, headers, type and time are decoded when they are first read: decoding them is half the cost of
+    reading an event.
 
     Until then these fields hold the message itself, which no encoder accepts: encode `whole()`.
     """
@@ -26,8 +26,8 @@ class LateEvent(Event, frozen=True, gc=False, array_like=True):
 
     @property  # type: ignore[misc]
     def headers(self) -> Mapping[str, str]:
-        """Without decoding the rest: every event is checked for a header that says when it expires, and most events
-        have no headers of their own."""
+        """Decodes only the headers: Onward checks every event for a header with its expiry, and most events have no
+        headers of their own."""
         held: Any = _ID.__get__(self)
         if isinstance(held, Event):
             return held.headers
@@ -82,7 +82,7 @@ def appended(event: Event) -> float:
 
 
 def _headers(message: Message) -> Sequence[tuple[str, bytes | None]]:
-    """None of them if one has a name that is not UTF-8."""
+    """The headers of a message; none if the name of one is not UTF-8."""
     headers = _readable(message)
     if headers is None:
         message.set_headers([])
@@ -91,9 +91,9 @@ def _headers(message: Message) -> Sequence[tuple[str, bytes | None]]:
 
 
 def _readable(message: Message) -> Sequence[tuple[str, bytes | None]] | None:
-    """None: for a name that is not UTF-8 the client returns a null pointer, which crashes the interpreter when it is
-    read. The garbage collector counts what is there without reading it. The client also leaves an exception behind,
-    which is raised by a later call."""
+    """None: a name is not UTF-8. The client returns a null pointer for it, which crashes the interpreter when it is
+    read. The garbage collector counts the names and values without reading them. The client also leaves an exception
+    behind, which a later call raises."""
     try:
         headers: Sequence[tuple[str, bytes | None]] = message.headers() or ()
         return headers if len(gc.get_referents(*headers)) == 2 * len(headers) else None
@@ -105,7 +105,7 @@ _reported: set[str] = set()  # topics
 
 
 def _report(topic: str, index: int | None, offset: int | None) -> None:
-    """Once for a topic."""
+    """Log a warning, once for each topic."""
     if topic not in _reported:
         _reported.add(topic)
         log.warning(

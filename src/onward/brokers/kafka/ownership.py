@@ -1,7 +1,7 @@
-"""What becomes of partitions: assigned, asked for by the group, lost to another member, released, handed over.
+"""Changes the ownership of partitions: assigned, revoked by the group, lost to another member, released, handed over.
 
-All of it happens in the member's thread: between polls or, while the group asks for partitions back, within the
-callback that asks. That callback waits for the release, so the group waits too. The reader goes on reading meanwhile.
+All of it runs in the member's thread: between polls or, while the group revokes partitions, within the callback for
+that. The callback waits for the release, so the group waits too. The reader goes on reading meanwhile.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ Command = Callable[[], None]
 
 
 class ThreadCommands:
-    """What other threads ask of the member's thread."""
+    """Commands of other threads, which the member's thread runs."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -37,24 +37,25 @@ class ThreadCommands:
         self._queue.put(command)
 
     def ask(self, work: Callable[["Future[Any]"], None]) -> "Future[Any]":
-        """The work resolves the future, at once or later."""
+        """Queue work that resolves the returned future, at once or later."""
         future: Future[Any] = Future()
         self._queue.put(lambda: work(future))
         return future
 
     def serve(self) -> None:
-        """Do everything that waits."""
+        """Run all waiting commands."""
         while not self._queue.empty():
             self._queue.get()()
 
     def serve_one(self, wait_s: float) -> None:
-        """Do the next command, if one comes within this time."""
+        """Run the next command, if one arrives within this time."""
         with contextlib.suppress(queue.Empty):
             self._queue.get(timeout=wait_s)()
 
 
 class Ownership:
-    """`is_retiring`: this member released unasked. It keeps what it has and gets nothing more."""
+    """`is_retiring`: this member released partitions that the group had not revoked. It keeps its other partitions and
+    accepts no more."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Ownership:
         self.lose(self._held(partitions))
 
     def on_revoke(self, _: Consumer, places: Places) -> None:
-        """Ask for these back and wait for their release: the group goes on when this returns."""
+        """Report these as revoked and wait for their release. The group goes on when this returns."""
         partitions = _partitions(places)
         holds = self._held(partitions)
         unannounced = [hold for hold in holds if self._holdings.withhold(hold)]
@@ -124,7 +125,7 @@ class Ownership:
         return self._holdings.held.get(hold.partition) is hold
 
     def _put_back(self, holds: Sequence[KafkaHold]) -> None:
-        """Nothing of these can have run: they go back as they came."""
+        """No event of these can have run, so they are given back as clean as they were."""
         if holds:
             self._commits.put_back(holds)
 
@@ -148,7 +149,7 @@ class Ownership:
         self._holdings.drop(holds, fenced=True)
 
     def begin_again(self, hold: KafkaHold) -> None:
-        """The log is not the one that was assigned: hold it again, under another epoch."""
+        """The log is not the one that was assigned: hold the partition again, under another epoch."""
         if self._is_held(hold):
             self.lose([hold])
             self._arrivals.retry(hold.partition)
@@ -163,7 +164,7 @@ class Ownership:
         self._consumer.unsubscribe()
 
     def leave(self) -> None:
-        """Leave the group for good. The next owner of what was not released is assigned unclean."""
+        """Leave the group for good. Partitions that were not released are unclean for their next owner."""
         unannounced = [hold for hold in self._holdings.all() if not hold.announced]
         self._put_back([*unannounced, *self._arrivals.take_back_all()])
         self.commands.serve()

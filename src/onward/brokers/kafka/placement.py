@@ -1,4 +1,4 @@
-"""The topics that this process uses, and among how many partitions it distributes their keys."""
+"""The topics that this process uses, and how many partitions their keys use."""
 
 import asyncio
 import logging
@@ -14,17 +14,17 @@ from onward.errors import BrokerError
 
 log = logging.getLogger("onward")
 
-_FRESH_S = 30.0  # how long a topic is not looked up again: it could be another one of that name
+_FRESH_S = 30.0  # after this time a topic is looked up again, because it may have been deleted and created again
 
 
 class _Known(NamedTuple):
     topic: KafkaTopic
-    key_partitions: int  # those that keys are distributed among
+    key_partitions: int  # how many partitions keys use
     since: float
 
 
 class KeyPlacement:
-    """Publishers use the stored count of a topic, whatever it has grown to; see key_counts.py."""
+    """Publishers use the stored count of a topic, even if the topic has grown; see key_counts.py."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._topics = cluster.topics
@@ -44,14 +44,14 @@ class KeyPlacement:
         return counts
 
     async def counts(self, names: Iterable[str]) -> dict[str, int]:
-        """The counts of these topics, which are created if that is allowed. PartitionsDiffer: this process expects
-        another count. BrokerError: no answer, or a permission is missing."""
+        """The counts of these topics. Missing topics are created if that is allowed. PartitionsDiffer: this process
+        expects another count. BrokerError: no answer, or a permission is missing."""
         names = set(names)
         found = self.remembered(names)
         return found if found is not None else await asyncio.to_thread(self._looked_up, names)
 
     async def check(self, name: str) -> None:
-        """Of a topic that is read: it is created if that is allowed. Errors as above."""
+        """Check a topic that is to be read. It is created if that is allowed. Raises the same errors as `counts`."""
         await asyncio.to_thread(self._checked, name)
 
     def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
@@ -80,7 +80,7 @@ class KeyPlacement:
         except BrokerError:
             if known is None:
                 raise
-            topic = known.topic  # no answer: go on with what we knew
+            topic = known.topic  # no answer: use the topic as it was at the last answer
         topic = topic or self._topics.create(name, self._rules.for_new(name))
         count = self._counts.settled(topic, create=self._may_create)
         self._rules.check(name, count, added=topic.partitions - count)
@@ -100,7 +100,7 @@ class KeyPlacement:
 
 
 def unused(topic: str, partitions: int, count: int) -> str:
-    """What became of a topic that got partitions after the first publish."""
+    """The warning about a topic that got partitions after the first publish."""
     return (
         f"topic {topic}: it has {partitions} partitions, and had {count} when its first event was published. Onward "
         f"publishes to the first {count} only, so that keys keep their partitions and their order"

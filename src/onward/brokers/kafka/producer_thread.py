@@ -1,8 +1,8 @@
 """The thread that sends windows of events to Kafka.
 
-A window goes to one producer that pipelines it in batches. When the broker refuses a batch for one of its events, the
-events that were certainly not stored are sent again: those of the batch one by one, which finds the one, then the rest
-as before.
+A window goes to one producer that pipelines it in batches. When the broker refuses a batch because of one event, the
+thread sends the events that were certainly not stored again: first those of the batch one by one, which finds the bad
+event, then the rest as before.
 """
 
 import logging
@@ -49,7 +49,7 @@ class ProducerThread:
 
     def __init__(self, factory: ClientFactory, timeout_s: float) -> None:
         self._factory = factory
-        self._timeout_s = timeout_s  # in errors
+        self._timeout_s = timeout_s  # for the text of errors
         self._work: queue.SimpleQueue[tuple[Window[Packed], Done] | None] = queue.SimpleQueue()
         self._batch_bytes: int | None = None
         self._producer: Producer | None = None
@@ -57,7 +57,7 @@ class ProducerThread:
         self._thread: threading.Thread | None = None
 
     def warm(self) -> None:
-        """Make the producer now: the cluster takes half a second to give it an id."""
+        """Create the producer now: the cluster needs half a second to give it an id."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="onward-kafka-publisher", daemon=True)
             self._thread.start()
@@ -79,7 +79,7 @@ class ProducerThread:
             try:
                 self._carry(sending)
             except Exception as error:
-                log.exception("a window of %d events failed", len(window.items))
+                log.exception("Kafka: sending %d events failed", len(window.items))
                 for at in range(len(window.items)):
                     sending.outcomes.setdefault(at, SendFailure(str(error), unknown=True))
                 self._producer = None
@@ -88,7 +88,7 @@ class ProducerThread:
         if self._producer is not None:
             self._producer.purge()
             self._producer.flush(0)
-            self._producer = None  # else it goes on refreshing its topics, which may create a deleted one again
+            self._producer = None  # otherwise it goes on refreshing its topics, which may create a deleted one again
 
     def _next(self) -> tuple[Window[Packed], Done] | None:
         while True:
@@ -96,7 +96,7 @@ class ProducerThread:
                 return self._work.get(timeout=INTERVAL_S)
             except queue.Empty:
                 if self._producer is not None:
-                    _is_fatal(self._producer, 0)  # else its statistics pile up
+                    _is_fatal(self._producer, 0)  # otherwise its statistics pile up
 
     def _carry(self, sending: Sending) -> None:
         refused, rest = self._together(sending, range(len(sending.items)))
@@ -108,7 +108,7 @@ class ProducerThread:
             self._fit(sending, refused)
 
     def _together(self, sending: Sending, order: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Send these. Returns those of refused batches, and those that were not stored because of a refusal."""
+        """Send these events. Returns those of refused batches, and those that were not stored because of a refusal."""
         if order and clock.now() > sending.deadline:
             sending.outcomes |= dict.fromkeys(order, NOT_SENT)
             return [], []
@@ -138,7 +138,7 @@ class ProducerThread:
         return self._producer
 
     def _one_by_one(self, sending: Sending, order: Sequence[int]) -> None:
-        """Send these so that none is refused for another: each in a batch of its own, no two of a key at a time."""
+        """Send these so that none is refused because of another: each in its own batch, those of a key in turn."""
         lanes = sending.lanes(order)
         producer = self._factory.single_producer() if lanes else None
         while lanes and producer is not None and clock.now() < sending.deadline:
@@ -150,7 +150,7 @@ class ProducerThread:
         sending.outcomes |= {at: LATE for lane in lanes for at in lane}
 
     def _fit(self, sending: Sending, tried: Sequence[int]) -> None:
-        """Make batches smaller if events fit alone but not together: the topic's limit is below our batch size."""
+        """Make batches smaller if events fit alone but not together: then the topic's limit is below our batch size."""
         sizes = {at: sending.items[at].size for at in tried}
         fitting = sum(size for at, size in sizes.items() if sending.outcomes[at] is None)
         too_large = [size for at, size in sizes.items() if (found := sending.outcomes[at]) and found.is_refusal]
@@ -159,7 +159,7 @@ class ProducerThread:
 
 
 def _hand_over(producer: Producer, items: Sequence[KafkaOutgoing], order: Sequence[int], reports: SentReports) -> bool:
-    """Give all to the producer; False: it takes no more."""
+    """Give all events to the producer. False: it accepts no more."""
 
     def report(at: int, error: KafkaError | None, _: object) -> None:
         reports[at] = error
@@ -176,9 +176,9 @@ def _hand_over(producer: Producer, items: Sequence[KafkaOutgoing], order: Sequen
 
 
 def _collect_reports(producer: Producer, sending: Sending, order: Sequence[int], reports: SentReports) -> None:
-    """Collect the last reports of a producer that is given up. What it still holds must not be sent later."""
+    """Collect the last reports of a producer that is given up. Events that it still has must not be sent later."""
     if not any(isinstance(report, KafkaError) for report in reports.values()):
-        producer.purge(in_flight=clock.now() > sending.deadline)  # what is in flight may still be answered
+        producer.purge(in_flight=clock.now() > sending.deadline)  # events in flight may still be answered
     while clock.now() < sending.deadline and awaits_reports(sending.items, order, reports):
         _is_fatal(producer, _POLL_S)
     producer.purge()
@@ -209,7 +209,7 @@ def _drain(producer: Producer, end: float) -> None:
 def _refused(
     producer: Producer, item: KafkaOutgoing, report: Callable[[KafkaError | None, object], None]
 ) -> KafkaError | None:
-    """Hand it over; why the producer does not take it, or None."""
+    """Give the event to the producer. Returns why the producer does not accept it, or None."""
     event = item.event
     key = None if event.key is None else event.key.encode()
     try:
@@ -223,7 +223,7 @@ def _refused(
 
 
 def _is_fatal(producer: Producer, wait_s: float) -> bool:
-    """Serve the producer's reports for a while. It raises a fatal error once; the reports follow."""
+    """Serve the producer's reports for this time. True: it has a fatal error. It raises that once; reports follow."""
     try:
         producer.poll(wait_s)
     except KafkaException as error:

@@ -1,4 +1,4 @@
-"""Publishing: events are packed here, queued by the core's publisher and sent by a thread."""
+"""Publishing: prepares events, which the publisher of core/ queues and a thread sends."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -36,12 +36,14 @@ class KafkaPublisher:
         self._thread.warm()
 
     def enter(self, events: Sequence[Event], counts: Mapping[str, int]) -> "asyncio.Future[None]":
-        """Done when all are accepted. `counts`: the partitions of their topics. PayloadError: nothing is sent."""
+        """The future is done when all events are accepted. `counts`: how many partitions the keys of each topic use.
+
+        PayloadError: nothing is sent."""
         try:
             items = [self._outgoing(event, counts[event.topic]) for event in events]
         except (AttributeError, TypeError, ValueError) as error:
             raise Unserialisable(
-                f"an event cannot be stored: {error}; value takes bytes, headers map str to str"
+                f"an event cannot be stored: {error}; the value must be bytes, and headers must map str to str"
             ) from error
         return self._publisher.enter(items)
 

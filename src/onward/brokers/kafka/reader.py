@@ -1,6 +1,6 @@
-"""The reader: a thread with its own client, assigned by hand, that reads ahead of what is received.
+"""The thread that reads events ahead of `receive`, with its own client that is assigned by hand.
 
-It is not in the group, so a rebalance does not keep it from reading what is still ours.
+This client is not in the group, so it goes on reading our partitions during a rebalance.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class LogReader:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the end; the holdings must be closed before."""
+        """Wait until the thread has ended. The holdings must be closed before."""
         self._thread.join()
 
     def _run(self, topics: Sequence[str]) -> None:
@@ -81,8 +81,8 @@ class LogReader:
             self._consumer.close()
 
     def _warm_up(self, topics: Sequence[str]) -> None:
-        """Learn the leaders before the first partition is ours: a client that has not yet asked for them begins to
-        read up to a second late."""
+        """Find the leaders before we own the first partition. Otherwise the client begins to read up to a second
+        late."""
         for topic in topics:
             with contextlib.suppress(KafkaException):
                 self._consumer.list_topics(topic, _WARM_UP_S)
@@ -142,15 +142,15 @@ class LogReader:
         stuck = self._stall_check.look(self._reading, clock.now())
         if stuck:
             names = ", ".join(f"{topic}/{index}" for topic, index in stuck)
-            log.warning("Kafka: %s: the client has stopped reading although there is more: it is replaced", names)
+            log.warning("Kafka: %s: the client has stopped reading although there are more events: replacing it", names)
             close_in_background(self._consumer.close)
             self._consumer = self._connect()
             self._reading, self._stopped, self._version = {}, set(), -1
 
-    # -- what is read ---------------------------------------------------------------------------------------------
+    # -- which partitions are read --------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Read what is held and nothing else; stop fetching where a paused partition has enough."""
+        """Read the partitions that are held, and no others. Stop fetching a paused partition that has enough events."""
         if self._version != self._holdings.version:
             self._version = self._holdings.version
             held = {hold.partition: hold for hold in self._holdings.all() if not hold.revoking}
@@ -165,7 +165,7 @@ class LogReader:
 
     def _unassign(self, gone: list[PartitionId]) -> None:
         places = [TopicPartition(*place) for place in gone]
-        self._consumer.resume(places)  # a pause outlives its assignment, and would hold back the next one
+        self._consumer.resume(places)  # a pause outlives its assignment, and would stop the next one
         self._consumer.incremental_unassign(places)
         for place in gone:
             self._stopped.discard(self._reading.pop(place))

@@ -16,7 +16,7 @@ _ASK_S = 1.0
 
 
 class LogIds:
-    """Asks once a second which logs the topics are. Nothing waits: a later call has the answer."""
+    """Asks once a second for the log ids of topics. No call waits: a later call returns the answer."""
 
     def __init__(self, admin: AdminClient, topics: Sequence[str]) -> None:
         self._admin = admin
@@ -37,7 +37,8 @@ class LogIds:
 
 
 class RecreatedTopics:
-    """A topic that was created again may be so long that the reader just goes on, past events that were not handled.
+    """Reads topics that were created again from their beginning. The new log may be so long that the reader would just
+    go on at its old position, past events that were not handled.
 
     Kafka removed the group's progress with the topic. We commit it again before we begin again; otherwise the group
     would start as a new one does, perhaps at the end."""
@@ -50,7 +51,7 @@ class RecreatedTopics:
         self._outdated: set[KafkaHold] = set()  # whose progress is being committed again
 
     def look(self) -> None:
-        """To be called again and again."""
+        """Call this in every turn of the member's thread."""
         if not self._holdings.held:
             return
         log_ids = self._log_ids.answered()
@@ -58,7 +59,7 @@ class RecreatedTopics:
             if log_ids.get(hold.partition.topic, hold.log_id) == hold.log_id:
                 continue
             if hold in self._outdated:
-                self._ownership.begin_again(hold)  # settles went first, and have stored as much
+                self._ownership.begin_again(hold)  # calls to settle were sent first, and have committed it again
             elif not hold.revoking and not self._ownership.is_retiring:
                 self._outdated.add(hold)
                 self._commits.fence(hold, self._committed)

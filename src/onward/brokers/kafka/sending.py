@@ -1,4 +1,4 @@
-"""What became of each event that was sent, by the reports and counts of the producer. Pure."""
+"""The outcome of each event that was sent, from the reports and counts of the producer. Pure."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from onward.brokers.core.publishing import UNANSWERED, Outgoing, Refusal
 PartitionId = tuple[str, int]
 Reports = Mapping[int, KafkaError | None]
 
-# A batch is refused for one of its events; the others may be fine.
+# A batch is refused because of one of its events; the others may be fine.
 OF_ONE = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -56,11 +56,11 @@ class SendFailure(NamedTuple):
 
     @property
     def is_refusal(self) -> bool:
-        """By the broker, for good."""
+        """The broker refused the event for good."""
         return self.code > 0 and not self.unknown
 
     def refusal(self, item: KafkaOutgoing, timeout_s: float) -> Refusal:
-        """As it is reported to the publisher."""
+        """The failure as it is reported to the publisher."""
         event, cause = item.event, self.cause
         if isinstance(cause, str):
             why = cause
@@ -68,8 +68,8 @@ class SendFailure(NamedTuple):
             why = f"no answer from Kafka in publish_timeout_s={timeout_s:g}; is it running?"
         elif self.code == KafkaError.MSG_SIZE_TOO_LARGE:
             why = (
-                f"event {event.id} of {event.size} bytes is more than topic {event.topic} takes; raise its "
-                f"max.message.bytes, or publish less ({cause.str()})"
+                f"event {event.id} of {event.size} bytes is too large for topic {event.topic}; raise the topic's "
+                f"max.message.bytes, or publish smaller events ({cause.str()})"
             )
         else:
             why = f"event {event.id}: {cause.str()}" if self.code in OF_ONE else str(cause.str())
@@ -85,7 +85,7 @@ LATE = SendFailure(
 
 
 class Sending:
-    """A window on its way. `outcomes` has an entry for each event by its index, None: it was accepted."""
+    """A window that is being sent. `outcomes` has an entry for each event by its index; None: it was accepted."""
 
     __slots__ = ("deadline", "items", "outcomes")
 
@@ -104,7 +104,7 @@ class Sending:
         }
 
     def going(self, order: Sequence[int]) -> list[int]:
-        """Those that may be sent: not behind an event of their key that was not accepted."""
+        """The events that may be sent. Those behind an event of their key that was not accepted may not."""
         failed = {self.items[at].lane for at, outcome in self.outcomes.items() if outcome is not None}
         failed = {lane for lane in failed if lane[1] is not None}
         self.outcomes |= {at: BEHIND for at in order if self.items[at].lane in failed}
@@ -120,7 +120,7 @@ class Sending:
 
 
 def outcome(report: KafkaError | None) -> SendFailure | None:
-    """Of an event that no other event depends on."""
+    """The outcome of an event by its own report alone."""
     if report is None:
         return None
     code = report.code()
@@ -131,7 +131,7 @@ def outcome(report: KafkaError | None) -> SendFailure | None:
 def outcomes(
     items: Sequence[KafkaOutgoing], order: Sequence[int], reports: Reports, sent: Mapping[PartitionId, int] | None
 ) -> dict[int, SendFailure | None]:
-    """Of events that were sent together, by a producer that accepts nothing of a partition behind a refusal.
+    """The outcomes of events that were sent together. After a refusal, no later event of the partition is accepted.
 
     `sent`: how many of a partition's events that were not accepted may have reached the broker; None: unknown. The
     producer reports an event as purged from its queue if it was never sent, but also if it was sent and waits to be
@@ -161,18 +161,18 @@ def outcomes(
 
 
 def _behind_refusal(refusal: SendFailure) -> SendFailure:
-    """Of an event that was sent behind a refusal in its partition: its sequence number is wrong, so the broker did not
-    store it."""
+    """The outcome of an event that was sent behind a refusal in its partition. Its sequence number is wrong, so the
+    broker did not store it."""
     return NOT_SENT._replace(spared=True) if refusal.code in OF_ONE else refusal
 
 
 def suspects(found: Mapping[int, SendFailure | None]) -> list[int]:
-    """The events of batches that were refused for one of them, whichever it is."""
+    """The events of batches that were refused because of one of their events."""
     return [at for at, each in found.items() if each is not None and each.is_refusal and each.code in OF_ONE]
 
 
 def spared_by_refusal(found: Mapping[int, SendFailure | None]) -> list[int]:
-    """Those that were not stored because another was refused; none if the broker refused nothing."""
+    """The events that were not stored because another was refused; none if the broker refused nothing."""
     failed = {at: each for at, each in found.items() if each is not None}
     if not any(each.is_refusal for each in failed.values()):
         return []
@@ -180,6 +180,6 @@ def spared_by_refusal(found: Mapping[int, SendFailure | None]) -> list[int]:
 
 
 def awaits_reports(items: Sequence[KafkaOutgoing], order: Sequence[int], reports: Reports) -> bool:
-    """Whether a missing report can still change something: none can behind a refusal."""
+    """Whether a missing report can still change an outcome. Behind a refusal none can."""
     found = outcomes(items, order, reports, None)
     return any(each is NO_REPORT for each in found.values())

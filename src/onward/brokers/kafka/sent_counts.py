@@ -1,5 +1,5 @@
-"""How many messages a producer has sent, by its statistics. They separate what was never sent from what may be
-stored."""
+"""How many messages a producer has sent, from its statistics. These separate events that were never sent from events
+that may be stored."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ INTERVAL_S = 1.0
 
 
 class _PartitionCounts(msgspec.Struct):
-    txmsgs: int  # each sending of a message counts
+    txmsgs: int  # a message that is sent twice counts twice
     acked_msgid: int  # messages are numbered from 1 and accepted in order
 
 
@@ -26,8 +26,8 @@ class _Statistics(msgspec.Struct):
 
 
 class SentCounts:
-    """Without it one event that the broker refuses makes `unknown` of events in other calls and partitions that were
-    never sent, and so does every event that is published during an outage."""
+    """Without these counts, events that were never sent would be reported as `unknown`: events of other calls and
+    partitions when the broker refuses one event, and all events that are published during an outage."""
 
     def __init__(self) -> None:
         self._latest = ""
@@ -38,7 +38,7 @@ class SentCounts:
 
     def unaccepted(self, poll: Callable[[], object]) -> Mapping[tuple[str, int], int] | None:
         """By partition: how many messages were sent, once or more often, beyond those that were accepted. None: the
-        producer does not report. `poll` serves the producer, which holds no message any more."""
+        producer does not report. `poll` serves the producer, which has no message left."""
         since_us = int(time.monotonic() * 1_000_000)  # librdkafka's clock
         end = clock.now() + 3 * INTERVAL_S
         self._latest = ""

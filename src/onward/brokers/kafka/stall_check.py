@@ -1,4 +1,4 @@
-"""Whether a client has stopped reading although the log has more.
+"""Whether a client has stopped reading although the log has more events.
 
 A client may keep asking a broker that no longer leads a partition, without an error (librdkafka #5430, #5593). Then
 only a new client helps.
@@ -19,7 +19,7 @@ PartitionId = tuple[str, int]
 
 
 class StallCheck:
-    """Compares, again and again, how far was read with the end that the log had at the previous look."""
+    """Compares, again and again, how far the client has read with the end that the log had at the previous look."""
 
     def __init__(self, admin: Any) -> None:
         self._admin = admin
@@ -28,11 +28,11 @@ class StallCheck:
         self._ends: dict[PartitionId, Future[Any]] = {}
 
     def rest(self) -> None:
-        """Nothing is to be read now, so what was seen so far proves nothing."""
+        """Nothing needs to be read now, so earlier looks prove nothing."""
         self._since = None
 
     def look(self, reading: Mapping[PartitionId, KafkaHold], now: float) -> list[PartitionId]:
-        """The partitions that had more all the time, and were not read for a while."""
+        """The partitions that were not read for STALL_S although their logs had more events all that time."""
         if self._since is None:
             self._begin(reading, now)
         elif now >= self._since + STALL_S:

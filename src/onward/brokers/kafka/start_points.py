@@ -1,4 +1,4 @@
-"""Where partitions that the group assigned to us start: by the group's commits and by the logs themselves."""
+"""Finds where assigned partitions start, from the group's commits and from the logs themselves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -29,8 +29,8 @@ class Located(NamedTuple):
 
 
 class StartPoints:
-    """Partitions that were added after the group began are not located with on_partition_growth="stop"; `troubles`
-    then has an entry for the topic."""
+    """With on_partition_growth="stop", partitions that were added after the group began are not located, and `troubles`
+    has an entry for the topic."""
 
     def __init__(self, consumer: Consumer, cluster: Cluster, start: Start) -> None:
         self._consumer = consumer
@@ -45,7 +45,7 @@ class StartPoints:
         found: dict[Partition, Located] = {}
         for name in dict.fromkeys(partition.topic for partition in partitions):
             topic = self._topics.described(name)
-            if topic is not None:  # else it is deleted: the group will take it back
+            if topic is not None:  # otherwise it was deleted, and the group will take the partitions back
                 found |= self._in_topic(topic, [each for each in partitions if each.topic == name])
         return found
 
@@ -94,7 +94,7 @@ class StartPoints:
 
 
 def grown(topic: str, began_with: int, now: int) -> str:
-    """What is wrong with a topic that got partitions after a group began."""
+    """The warning about a topic that got partitions after a group began."""
     return (
         f"topic {topic} has {now} partitions, and had {began_with} when the group began. Other producers may have "
         f"moved keys to partitions {began_with} to {now - 1}, so these are not read: a key's events could overtake its "

@@ -1,4 +1,4 @@
-"""A member of a group as the contract has it, over the membership, the reader and the owner of asides."""
+"""Implements the subscription of the broker contract with the membership, the reader and the owner of asides."""
 
 import asyncio
 import logging
@@ -99,11 +99,11 @@ class KafkaSubscription(SubscriptionShell[KafkaOwn]):
             async with asyncio.timeout(self._timeout_s + 5.0):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
-            raise BrokerError("Kafka: the group's coordinator does not answer") from None
+            raise BrokerError("Kafka: the coordinator of the group does not answer; is the cluster healthy?") from None
 
 
 def _lag(hold: KafkaHold, end: int, now: float) -> BrokerLag:
-    """What was read and not handed out counts as undelivered; markers at the end of the log count as read."""
+    """Events that were read but not received count as undelivered. Markers at the end of the log count as read."""
     ahead = hold.ahead
     first = next((chunk.deliveries[0] for chunk in tuple(ahead.chunks) if not isinstance(chunk, int)), None)
     start = ahead.next_out if first is not None else max(ahead.next_out, ahead.position)

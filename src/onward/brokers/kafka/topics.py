@@ -36,7 +36,7 @@ class KafkaTopics:
         self._settings = settings
 
     def described(self, name: str) -> KafkaTopic | None:
-        """The topic as the cluster has it now; None: there is none."""
+        """The topic as the cluster has it now. None: it does not exist."""
         try:
             futures = self._admin.client.describe_topics(TopicCollection([name]), request_timeout=REQUEST_S)
             found = self._admin.answer(futures[name], f"looking up topic {name}")
@@ -56,7 +56,7 @@ class KafkaTopics:
         return [TopicSpec(name, count) for name, count in sorted(self.counts().items()) if not is_internal(name)]
 
     def create(self, name: str, partitions: int, config: Mapping[str, str] | None = None) -> KafkaTopic:
-        """Create the topic; one that another process has created meanwhile is fine."""
+        """Create the topic, unless another process has created it meanwhile."""
         settings = self._settings
         if config is None:
             config = {
@@ -101,7 +101,7 @@ class KafkaTopics:
             time.sleep(_LOOK_S)
 
     def appeared(self, name: str) -> KafkaTopic:
-        """The topic, as soon as a node shows it: the controller creates it, the other nodes learn of it a moment later.
+        """Wait until a node shows the topic. The controller creates it, and the other nodes show it a moment later.
 
         BrokerError: no node shows it."""
         end = clock.now() + REQUEST_S
@@ -113,7 +113,7 @@ class KafkaTopics:
 
 
 def is_internal(name: str) -> bool:
-    """Whether Kafka or this broker stores something for its own use there."""
+    """Whether Kafka or this broker uses the topic for its own purposes."""
     return name == COUNTS_TOPIC or name.startswith(("__", ASIDE_PREFIX))
 
 
@@ -123,11 +123,11 @@ def asked_retention_s(settings: Settings) -> float:
 
 
 def _not_allowed(name: str) -> str:
-    return f"creating topic {name}, which does not exist (create it with another user, or allow this user to)"
+    return f"creating topic {name}, which does not exist (create it as another user, or allow this user to create it)"
 
 
 class Cluster(NamedTuple):
-    """What everything that works with the cluster needs."""
+    """The cluster, as all parts of this broker use it."""
 
     factory: ClientFactory
     admin: Admin
