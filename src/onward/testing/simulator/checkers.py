@@ -159,7 +159,7 @@ class EpochChecker:
     def removed(self, run: HandlerRun) -> None:
         for story in run.stories:
             if story.covered and (story.partition, story.position) in run.process.removed:
-                broken("removed", f"{run} starts after its process received that the record was removed")
+                broken("removed", f"{run} starts after its process received the removal of its record")
 
     def settling(self, process: "SimulatedProcess", settlement: "SettleCall") -> None:
         partitions = {each.partition for each in settlement.progress}

@@ -84,9 +84,7 @@ class Story:
         self.handled = False  # an owner knows that it succeeded, and no record was stored since
         self.orphaned = False  # its dead letter was stored without the progress, and the next owner was assigned clean
         self.halved = False  # it had its effect in a batch that failed and was split
-        self.wait: tuple[str, int, float] | None = (
-            None  # process and epoch in which it failed, and when its retry is due
-        )
+        self.wait: tuple[str, int, float] | None = None  # its retry in memory: process, epoch and due time
         self.touched = False  # an operator moved or removed its record
         self.removed = False  # an operator removed its record
         self.unclean = False  # in a shared partition: a member lost it in an unclean end
