@@ -62,8 +62,8 @@ async def received(members: Sequence[Member], count: int) -> None:
 
 def numbered(member: Member, numbers: Iterable[int]) -> list[Delivery]:
     """The deliveries with these values. Without ordering, events arrive in any order."""
-    wanted = set(numbers)
-    return [each for each in member.deliveries if int(each.event.value or b"") in wanted]
+    values = set(numbers)
+    return [each for each in member.deliveries if int(each.event.value or b"") in values]
 
 
 def waiting(delivery: Delivery, due: float, **fields: Any) -> AsideRecord:

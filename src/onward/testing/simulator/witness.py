@@ -142,7 +142,7 @@ class Witness:
 
     def gone(self, record: AsideRecord) -> None:
         story = self._world.ledger.story(record.event)
-        self._world.counts["records gone"] += 1
+        self._world.counts["records removed"] += 1
         self.records.gone(story, self._stored(record.partition))
         story.record = None
 

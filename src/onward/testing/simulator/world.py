@@ -111,15 +111,15 @@ class World:
                 return mode
         return "ok"
 
-    def trace(self, who: str, what: str) -> None:
+    def trace(self, actor: str, what: str) -> None:
         """Add a line to the trace, if the run has one."""
         if self.tracing:
-            self.lines.append(f"{self.now:10.4f}  {who:8}  {what}")
+            self.lines.append(f"{self.now:10.4f}  {actor:8}  {what}")
 
-    def note(self, who: str, what: str) -> None:
+    def note(self, actor: str, what: str) -> None:
         """Count this, and add a line to the trace."""
         self.counts[what] += 1
-        self.trace(who, what)
+        self.trace(actor, what)
 
     # -- the run ------------------------------------------------------------------------------------------------
 
