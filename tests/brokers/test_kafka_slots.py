@@ -265,7 +265,7 @@ async def _killed(stage: Stage, slot: str, name: str) -> None:
         ["-m", "onward.testing.member", json.dumps(task | {"url": stage.harness.url, "settings": stage.options})]
     )
     try:
-        while (await child.line())["said"] != "Delivery":
+        while (await child.line())["report"] != "Delivery":
             pass
     finally:
         child.end()

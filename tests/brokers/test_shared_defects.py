@@ -111,7 +111,7 @@ def gives_all_to_the_first(original: Any, store: Store, channel: Channel, *limit
     return original(channel, *limits) if channel is next(iter(store.channels.values())) else ()
 
 
-NAMES = "a_delivery_names_its_epoch_and_its_log_and_was_never_tried"
+NAMES = "a_delivery_carries_its_epoch_and_its_log_id_and_no_tries"
 
 
 @defect(NAMES, ReferenceSubscription, "delivery")
@@ -135,7 +135,7 @@ def delivers_in_descending_positions(original: Any, subscription: Any, *of: Any)
     return msgspec.structs.replace(delivery, position=-delivery.position)
 
 
-CLOSED = "what_a_closed_member_did_not_settle_goes_to_another"
+CLOSED = "unsettled_events_of_a_closed_member_go_to_another"
 
 
 @defect(CLOSED, Store, "close", LOST_S)
@@ -156,7 +156,7 @@ def assigns_unclean(original: Any, subscription: Any) -> Any:
     return msgspec.structs.replace(original(), unclean=len(subscription.store.channels) == 2)
 
 
-STOPPED = "what_a_member_has_that_stopped_receiving_goes_to_another"
+STOPPED = "unsettled_events_of_a_member_that_stopped_receiving_go_to_another"
 
 
 @defect(STOPPED, Store, "_expire", LOST_LATE_S)
@@ -172,12 +172,12 @@ def is_always_sure(original: Any, subscription: Any) -> float:
 # -- settling ---------------------------------------------------------------------------------------------------------
 
 
-@defect("settled_events_never_come_back", Store, "settle")
+@defect("settled_events_of_a_shared_partition_are_not_delivered_again", Store, "settle")
 def settles_nothing(original: Any, store: Store, *of: Any) -> bool:
     return True
 
 
-FRESH = "only_fresh_counts_in_a_settle"
+FRESH = "only_the_fresh_positions_of_a_settle_count"
 
 
 def _counted(progress: Sequence[Progress], also: Callable[[Progress], Iterable[int]]) -> list[Progress]:
@@ -276,7 +276,7 @@ async def ignores_a_resume(original: Any, subscription: Any, partitions: Any) ->
     pass
 
 
-RELEASE = "a_release_gives_back_what_is_not_settled"
+RELEASE = "unsettled_events_of_a_released_partition_go_to_another_member"
 
 
 @defect(RELEASE, ReferenceSubscription, "release", LOST_S)
@@ -295,12 +295,12 @@ async def settles_what_it_released(original: Any, subscription: Any, *of: Any) -
     return await original(*of) if subscription.own else []
 
 
-@defect("key_order_has_owned_partitions_or_is_refused", ReferenceBroker, "check")
+@defect("key_ordering_uses_owned_partitions_or_is_refused", ReferenceBroker, "check")
 def shares_with_key_order(original: Any, broker: Any, ordering: str) -> None:
     pass
 
 
-DROP = "a_dropped_group_is_forgotten_with_its_events"
+DROP = "dropping_a_group_removes_its_events_and_records"
 
 
 @defect(DROP, Store, "drop")
@@ -327,7 +327,7 @@ async def drops_a_group_with_members(original: Any, broker: Any, topic: str, gro
 
 # -- receiving --------------------------------------------------------------------------------------------------------
 
-LIMIT = "receive_of_a_shared_partition_honours_its_limit"
+LIMIT = "receive_of_a_shared_partition_returns_at_most_limit_deliveries"
 
 
 @defect(LIMIT, ReferenceSubscription, "collect")
@@ -345,7 +345,7 @@ def reports_nothing_without_room(original: Any, subscription: Any, limit: int, m
     return original(limit, max_bytes) if limit else []
 
 
-BYTES = "receive_of_a_shared_partition_honours_its_bytes_but_gives_one"
+BYTES = "receive_of_a_shared_partition_returns_at_most_max_bytes_but_at_least_one_event"
 
 
 @defect(BYTES, ReferenceSubscription, "collect")
@@ -359,7 +359,7 @@ def never_gives_a_large_one(original: Any, store: Store, channel: Channel, limit
     return () if queue and queue[0].event.size > max_bytes else original(channel, limit, max_bytes)
 
 
-WAKE = "an_event_a_retry_and_a_close_end_a_waiting_receive"
+WAKE = "a_waiting_receive_ends_on_an_event_a_retry_or_close"
 
 
 @defect(WAKE, ReferenceSubscription, "receive", LOST_S)
@@ -380,7 +380,7 @@ async def hands_over_late(original: Any, subscription: Any, *of: Any) -> Any:
     return messages
 
 
-LAG = "lag_of_a_shared_partition_is_true_or_unknown"
+LAG = "lag_of_a_shared_partition_is_correct_or_unknown"
 
 
 @defect(LAG, Store, "depth", LOST_S)
@@ -395,7 +395,7 @@ async def reports_no_lag(original: Any, subscription: Any) -> dict[Any, BrokerLa
 
 # -- records ----------------------------------------------------------------------------------------------------------
 
-RETRY = "a_retry_comes_back_with_its_tries_when_it_is_due"
+RETRY = "a_retry_is_delivered_with_its_tries_when_it_is_due"
 
 
 @defect(RETRY, Store, "ripen")
@@ -424,7 +424,7 @@ def forgets_the_retries_of_a_closed_member(original: Any, store: Store, log_id: 
     store.records = {id_: record for id_, record in store.records.items() if log_id not in id_}
 
 
-AGAIN = "a_retry_that_fails_again_comes_back_again_until_it_is_settled"
+AGAIN = "a_retry_that_fails_again_is_delivered_again_until_it_is_settled"
 
 
 @defect(AGAIN, Store, "ripen")
@@ -439,14 +439,14 @@ def counts_one_failure_only(original: Any, store: Store, record: Any) -> None:
     original(msgspec.structs.replace(record, tries=Tries(failed=1)))
 
 
-@defect("a_retry_that_is_stored_twice_comes_back_once", Store, "settle")
+@defect("a_retry_that_is_stored_twice_is_delivered_once", Store, "settle")
 def stores_a_retry_each_time(original: Any, store: Store, log_id: str, progress: Any, aside: Any) -> Any:
     for record in aside:
         store.set_aside(msgspec.structs.replace(record, id=f"{record.id}-{time.monotonic_ns()}"))
     return original(log_id, progress, ())
 
 
-@defect("a_retry_waits_no_longer_than_it_says_whatever_the_clocks_say", Store, "set_aside", LOST_S)
+@defect("a_retry_waits_no_longer_than_wait_s_whatever_the_clocks_say", Store, "set_aside", LOST_S)
 def trusts_the_clock(original: Any, store: Store, record: Any) -> None:
     original(msgspec.structs.replace(record, wait_s=None))
 
@@ -482,7 +482,7 @@ def reports_what_was_removed(original: Any, subscription: Any, *limits: int) -> 
     return messages
 
 
-REPLAY = "a_replay_comes_back_with_its_tries_reset"
+REPLAY = "a_replayed_dead_letter_is_delivered_with_its_tries_reset"
 
 
 def _moved(store: Store, ids: Sequence[str], **fields: Any) -> None:
@@ -511,7 +511,7 @@ def moves_nothing(original: Any, store: Store, ids: Any, expect: State, *of: Any
     return len(store._expected(ids, expect))
 
 
-NEXT = "a_replay_while_no_member_is_there_waits_for_the_next"
+NEXT = "a_replay_without_members_waits_for_the_next_member"
 
 
 @defect(NEXT, Store, "move")
@@ -526,7 +526,7 @@ def leaves_the_letter_of_a_replay(original: Any, store: Store, wall: float) -> N
     store.records |= {f"{each.id}-old": msgspec.structs.replace(each, id=f"{each.id}-old", due=9e9) for each in leave}
 
 
-OTHERS = "other_groups_see_nothing_of_a_retry_or_a_replay"
+OTHERS = "other_groups_get_nothing_of_a_retry_or_a_replay"
 
 
 @defect(OTHERS, Store, "ripen")
@@ -547,7 +547,7 @@ def finds_letters_of_every_group(original: Any, store: Store, group: str, where:
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-@defect("what_a_killed_member_had_goes_to_another", Store, "_expire", 8.0)
+@defect("unsettled_events_of_a_killed_member_go_to_another", Store, "_expire", 8.0)
 def waits_for_the_killed(original: Any, store: Store) -> None:
     pass
 

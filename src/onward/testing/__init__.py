@@ -1,4 +1,4 @@
-"""Public test kit: the suites that every broker and every engine passes. The suites need pytest.
+"""The public test kit: the suites that every broker and every engine must pass. They need pytest.
 
 class TestMyBroker(BrokerSuite):
     @pytest.fixture
@@ -41,7 +41,7 @@ _HOMES = {
     "FailureSuite": "failure",
     "SharedScenarios": "shared",
     "SharedUnderTest": "shared",
-}  # the rest: in scenario
+}  # all other names are in `scenario`
 _ASSERTING = (
     "aside",
     "delivery",
@@ -56,12 +56,12 @@ _ASSERTING = (
     "shared_records",
 )
 
-if "pytest" in sys.modules:  # and not in the processes that a suite starts
+if "pytest" in sys.modules:  # it is not in the processes that a suite starts
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in _ASSERTING))
 
 
 def __getattr__(name: str) -> Any:
-    """The suites are imported when they are asked for: the processes that they start need none of them."""
+    """Import a suite on first use, because the processes that a suite starts need none."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'scenario')}"), name)

@@ -1,6 +1,7 @@
-"""The aside suite: what onward.brokers.base says of records out of the flow, as scenarios, the same for all brokers.
+"""The aside suite: one scenario for each promise that onward.brokers.base makes about aside records.
 
-A subclass provides the fixture `harness`. A broker that cannot browse its records (`features.aside`) is passed over.
+It is the same for all brokers. A subclass provides the fixture `harness`, an AsideUnderTest. The suite is skipped for a
+broker that cannot browse its records (`features.aside`).
 """
 
 import asyncio
@@ -25,11 +26,11 @@ _ROOM = 1 << 24
 
 class AsideUnderTest(BrokerUnderTest, Protocol):
     def refuse_aside(self, larger_than: int = 0) -> AbstractContextManager[None]:
-        """Within it the store takes no record of more than so many bytes."""
+        """Inside this context the store refuses every record of more than `larger_than` bytes."""
 
 
 class Owner:
-    """A member that owns the one partition of its topic, and its events by position."""
+    """A member that owns the only partition of its topic, with its deliveries in order."""
 
     def __init__(self, broker: Broker, member: Member, events: Sequence[Delivery]) -> None:
         self.broker = broker
@@ -43,7 +44,7 @@ class Owner:
     async def of(cls, kit: Kit, count: int, *, keys: int = 1, **options: Any) -> "Owner":
         broker = await kit.broker(partitions=1, **options)
         if not broker.features.aside:
-            pytest.skip("this broker does not browse its records")
+            pytest.skip("this broker cannot browse its records")
         await broker.publish(kit.events(count, keys=keys))
         member = await (await kit.member(broker, GROUP)).hold(1)
         return cls(broker, member, (await member.take(count))[:count])
@@ -67,7 +68,7 @@ class Owner:
         return list(await self.aside.load(self.partition, after=after, limit=_PAGE, max_bytes=_ROOM, dead=dead))
 
     async def moved(self, count: int) -> list[Moved]:
-        """What it hears, until it has heard of so many records."""
+        """Receive until Moved messages name this many records. Returns these messages."""
         await self.member.until(lambda: sum(len(each.ids) for each in self._moved()) >= count)
         return self._moved()
 
@@ -106,19 +107,19 @@ async def scanned(broker: Broker, where: Filter | None = None, *, limit: int = _
 
 class RecordScenarios:
     @scenario()
-    async def test_a_record_comes_back_as_it_was(self, kit: Kit) -> None:
+    async def test_a_record_is_stored_unchanged(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 4)
-        odd = [None, b"", b"\xff\x00", "grün ☂".encode()]
+        values = [None, b"", b"\xff\x00", "grün ☂".encode()]
         events = [
             Event(new_id(), kit.topic, key, value, {"a": "ü"}, "Placed", 1.5)
-            for key, value in zip([None, "", "k", "ключ"], odd, strict=True)
+            for key, value in zip([None, "", "k", "ключ"], values, strict=True)
         ]
         states = [State.WAITING, State.HELD, State.DEAD, State.DEAD]
         records = [owner.record(n, state, event=events[n]) for n, state in enumerate(states)]
         await owner.set_aside(records, 4)
         assert await owner.loaded(dead=True) == records
         other = await kit.broker(partitions=1)
-        assert await scanned(other) == records, "another process sees something else"
+        assert await scanned(other) == records, "another broker object reads other records"
 
     @scenario()
     async def test_a_record_set_aside_again_replaces_the_first(self, kit: Kit) -> None:
@@ -129,7 +130,7 @@ class RecordScenarios:
         assert await scanned(owner.broker) == [owner.record(0), again, owner.record(2)]
 
     @scenario()
-    async def test_order_is_by_position_whatever_was_written_first(self, kit: Kit) -> None:
+    async def test_records_are_read_in_the_order_of_their_positions(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 40)
         shuffled = list(range(40))
         random.Random(6).shuffle(shuffled)
@@ -140,7 +141,7 @@ class RecordScenarios:
         assert [record.position for record in await scanned(owner.broker, limit=7)] == expected
 
     @scenario()
-    async def test_load_goes_in_pages_and_gives_at_least_one(self, kit: Kit) -> None:
+    async def test_load_reads_in_pages_of_at_least_one_record(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 10)
         states = [State.DEAD if n % 3 == 0 else State.HELD for n in range(10)]
         await owner.set_aside([owner.record(n, state) for n, state in enumerate(states)], 10)
@@ -157,7 +158,7 @@ class RecordScenarios:
         assert not await owner.broker.aside("other").load(owner.partition, after=None, limit=5, max_bytes=_ROOM)
 
     @scenario()
-    async def test_gone_is_gone_and_the_unknown_is_no_error(self, kit: Kit) -> None:
+    async def test_settle_removes_records_and_ignores_unknown_ids(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 3)
         await owner.set_aside([owner.record(n, State.HELD) for n in range(3)], 3)
         unknown = record_id(GROUP, "never", owner.partition, 7)
@@ -166,20 +167,20 @@ class RecordScenarios:
         assert await owner.loaded() == [owner.record(n, State.HELD) for n in (1, 2)]
 
     @scenario()
-    async def test_what_a_former_owner_writes_is_void(self, kit: Kit) -> None:
+    async def test_a_former_owner_cannot_change_records(self, kit: Kit) -> None:
         old = await Owner.of(kit, 6)
         await old.set_aside([old.record(0), old.record(1, State.HELD)], 2)
         await old.member.subscription.release([old.partition], drained=False)
-        await _without_effect(kit, old)
+        await _check_no_effect(kit, old)
 
     @scenario()
-    async def test_what_an_owner_writes_that_does_not_know_of_its_loss_is_void(self, kit: Kit) -> None:
+    async def test_an_owner_that_has_not_received_fenced_cannot_change_records(self, kit: Kit) -> None:
         old = await Owner.of(kit, 6, max_poll_gap_s=3.0)
         await old.set_aside([old.record(0), old.record(1, State.HELD)], 2)
-        await _without_effect(kit, old)  # it does not receive any more, so another is given the partition
+        await _check_no_effect(kit, old)  # it has stopped receiving, so another member takes over
 
     @scenario()
-    async def test_when_the_store_refuses_nothing_of_the_settle_is_done(self, kit: Kit) -> None:
+    async def test_a_settle_whose_records_are_refused_has_no_effect(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 4)
         await owner.set_aside([owner.record(0)], 1)
         harness: Any = kit.harness
@@ -193,20 +194,20 @@ class RecordScenarios:
         await owner.member.subscription.close()
         again = await kit.member(owner.broker, GROUP)
         await again.take(3)
-        assert again.values == [1, 2, 3], "progress was written without its record"
+        assert again.values == [1, 2, 3], "the progress was stored without its record"
 
     @scenario()
-    async def test_records_that_are_refused_in_one_partition_leave_the_others_settled(self, kit: Kit) -> None:
+    async def test_refused_records_in_one_partition_do_not_stop_the_settle_of_others(self, kit: Kit) -> None:
         broker = await kit.broker(partitions=2)
         if not broker.features.aside:
-            pytest.skip("this broker does not browse its records")
+            pytest.skip("this broker cannot browse its records")
         await broker.publish(kit.events(40, keys=10))
         member = await (await kit.member(broker, GROUP)).hold(2)
         deliveries = list(await member.take(40))
         large, small = (next(d for d in deliveries if d.partition.index == index) for index in (0, 1))
         log_id = member.assigned[large.partition].log_id
-        story = Failure("exhausted", "ValueError", "x" * 500_000, "", "bill", 5, 1.0, 2.0)
-        refused = make_record(large, log_id, State.DEAD, failure=story)
+        failure = Failure("exhausted", "ValueError", "x" * 500_000, "", "bill", 5, 1.0, 2.0)
+        refused = make_record(large, log_id, State.DEAD, failure=failure)
         stored = make_record(small, member.assigned[small.partition].log_id, State.DEAD)
         harness: Any = kit.harness
         with harness.refuse_aside(larger_than=100_000), pytest.raises(AsideError) as raised:
@@ -222,7 +223,7 @@ class RecordScenarios:
         assert len(again.deliveries) == count, "the refused partition was settled in part"
 
     @scenario()
-    async def test_a_dropped_group_takes_its_records_with_it(self, kit: Kit) -> None:
+    async def test_dropping_a_group_removes_its_records(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 2)
         await owner.set_aside([owner.record(0)], 1)
         await owner.member.subscription.close()
@@ -230,7 +231,7 @@ class RecordScenarios:
         assert not await scanned(owner.broker)
 
     @scenario()
-    async def test_what_is_set_aside_survives_the_end_of_its_events_in_the_log(self, kit: Kit) -> None:
+    async def test_a_record_survives_the_removal_of_its_event_from_the_log(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 3, retention_s=0.0)
         await owner.set_aside([owner.record(n) for n in range(3)], 3)
         await owner.broker.publish(kit.events(5))
@@ -241,7 +242,7 @@ class RecordScenarios:
 
 class MoveScenarios:
     @scenario()
-    async def test_a_move_compares_and_the_owner_hears_of_it(self, kit: Kit) -> None:
+    async def test_a_move_changes_only_records_in_the_expected_state_and_the_owner_gets_moved(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 4)
         await owner.set_aside([owner.record(n) for n in range(4)], 4)
         ids = [owner.record(n).id for n in range(4)]
@@ -249,20 +250,20 @@ class MoveScenarios:
         assert await aside.move(ids[:2], expect=State.WAITING, to=State.DEAD, due=None) == 0
         assert await aside.move([*ids[:2], ids[0]], expect=State.DEAD, to=State.WAITING, due=7.0) == 2
         assert await aside.move(ids[:2], expect=State.DEAD, to=State.WAITING, due=8.0) == 0
-        heard = await owner.moved(2)
-        assert {(each.partition, each.epoch, each.to, each.due) for each in heard} == {
+        first = await owner.moved(2)
+        assert {(each.partition, each.epoch, each.to, each.due) for each in first} == {
             (owner.partition, owner.assigned.epoch, State.WAITING, 7.0)
         }
-        assert sorted(name for each in heard for name in each.ids) == sorted(ids[:2])
+        assert sorted(name for each in first for name in each.ids) == sorted(ids[:2])
         assert await aside.remove(ids, expect=State.DEAD) == 2
         assert await aside.remove(ids, expect=State.DEAD) == 0
-        removed = (await owner.moved(4))[len(heard) :]
+        removed = (await owner.moved(4))[len(first) :]
         assert sorted(name for each in removed for name in each.ids) == sorted(ids[2:])
         assert {each.to for each in removed} == {None}
         assert [record.state for record in await scanned(owner.broker)] == [State.WAITING] * 2
 
     @scenario()
-    async def test_what_leaves_the_dead_is_counted_afresh_and_keeps_its_story(self, kit: Kit) -> None:
+    async def test_replaying_a_dead_letter_resets_its_tries_and_keeps_its_failure(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 1)
         record = owner.record(0)
         await owner.set_aside([record], 1)
@@ -272,7 +273,7 @@ class MoveScenarios:
         assert await owner.loaded() == [expected]
 
     @scenario()
-    async def test_what_is_put_off_waits_as_it_was_put_off(self, kit: Kit) -> None:
+    async def test_moving_a_waiting_record_changes_its_due_time_and_clears_wait_s(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 1)
         record = owner.record(0, State.WAITING)
         await owner.set_aside([record], 1)
@@ -280,7 +281,7 @@ class MoveScenarios:
         assert await owner.loaded() == [msgspec.structs.replace(record, due=7.0, wait_s=None)]
 
     @scenario()
-    async def test_many_who_move_the_same_records_move_each_once(self, kit: Kit) -> None:
+    async def test_concurrent_moves_of_the_same_records_move_each_once(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 120)
         await owner.set_aside([owner.record(n) for n in range(120)], 120)
         ids = [owner.record(n).id for n in range(120)]
@@ -296,13 +297,13 @@ class MoveScenarios:
 
         moved = await asyncio.gather(*(mover(broker, seed) for seed, broker in enumerate(brokers)))
         assert sum(moved) == 120
-        heard = [name for each in await owner.moved(120) for name in each.ids]
-        assert sorted(heard) == sorted(ids), "the owner heard of a record twice or not at all"
+        reported = [name for each in await owner.moved(120) for name in each.ids]
+        assert sorted(reported) == sorted(ids), "a move was reported to the owner twice or not at all"
         dues = {name: each.due for each in await owner.moved(120) for name in each.ids}
         assert {record.id: record.due for record in await scanned(owner.broker)} == dues
 
     @scenario()
-    async def test_a_move_and_the_owners_removal_of_the_same_record_do_not_both_win(self, kit: Kit) -> None:
+    async def test_a_removal_by_the_owner_wins_over_a_concurrent_move(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 60)
         await owner.set_aside([owner.record(n, State.WAITING) for n in range(60)], 60)
         ids = [owner.record(n).id for n in range(60)]
@@ -311,28 +312,30 @@ class MoveScenarios:
             *(other.move([name], expect=State.WAITING, to=State.DEAD, due=None) for name in ids),
             *(owner.gone(name) for name in reversed(ids)),
         )
-        assert not await scanned(owner.broker), "a record outlived its removal by the owner"
+        assert not await scanned(owner.broker), "a record exists after its owner removed it"
         moved = sum(answer for answer in results[:60] if answer is not None)
-        heard = [name for each in await owner.moved(moved) for name in each.ids] if moved else []
-        assert len(heard) == moved
+        reported = [name for each in await owner.moved(moved) for name in each.ids] if moved else []
+        assert len(reported) == moved
 
     @scenario()
-    async def test_what_is_moved_while_nobody_owns_it_is_loaded_by_the_next_owner(self, kit: Kit) -> None:
+    async def test_the_next_owner_loads_records_that_were_moved_while_there_was_no_owner(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 3)
         await owner.set_aside([owner.record(n) for n in range(3)], 3)
         await owner.member.subscription.close()
         ids = [owner.record(n).id for n in range(3)]
         assert await owner.aside.move(ids[:2], expect=State.DEAD, to=State.WAITING, due=0.0) == 2
         assert await owner.aside.remove(ids[2:], expect=State.DEAD) == 1
-        next_one = await (await kit.member(await kit.broker(partitions=1), GROUP)).hold(1)
+        next_owner = await (await kit.member(await kit.broker(partitions=1), GROUP)).hold(1)
         assert [record.id for record in await owner.loaded(dead=True)] == ids[:2]
-        await next_one.quiet(0.3)
-        assert not any(isinstance(each, Moved) for each in next_one.history), "told of a move before its time"
+        await next_owner.quiet(0.3)
+        assert not any(isinstance(each, Moved) for each in next_owner.history), (
+            "got Moved for a move before it became the owner"
+        )
 
 
 class ScanScenarios:
     @scenario()
-    async def test_a_filter_matches_what_it_says(self, kit: Kit) -> None:
+    async def test_a_scan_returns_the_records_that_match_its_filter(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 6, keys=2)
         records = [owner.record(n) for n in range(6)]
         assert records[4].failure is not None
@@ -355,8 +358,8 @@ class ScanScenarios:
         assert await found(since=1.0, until=2.0) == [2, 3]
 
     @scenario()
-    async def test_a_count_is_of_what_a_scan_would_find(self, kit: Kit) -> None:
-        owner = await Owner.of(kit, 6, keys=2)  # they failed at 0, 0, 1, 1, 2, 2
+    async def test_a_count_agrees_with_a_scan(self, kit: Kit) -> None:
+        owner = await Owner.of(kit, 6, keys=2)  # the times of failure are 0, 0, 1, 1, 2, 2
         states = [State.DEAD, State.HELD, State.DEAD, State.WAITING, State.DEAD, State.DEAD]
         await owner.set_aside([owner.record(n, state) for n, state in enumerate(states)], 6)
         dead = frozenset({State.DEAD})
@@ -373,12 +376,12 @@ class ScanScenarios:
         assert await aside.count(Filter(states=dead)) == Count(2, 2.0)
 
     @scenario()
-    async def test_what_comes_and_goes_neither_repeats_nor_hides_the_others(self, kit: Kit) -> None:
+    async def test_records_stored_or_removed_during_a_scan_neither_repeat_nor_hide_others(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 90)
         early = [n for n in range(90) if n % 3]
         late = [n for n in range(90) if not n % 3]
         await owner.set_aside([owner.record(n) for n in early], 90)
-        goes, comes = iter(early[::5]), iter(late)
+        to_remove, to_store = iter(early[::5]), iter(late)
         removed: set[int] = set()
         after: str | None = None
         found: list[int] = []
@@ -388,23 +391,25 @@ class ScanScenarios:
             after = page.after
             if after is None:
                 break
-            for n in (next(goes, None), *page.records[-1:]):
+            for n in (next(to_remove, None), *page.records[-1:]):
                 number = int(n.event.value or b"") if isinstance(n, AsideRecord) else n
                 if number is not None:
                     removed.add(number)
                     await owner.gone(owner.record(number).id)
-            await owner.set_aside([owner.record(n) for n in (next(comes), next(comes))])
-        assert len(found) == len(set(found)), "a record came twice"
-        assert set(early) - removed <= set(found), "a record was hidden"
+            await owner.set_aside([owner.record(n) for n in (next(to_store), next(to_store))])
+        assert len(found) == len(set(found)), "a record was returned twice"
+        assert set(early) - removed <= set(found), "a record was not returned"
 
     @scenario()
-    async def test_a_cursor_that_is_none_of_ours_is_an_error(self, kit: Kit) -> None:
+    async def test_an_invalid_cursor_is_an_error(self, kit: Kit) -> None:
         owner = await Owner.of(kit, 1)
         with pytest.raises(BrokerError, match="cursor"):
             await owner.aside.scan(Filter(), "nonsense", 5)
 
 
 class AsideSuite(RecordScenarios, MoveScenarios, ScanScenarios):
+    """Every promise about aside records: storing, moving, scanning, draining and crashes."""
+
     @pytest.mark.slow
     @scenario()
     async def test_a_hundred_thousand_records_of_one_key_drain_in_order(self, kit: Kit) -> None:
@@ -426,22 +431,22 @@ class AsideSuite(RecordScenarios, MoveScenarios, ScanScenarios):
     @pytest.mark.slow
     @scenario(partitions=1)
     async def test_a_crash_at_any_step_loses_no_event(self, kit: Kit) -> None:
-        """A child sets its events aside, then removes their records, and is killed in every step of it."""
+        """A child sets its events aside, then removes their records. It is killed during each kind of step."""
         broker = await kit.broker()
         if not broker.features.aside:
-            pytest.skip("this broker does not browse its records")
+            pytest.skip("this broker cannot browse its records")
         steps = [("setting", 0.0), ("setting", 0.002), ("setting", 0.01), ("set", 0.0)]
         steps += [("removing", 0.0), ("removing", 0.002), ("removing", 0.01), ("removed", 0.0)]
         for number, (step, delay_s) in enumerate(steps):
             group = f"{GROUP}-{number}"
             topic = f"{kit.topic}-{number}"
             await broker.publish([event(topic, "k", n) for n in range(12)])
-            said = await _killed_at(kit, topic, group, step, delay_s)
-            await _whole(kit, broker, (topic, group), said)
+            reported = await _kill_at(kit, topic, group, step, delay_s)
+            await _check_nothing_lost(kit, broker, (topic, group), reported)
 
 
-async def _without_effect(kit: Kit, old: Owner) -> None:
-    """Another owns the partition: what `old` sets aside, removes or settles from here on changes nothing."""
+async def _check_no_effect(kit: Kit, old: Owner) -> None:
+    """Make another member the owner. Then `old` can store no record, remove none and settle nothing."""
     new = await (await kit.member(await kit.broker(partitions=1, max_poll_gap_s=60.0), GROUP)).hold(1)
     settle = old.member.subscription.settle
     await settle([], gone=[old.record(1).id])
@@ -450,7 +455,7 @@ async def _without_effect(kit: Kit, old: Owner) -> None:
     assert list(await settle([], aside=[old.record(1, State.DEAD)])) == [old.partition]
     assert await scanned(old.broker) == [old.record(0), old.record(1, State.HELD)]
     await new.take(4)
-    assert new.values == [2, 3, 4, 5], "a former owner's progress counted"
+    assert new.values == [2, 3, 4, 5], "a settle of a former owner took effect"
 
 
 def _held(owner: Owner, n: int) -> AsideRecord:
@@ -459,30 +464,30 @@ def _held(owner: Owner, n: int) -> AsideRecord:
     return msgspec.structs.replace(record, id=name, position=n)
 
 
-async def _killed_at(kit: Kit, topic: str, group: str, step: str, delay_s: float) -> dict[str, list[int]]:
-    """What the child said before it was killed: by step, the numbers of the events concerned."""
+async def _kill_at(kit: Kit, topic: str, group: str, step: str, delay_s: float) -> dict[str, list[int]]:
+    """Kill a child at this step. Returns what it had reported: by step, the numbers of the events."""
     child = kit.child("aside", group, topic=topic)
     lines = [await child.line()]
-    while lines[-1] != {"said": step, "number": 5}:  # in the midst of it
+    while lines[-1] != {"report": step, "number": 5}:  # halfway
         lines.append(await child.line())
     await asyncio.sleep(delay_s)
     child.kill()
-    said: dict[str, list[int]] = {}
+    reported: dict[str, list[int]] = {}
     for line in (*lines, *child.rest()):
-        said.setdefault(line["said"], []).append(line["number"])
-    return said
+        reported.setdefault(line["report"], []).append(line["number"])
+    return reported
 
 
-async def _whole(kit: Kit, broker: Broker, place: tuple[str, str], said: dict[str, list[int]]) -> None:
-    """Each event is open, has a record, or was handled; and what was said to be done is done."""
+async def _check_nothing_lost(kit: Kit, broker: Broker, place: tuple[str, str], reported: dict[str, list[int]]) -> None:
+    """Each event is open, has a record or was handled, and every step that was reported as finished took effect."""
     topic, group = place
     member = await (await kit.member(broker, group, topic=topic)).hold(1)
     (partition,) = member.assigned
     loaded = await broker.aside(group).load(partition, after=None, limit=_PAGE, max_bytes=_ROOM)
-    kept = {int(record.event.value or b"") for record in loaded}
-    assert set(said.get("set", ())) - set(said.get("removing", ())) <= kept, "a record that was set aside is gone"
-    assert not kept & set(said.get("removed", ())), "a record that was removed is back"
-    missing = set(range(12)) - kept - set(said.get("removing", ()))
+    stored = {int(record.event.value or b"") for record in loaded}
+    assert set(reported.get("set", ())) - set(reported.get("removing", ())) <= stored, "a stored record is missing"
+    assert not stored & set(reported.get("removed", ())), "a removed record still exists"
+    missing = set(range(12)) - stored - set(reported.get("removing", ()))
     await member.until(lambda: missing <= set(member.values))
-    assert not set(member.values) & set(said.get("set", ())), "delivered although it was set aside"
+    assert not set(member.values) & set(reported.get("set", ())), "an event was delivered although it was set aside"
     await member.subscription.close()

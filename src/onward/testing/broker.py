@@ -1,6 +1,7 @@
-"""The broker suite: every sentence of onward.brokers.base as a scenario, the same for all brokers.
+"""The broker suite: one scenario for each promise of onward.brokers.base, the same for all brokers.
 
-A subclass provides the fixture `harness`. What a broker cannot do is known from its `features` alone.
+A subclass provides the fixture `harness`, a BrokerUnderTest. A scenario is skipped only if the broker's `features` say
+that the broker lacks what it tests.
 """
 
 import json
@@ -21,12 +22,13 @@ from onward.testing.succession import SuccessionScenarios
 class BrokerSuite(
     PublishScenarios, DeliveryScenarios, OwnershipScenarios, SuccessionScenarios, GroupScenarios, SharedScenarios
 ):
-    pass
+    """Every promise of a broker. A broker with shared partitions provides a SharedUnderTest as its harness."""
 
 
 @pytest.mark.slow
 class BrokerSuiteUnderLoad(PublishScenarios, DeliveryScenarios, OwnershipScenarios, GroupScenarios):
-    """All of it but the shared partitions again, while other processes publish to and consume from the same broker."""
+    """The same scenarios, except those of succession and shared partitions, under load: other processes publish to the
+    broker and consume from it meanwhile."""
 
     @pytest.fixture(autouse=True)
     def load(self, harness: BrokerUnderTest) -> Iterator[None]:
@@ -35,7 +37,7 @@ class BrokerSuiteUnderLoad(PublishScenarios, DeliveryScenarios, OwnershipScenari
             {"mode": "work", "effects": "/dev/null"},
         ]
         common: dict[str, Any] = {"url": harness.url, "settings": {}, "topic": "load", "group": "load"}
-        others = [Process(["-m", "onward.testing.member", json.dumps(common | task)]) for task in tasks]
+        processes = [Process(["-m", "onward.testing.member", json.dumps(common | task)]) for task in tasks]
         yield
-        for process in others:
+        for process in processes:
             process.end()

@@ -1,4 +1,4 @@
-"""Delivering and settling: nothing unsettled is forgotten, nothing settled comes back."""
+"""Delivering and settling: unsettled events are delivered again, settled events are not."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from onward.testing.scenario import OVER_LEASE_S, Kit, event, publish_beside_can
 
 class DeliveryScenarios:
     @scenario()
-    async def test_unsettled_comes_back_after_close(self, kit: Kit) -> None:
+    async def test_unsettled_events_are_delivered_again_after_close(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(10))
         first = await kit.member(broker)
@@ -25,29 +25,29 @@ class DeliveryScenarios:
         assert second.values == list(range(4, 10))
 
     @scenario()
-    async def test_unsettled_comes_back_after_a_crash(self, kit: Kit) -> None:
+    async def test_unsettled_events_are_delivered_again_after_a_crash(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(10))
         child = kit.child("hold", limit=3)
-        while (said := await child.line())["said"] != "Delivery":
-            assert said["said"] != "Fenced"
+        while (line := await child.line())["report"] != "Delivery":
+            assert line["report"] != "Fenced"
         child.kill()
         member = await kit.member(broker)
         await member.take(10)
         assert member.values == list(range(10))
         assigned = member.assigned[member.deliveries[0].partition]
-        assert assigned.unclean, "the next owner was not told that the last one crashed"
+        assert assigned.unclean, "unclean is False, although the last owner crashed"
 
     @scenario()
-    async def test_unsettled_comes_back_after_cancel_in_mid_receive(self, kit: Kit) -> None:
+    async def test_a_cancelled_receive_loses_and_repeats_no_event(self, kit: Kit) -> None:
         broker = await kit.broker()
         member = await (await kit.member(broker)).hold(4)
         await publish_beside_cancelled_receives(kit, broker, member, 30)
         await member.take(30)
-        assert member.values == list(range(30)), "a cancelled receive took events with it, or repeated them"
+        assert member.values == list(range(30)), "a cancelled receive lost or repeated events"
 
     @scenario()
-    async def test_settled_never_comes_back(self, kit: Kit) -> None:
+    async def test_settled_events_are_not_delivered_again(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(100, keys=10))
         first = await kit.member(broker)
@@ -58,7 +58,7 @@ class DeliveryScenarios:
         await second.quiet()
 
     @scenario()
-    async def test_settling_the_later_of_two_never_loses_the_earlier(self, kit: Kit) -> None:
+    async def test_settling_a_later_event_does_not_lose_an_earlier_one(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(2))
         first = await kit.member(broker)
@@ -77,11 +77,11 @@ class DeliveryScenarios:
             assert [tuple(span) for span in stored.done_above] == [(later.position, later.position + 1)]
 
     @scenario()
-    async def test_positions_a_million_apart_come_back(self, kit: Kit) -> None:
-        """Positions are sparse: nothing may be counted, allocated or cut by their differences."""
+    async def test_progress_with_positions_a_million_apart_is_stored(self, kit: Kit) -> None:
+        """Positions are sparse: a broker must not count, allocate or truncate by the difference of two positions."""
         broker = await kit.broker()
         if not broker.features.stable_positions:
-            pytest.skip("positions are not stable here")
+            pytest.skip("positions are not stable on this broker")
         await broker.publish(kit.events(1))
         first = await kit.member(broker)
         (only,) = await first.take(1)
@@ -105,10 +105,10 @@ class DeliveryScenarios:
         assert dict(stored.tries) == dict(progress.tries)
 
     @scenario()
-    async def test_tries_of_open_positions_come_back(self, kit: Kit) -> None:
+    async def test_tries_of_open_events_are_stored(self, kit: Kit) -> None:
         broker = await kit.broker()
         if not broker.features.stable_positions:
-            pytest.skip("positions are not stable here: tries travel with the event")
+            pytest.skip("positions are not stable on this broker: tries travel with the event")
         await broker.publish(kit.events(1))
         first = await kit.member(broker)
         (only,) = await first.take(1)
@@ -134,7 +134,7 @@ class DeliveryScenarios:
         await second.quiet()
 
     @scenario()
-    async def test_receive_honours_its_limit(self, kit: Kit) -> None:
+    async def test_receive_returns_at_most_limit_deliveries(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(25, keys=5))
         member = await kit.member(broker)
@@ -144,7 +144,7 @@ class DeliveryScenarios:
         assert len(member.deliveries) == 25
 
     @scenario()
-    async def test_receive_honours_its_bytes_but_gives_one(self, kit: Kit) -> None:
+    async def test_receive_returns_at_most_max_bytes_but_at_least_one_event(self, kit: Kit) -> None:
         broker = await kit.broker()
         big = b"x" * 10_000
         await broker.publish([event(kit.topic, "a", n, headers={}) for n in range(5)])
@@ -156,7 +156,7 @@ class DeliveryScenarios:
             assert len(sizes) <= 1 or sum(sizes) <= 100
 
     @scenario()
-    async def test_receive_honours_its_wait(self, kit: Kit) -> None:
+    async def test_receive_without_messages_returns_after_wait_s(self, kit: Kit) -> None:
         broker = await kit.broker()
         member = await (await kit.member(broker)).hold(4)
         for wait_s in (0.0, 0.3):
@@ -204,7 +204,7 @@ class DeliveryScenarios:
         assert member.values == list(range(5))
 
     @scenario()
-    async def test_pausing_one_partition_leaves_the_others(self, kit: Kit) -> None:
+    async def test_pausing_one_partition_does_not_stop_the_others(self, kit: Kit) -> None:
         broker = await kit.broker()
         member = await (await kit.member(broker)).hold(4)
         await broker.publish(kit.events(40, keys=20))
@@ -227,13 +227,13 @@ class DeliveryScenarios:
         await member.subscription.close()
         await member.subscription.close()
         done, _ = await asyncio.wait([blocked], timeout=20.0)
-        assert done, "a blocked receive outlived close"
+        assert done, "close did not end a blocked receive"
         blocked.exception()
         await broker.close()
         await broker.close()
 
     @scenario()
-    async def test_lag_agrees_with_reality(self, kit: Kit) -> None:
+    async def test_lag_counts_the_undelivered_events(self, kit: Kit) -> None:
         broker = await kit.broker()
         member = await (await kit.member(broker)).hold(4)
         await member.subscription.pause(list(member.assigned))
@@ -251,9 +251,11 @@ class DeliveryScenarios:
         assert all(not each.undelivered for each in lag.values())
 
     @scenario()
-    async def test_a_log_read_by_nobody_is_all_there_for_a_new_group(self, kit: Kit) -> None:
+    async def test_a_new_group_gets_every_event_of_the_log(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(50, keys=5))
         member = await kit.member(broker, "late")
         await member.take(50)
-        assert not any(assigned.unclean for assigned in member.assigned.values()), "nobody ended uncleanly"
+        assert not any(assigned.unclean for assigned in member.assigned.values()), (
+            "unclean, although there was no earlier owner"
+        )

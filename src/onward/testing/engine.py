@@ -1,4 +1,4 @@
-"""The engine suite: every sentence of onward.engines.base as a scenario, the same for all engines.
+"""The engine suite: one scenario for each promise of onward.engines.base, the same for all engines.
 
 class TestMyEngine(EngineSuite):
     style = "async def"
@@ -31,37 +31,37 @@ from onward.testing.engine_handlers import Note, Order
 
 Style = Literal["def", "async def"]
 EngineOf = Callable[..., Engine]
-"""Called with a handler, `concurrency`, `timeout_s` and `batch` (its handler takes lists)."""
+"""Called with a handler, `concurrency`, `timeout_s` and `batch` (True: the handler takes lists)."""
 
 LIMIT_S = 60.0
-LONG_S = 2.0  # longer than a busy machine keeps us from running; the rest ends meanwhile
+LONG_S = 2.0  # longer than a busy machine delays this process, so all short runs end before
 _TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 class Trial:
-    """One engine at work: it counts what ends, and knows the log of the runs."""
+    """A running engine, the runs that it reported as ended, and the log that the handlers write."""
 
     def __init__(self, engine: Engine, log: Path) -> None:
         self.engine = engine
         self.log = log
         self.ended: list[Ended] = []
         self.calls = 0
-        self.lost: set[int] = set()  # positions that may not start any more
-        self.sure_until = math.inf  # nor may any other after this
+        self.lost: set[int] = set()  # positions that may no longer start
+        self.sure_until = math.inf  # no work may start after this time
         self._submitted: list[Work] = []
         self._submitting = False
 
     async def __aenter__(self) -> Self:
         self._thread = threading.get_ident()
-        self.engine.start(self._take, self._may_start_until)
+        self.engine.start(self._collect, self._may_start_until)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.engine.close()
 
-    def _take(self, ended: Sequence[Ended]) -> None:
-        assert threading.get_ident() == self._thread, "reported outside of the event loop"
-        assert not self._submitting, "reported from within submit"
+    def _collect(self, ended: Sequence[Ended]) -> None:
+        assert threading.get_ident() == self._thread, "reported outside the event loop"
+        assert not self._submitting, "reported from inside submit"
         self.ended.extend(ended)
         self.calls += 1
 
@@ -83,7 +83,7 @@ class Trial:
         self._submitting = False
 
     async def all(self, works: Sequence[Work] = ()) -> list[Ended]:
-        """Submit these and wait until everything has ended, each once."""
+        """Submit these, wait until all submitted work has ended, and check that each ended once."""
         self.submit(works)
         await self.until(lambda: len(self.ended) >= len(self._submitted))
         assert await self.engine.drain(LIMIT_S)
@@ -91,7 +91,9 @@ class Trial:
         return self.ended
 
     def check(self) -> None:
-        assert Counter(id(each.work) for each in self.ended) == Counter(map(id, self._submitted)), "not once each"
+        assert Counter(id(each.work) for each in self.ended) == Counter(map(id, self._submitted)), (
+            "some work did not end exactly once"
+        )
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -111,11 +113,11 @@ def first(work: Work) -> Delivery:
 
 
 class EngineSuite:
-    """A subclass says what its handlers look like, what the engine can do, and builds it."""
+    """A subclass sets the style of the handlers and what its engine can do. Its fixture `engine_of` builds one."""
 
     style: Style = "async def"
-    ends_runs = True  # False: a run over its time cannot be ended, only waited for
-    has_processes = False  # a handler may kill its worker
+    ends_runs = True  # False: the engine cannot end a run that exceeds its timeout, only wait for it
+    has_processes = False  # True: workers are processes, so a handler can kill its worker
 
     @pytest.fixture
     def engine_of(self) -> EngineOf:
@@ -130,7 +132,7 @@ class EngineSuite:
 
         return make
 
-    def test_everything_ends_once_and_in_lists(self, trial: Callable[..., Trial]) -> None:
+    def test_all_work_ends_once_and_is_reported_in_lists(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:
                 ended = await t.all([t.order(n) for n in range(200)])
@@ -141,12 +143,14 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_all_of_the_concurrency_is_used_and_no_more(self, trial: Callable[..., Trial]) -> None:
+    def test_the_number_of_concurrent_runs_reaches_the_limit_and_never_exceeds_it(
+        self, trial: Callable[..., Trial]
+    ) -> None:
         async def main() -> None:
             async with trial(concurrency=2) as t:
                 peak, number = 0, 0
                 async with asyncio.timeout(LIMIT_S):
-                    while peak < 2:  # not all workers need to be there from the start
+                    while peak < 2:  # workers may start one after the other
                         await t.all([t.order(number + n, seconds=0.02) for n in range(6)])
                         number += 6
                         peak = _peak(t)
@@ -155,7 +159,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_what_waits_is_started_in_order(self, trial: Callable[..., Trial]) -> None:
+    def test_waiting_work_starts_in_order(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial(concurrency=1) as t:
                 t.submit([t.order(n) for n in range(30)])
@@ -164,7 +168,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_what_may_not_start_any_more_is_given_back_unstarted(self, trial: Callable[..., Trial]) -> None:
+    def test_work_that_may_no_longer_start_ends_as_cancelled(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial(concurrency=2) as t:
                 t.submit([t.order(n, seconds=LONG_S) for n in range(2)])
@@ -178,7 +182,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_whatever_a_handler_raises_ends_its_event_alone(self, trial: Callable[..., Trial]) -> None:
+    def test_an_exception_of_any_kind_ends_only_its_own_event(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:
                 names = list(handlers.ERRORS)
@@ -190,7 +194,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_an_error_keeps_its_class_its_text_and_its_trace(self, trial: Callable[..., Trial]) -> None:
+    def test_an_error_keeps_its_class_its_text_and_its_traceback(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:
                 await t.all([t.order(1, do="raise", what="Refused")])
@@ -204,7 +208,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_an_undecodable_value_is_told_as_such(self, trial: Callable[..., Trial]) -> None:
+    def test_an_undecodable_value_is_reported_as_undecodable(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:
                 await t.all([t.delivery(1, b"\xff"), t.order(2)])
@@ -213,7 +217,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_what_a_handler_decides_about_its_event_arrives_as_such(self, trial: Callable[..., Trial]) -> None:
+    def test_retry_later_give_up_and_skip_are_reported_unchanged(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:
                 await t.all(
@@ -226,7 +230,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_a_text_that_no_encoding_has_changes_no_decision(self, trial: Callable[..., Trial]) -> None:
+    def test_an_error_text_that_cannot_be_encoded_changes_no_decision(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:
                 names = list(handlers.HALVES)
@@ -238,7 +242,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_a_child_that_a_handler_forks_ends_where_its_call_ends(self, trial: Callable[..., Trial]) -> None:
+    def test_a_child_process_that_a_handler_forks_ends_with_the_call(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:
                 await t.all([t.order(n, do="fork" if n == 0 else "nothing") for n in range(6)])
@@ -247,9 +251,9 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_a_handler_that_cancels_its_own_task_harms_no_other(self, trial: Callable[..., Trial]) -> None:
+    def test_a_handler_that_cancels_its_own_task_ends_only_its_own_event(self, trial: Callable[..., Trial]) -> None:
         if self.style == "def":
-            pytest.skip("it has no task")
+            pytest.skip("a def handler has no task")
 
         async def main() -> None:
             async with trial(concurrency=2) as t:
@@ -267,13 +271,13 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_a_handler_knows_its_run(self, trial: Callable[..., Trial]) -> None:
+    def test_a_handler_can_read_the_facts_of_its_run(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial(timeout_s=20.0) as t:
                 assert not (await t.all([t.order(5, do="ask")]))[0].error
                 (note,) = t.notes("current")
-                *told, left_s, batch = msgspec.json.decode(note.text)
-                assert told == ["5", 2, ["orders", 3], 5, 77, _TRACE]
+                *facts, left_s, batch = msgspec.json.decode(note.text)
+                assert facts == ["5", 2, ["orders", 3], 5, 77, _TRACE]
                 assert 15 < left_s <= 20
                 assert batch == 1
 
@@ -290,7 +294,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_a_large_event_is_no_trouble(self, trial: Callable[..., Trial]) -> None:
+    def test_large_events_are_handled(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:
                 await t.all([t.order(n, filling=b"\x00\xff" * 600_000) for n in range(8)])
@@ -298,7 +302,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_a_run_over_its_time_fails_and_the_others_do_not(
+    def test_a_run_that_exceeds_its_timeout_fails_and_others_do_not(
         self, trial: Callable[..., Trial], caplog: pytest.LogCaptureFixture
     ) -> None:
         async def main() -> None:
@@ -309,19 +313,19 @@ class EngineSuite:
                 assert isinstance(t.errors[4], HandlerTimeout)
                 assert f"timeout_s={LONG_S:g}, at {handlers.__file__}:" in str(t.errors[4])
                 assert f" in {'plain' if self.style == 'def' else 'suspending'}" in str(t.errors[4])
-                begun = next(note.at for note in t.notes("begin") if note.event == "4")
+                started = next(note.at for note in t.notes("begin") if note.event == "4")
                 finished = [note for note in t.notes("end") if note.event == "4"]
                 if self.ends_runs:
                     assert not finished
                 else:
-                    assert finished[0].at - begun > 1.9 * LONG_S
-                    assert first(t.ended[-1].work).position == 4, "it was reported while its thread was running"
+                    assert finished[0].at - started > 1.9 * LONG_S
+                    assert first(t.ended[-1].work).position == 4, "it was reported while its thread still ran"
                     assert "orders/3 position 4 key 'c-4' runs longer" in caplog.text
                     assert f", at {handlers.__file__}:" in caplog.text
 
         asyncio.run(main())
 
-    def test_a_slow_run_does_not_keep_the_others_waiting(self, trial: Callable[..., Trial]) -> None:
+    def test_a_slow_run_does_not_delay_the_others(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial(concurrency=2) as t:
                 await t.all([t.order(n, seconds=0.002) for n in range(20)])
@@ -332,7 +336,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_health_tells_who_runs_and_for_how_long(self, trial: Callable[..., Trial]) -> None:
+    def test_health_reports_the_busy_workers_and_the_age_of_the_oldest_run(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial(concurrency=2) as t:
                 await t.all([t.order(0)])
@@ -349,7 +353,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_drain_waits_no_longer_than_it_may(self, trial: Callable[..., Trial]) -> None:
+    def test_drain_returns_false_at_its_deadline(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial() as t:
                 t.submit([t.order(n, seconds=LONG_S) for n in range(3)])
@@ -359,7 +363,7 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_close_ends_everything_uncharged(self, trial: Callable[..., Trial]) -> None:
+    def test_close_ends_all_work_as_cancelled(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
             async with trial(concurrency=2) as t:
                 t.submit([t.order(n, seconds=5.0) for n in range(20)])
@@ -374,9 +378,9 @@ class EngineSuite:
 
         asyncio.run(main())
 
-    def test_a_dead_worker_costs_the_run_that_it_was_in(self, trial: Callable[..., Trial]) -> None:
+    def test_a_worker_that_dies_ends_only_the_run_that_it_had_begun(self, trial: Callable[..., Trial]) -> None:
         if not self.has_processes:
-            pytest.skip("its workers are not processes")
+            pytest.skip("the workers of this engine are not processes")
 
         async def main() -> None:
             async with trial(concurrency=2) as t:
@@ -389,14 +393,14 @@ class EngineSuite:
                     assert words in str(t.errors[n])
                 assert set(t.errors) == set(ways)
                 runs = Counter(note.event for note in t.notes("begin"))
-                assert runs.most_common(1)[0][1] == 1, "a neighbour was run twice"
+                assert runs.most_common(1)[0][1] == 1, "another event ran twice"
                 assert t.engine.health().restarted == 3
 
         asyncio.run(main())
 
 
 def _peak(t: Trial) -> int:
-    """How many ran at once."""
+    """The largest number of runs at the same time."""
     steps = sorted([(n.at, 1) for n in t.notes("begin")] + [(n.at, -1) for n in t.notes("end")])
     return max(accumulate(change for _, change in steps))
 

@@ -1,4 +1,4 @@
-"""The handlers of the engine suite, in a module that a worker process can import. What they do is in the event."""
+"""The handlers of the engine suite, in a module that a worker process can import. The event decides what they do."""
 
 import asyncio
 import ctypes
@@ -21,7 +21,7 @@ from onward.event import Event
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    log: str  # a file: each run writes a line at its begin and at its end
+    log: str  # a file: each run writes a line when it begins and when it ends
     do: str = "nothing"
     seconds: float = 0.0
     what: str = ""
@@ -39,7 +39,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Unprintable(Exception):
-    """It can neither be printed nor pickled."""
+    """An error that can be neither printed nor pickled."""
 
     def __init__(self, lock: object) -> None:
         super().__init__(lock)
@@ -54,14 +54,14 @@ class Refused(ValueError):
 
 
 class Exiting(Exception):
-    """Asking for its text cancels the caller."""
+    """An error whose str() raises CancelledError."""
 
     def __str__(self) -> str:
         raise asyncio.CancelledError
 
 
 class Masked(Exception):
-    """isinstance raises for it."""
+    """An error for which isinstance() raises."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -76,7 +76,7 @@ class _Nameless(type):
 
 
 class Nameless(Exception, metaclass=_Nameless):
-    """Its class has no name, and it has neither a text nor notes."""
+    """An error whose class name, text and notes all raise when they are read."""
 
     def __str__(self) -> str:
         raise KeyboardInterrupt
@@ -89,7 +89,7 @@ class Nameless(Exception, metaclass=_Nameless):
 
 
 class Vague(RetryLater):
-    """It does not say when."""
+    """A RetryLater without `after_s`."""
 
     def __init__(self) -> None: ...
 
@@ -129,7 +129,7 @@ def notes(log: Path) -> list[Note]:
     return [msgspec.json.decode(line, type=Note) for line in lines]
 
 
-# -- what an order may ask for ------------------------------------------------------------------------------------
+# -- what an order can make its handler do ------------------------------------------------------------------------
 
 _seen: ContextVar[str] = ContextVar("seen", default="nothing")
 ERRORS: dict[str, Callable[[], BaseException]] = {
@@ -147,7 +147,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "GiveUp": lambda: GiveUp("no such customer"),
     "Skip": lambda: Skip("seen before"),
 }
-HALF = "half a pair: \ud83d"  # no encoding has it
+HALF = "half a pair: \ud83d"  # a lone surrogate, which no encoding can represent
 HALVES: dict[str, Callable[[], BaseException]] = {
     "Refused": lambda: Refused(HALF),
     "RetryLater": lambda: RetryLater(7.5, HALF),
@@ -165,7 +165,7 @@ def _raise_half(order: Order, event: Event) -> None:
 
 
 def _mark(order: Order, event: Event) -> None:
-    """What did the context hold at the start of this run?"""
+    """Note what the context held at the start of this run, then change it."""
     note(order, event, "context", _seen.get())
     _seen.set(event.id)
 
@@ -173,13 +173,14 @@ def _mark(order: Order, event: Event) -> None:
 def _ask(order: Order, event: Event) -> None:
     run = context.current()
     left_s = None if run.deadline is None else run.deadline - now()
-    told = [run.event.id, run.attempt, run.partition, run.position, run.fence, run.trace_id, left_s, len(run.batch)]
+    facts = [run.event.id, run.attempt, run.partition, run.position, run.fence, run.trace_id, left_s, len(run.batch)]
     run.log.info("asked")
-    note(order, event, "current", msgspec.json.encode(told).decode())
+    note(order, event, "current", msgspec.json.encode(facts).decode())
 
 
 def _die(order: Order, event: Event) -> None:
-    """Once, if `what` is a file that remembers it."""
+    """Kill the worker in the way that `what` names. Any other `what` is the path of a marker file: if it does not
+    exist, create it and kill the worker."""
     ways: dict[str, Callable[[], Any]] = {
         "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "exit": lambda: os._exit(3),
@@ -187,15 +188,15 @@ def _die(order: Order, event: Event) -> None:
     }
     if order.what in ways:
         ways[order.what]()
-    memory = Path(order.what)
-    if not memory.exists():
-        memory.touch()
+    marker = Path(order.what)
+    if not marker.exists():
+        marker.touch()
         ways["SIGKILL"]()
 
 
 def _fork(order: Order, event: Event) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork in a process with threads
         pid = os.fork()
     if pid == 0:
         sys.exit(7)

@@ -1,6 +1,6 @@
-"""The failure suite: what becomes of events whose handlers fail, through the application, the same for all brokers.
+"""The failure suite: what happens to events whose handlers fail. It runs whole applications.
 
-A subclass provides the fixture `harness` (an AsideHarness).
+It is the same for all brokers. A subclass provides the fixture `harness`, an AsideUnderTest.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ MANY = 20_000
 
 
 class EndScenarios:
-    """Exhausted, recovered, decided by the handler, undecodable, expired."""
+    """How an event ends: attempts used up, success after retries, decided by the handler, undecodable, expired."""
 
     @scenario()
-    async def test_exhausted_is_a_letter_with_the_whole_story_and_its_key_goes_on(self, kit: Kit) -> None:
+    async def test_an_event_that_used_up_its_attempts_becomes_a_dead_letter_and_its_key_goes_on(self, kit: Kit) -> None:
         async def handle(key: str, n: int) -> None:
             if (key, n) == ("a", 1):
                 raise ValueError(f"no stock for {n}")
@@ -40,34 +40,34 @@ class EndScenarios:
         before = time.time()
         await publish(kit, {"a": range(4), "b": range(4)})
         async with FailureShop(kit, handle).open() as shop:
-            await until(lambda: len(shop.done) == 7, "all but one are handled")
+            await until(lambda: len(shop.done) == 7, "all events but one are handled")
             (letter,) = await shop.records()
         assert (shop.of("a"), shop.of("b")) == ([0, 2, 3], [0, 1, 2, 3])
         assert shop.tried.count(("a", 1)) == 3
         assert letter.state is State.DEAD
         assert (letter.event.key, letter.event.value) == ("a", b'{"n":1}')
-        story = letter.failure
-        assert story is not None
-        assert (story.reason, story.error, story.message) == ("exhausted", "ValueError", "no stock for 1")
-        assert "raise ValueError" in story.traceback
-        assert story.handler.endswith("bill")
-        assert story.attempts == 3
-        assert before <= story.first <= story.last - 0.05, "the first failure is not the last"
+        failure = letter.failure
+        assert failure is not None
+        assert (failure.reason, failure.error, failure.message) == ("exhausted", "ValueError", "no stock for 1")
+        assert "raise ValueError" in failure.traceback
+        assert failure.handler.endswith("bill")
+        assert failure.attempts == 3
+        assert before <= failure.first <= failure.last - 0.05, "the times of the first and the last failure"
 
     @scenario()
-    async def test_recovered_runs_in_its_place(self, kit: Kit) -> None:
+    async def test_an_event_that_succeeds_after_retries_keeps_its_place_in_the_order(self, kit: Kit) -> None:
         async def handle(key: str, n: int) -> None:
             if n % 3 == 1 and shop.tried.count((key, n)) < 3:
                 raise ConnectionError("the bank is closed")
 
         await publish(kit, {key: range(6) for key in "abcd"})
         async with FailureShop(kit, handle).open() as shop:
-            await until(lambda: len(shop.done) == 24, "all are handled")
+            await until(lambda: len(shop.done) == 24, "all events are handled")
             assert not await shop.records()
         assert {key: shop.of(key) for key in "abcd"} == {key: list(range(6)) for key in "abcd"}
 
     @scenario()
-    async def test_a_handler_decides(self, kit: Kit) -> None:
+    async def test_a_handler_can_skip_give_up_or_retry_later(self, kit: Kit) -> None:
         async def handle(key: str, n: int) -> None:
             match n:
                 case 0:
@@ -79,14 +79,14 @@ class EndScenarios:
 
         await publish(kit, {"a": range(4)})
         async with FailureShop(kit, handle).open() as shop:
-            await until(lambda: shop.of("a") == [2, 3], "what was neither skipped nor given up is handled")
+            await until(lambda: shop.of("a") == [2, 3], "the other events are handled")
             (letter,) = await shop.records()
         assert shop.tried == [("a", 0), ("a", 1), ("a", 2), ("a", 2), ("a", 3)]
         assert letter.failure is not None
         assert (letter.failure.reason, letter.failure.message) == ("refused", "no such customer")
 
     @scenario()
-    async def test_the_undecodable_is_dead_at_once_and_raw(self, kit: Kit) -> None:
+    async def test_an_undecodable_event_is_a_dead_letter_at_once_with_its_raw_value(self, kit: Kit) -> None:
         shop = FailureShop(kit, fine)
         async with shop.open():
             await shop.app.publish(kit.topic, b"\xff no json", key="a", headers={"origin": "shell"})
@@ -98,7 +98,7 @@ class EndScenarios:
         assert (letter.failure.reason, letter.failure.attempts) == ("undecodable", 1)
 
     @scenario()
-    async def test_the_expired_is_dead_when_its_turn_comes(self, kit: Kit) -> None:
+    async def test_an_expired_event_becomes_a_dead_letter_when_its_turn_comes(self, kit: Kit) -> None:
         gate = asyncio.Event()
 
         async def handle(_: str, n: int) -> None:
@@ -109,7 +109,7 @@ class EndScenarios:
         async with shop.open():
             for n, expires_s in enumerate([None, 0.3, 600.0]):
                 await shop.app.publish(kit.topic, {"n": n}, key="a", expires_s=expires_s)
-            await asyncio.sleep(0.4)  # its time passes while it waits for its turn
+            await asyncio.sleep(0.4)  # it expires while it waits for its turn
             gate.set()
             await until(lambda: shop.of("a") == [0, 2], "the key goes on")
             (letter,) = await shop.records()
@@ -120,7 +120,8 @@ class EndScenarios:
 
 class ParkingScenarios:
     @scenario(park_after_s=0.05, partitions=1)
-    async def test_parked_by_time_and_drained_in_order_while_new_ones_arrive(self, kit: Kit) -> None:
+    async def test_a_key_with_a_long_retry_is_parked_and_drains_in_order(self, kit: Kit) -> None:
+        """Events that arrive while the key drains stay in order too."""
         gate = asyncio.Event()
 
         async def handle(key: str, n: int) -> None:
@@ -131,18 +132,19 @@ class ParkingScenarios:
         await publish(kit, {"a": range(20), "b": range(20)})
         async with FailureShop(kit, handle, retry=retry).open() as shop:
             await until(lambda: len(shop.of("b")) == 20, "the other key goes on")
-            await eventually(lambda: has_state(shop, State.HELD, 17), "its successors stand aside")
+            await eventually(lambda: has_state(shop, State.HELD, 17), "the later events of the key are held")
             assert shop.of("a") == [0, 1]
             for n in range(20, 60):
                 await shop.app.publish(kit.topic, {"n": n}, key="a")
                 if n == 40:
                     gate.set()
             await until(lambda: len(shop.of("a")) == 60, "the key has drained")
-            await eventually(none_left(shop), "its records are gone")
+            await eventually(none_left(shop), "its records are removed")
         assert shop.of("a") == list(range(60))
 
     @scenario(max_in_flight=40, partitions=1)
-    async def test_parked_by_share_and_drained_in_order_while_new_ones_arrive(self, kit: Kit) -> None:
+    async def test_a_key_that_fills_its_partition_is_parked_and_drains_in_order(self, kit: Kit) -> None:
+        """Events that arrive while the key drains stay in order too."""
         gate = asyncio.Event()
 
         async def handle(key: str, _: int) -> None:
@@ -151,17 +153,17 @@ class ParkingScenarios:
 
         await publish(kit, {"a": range(100), "b": range(30)})
         async with FailureShop(kit, handle).open() as shop:
-            await until(lambda: len(shop.of("b")) == 30, "a key that is stuck stalls nobody else")
+            await until(lambda: len(shop.of("b")) == 30, "the other key goes on")
             assert len(await shop.records(State.HELD)) >= 50
             gate.set()
             for n in range(100, 130):
                 await shop.app.publish(kit.topic, {"n": n}, key="a")
             await until(lambda: len(shop.of("a")) == 130, "the key has drained")
-            await eventually(none_left(shop), "its records are gone")
+            await eventually(none_left(shop), "its records are removed")
         assert shop.of("a") == list(range(130))
 
     @scenario()
-    async def test_without_order_a_delayed_retry_is_a_waiting_record(self, kit: Kit) -> None:
+    async def test_without_ordering_a_delayed_retry_is_stored_as_a_waiting_record(self, kit: Kit) -> None:
         gate = asyncio.Event()
 
         async def handle(_: str, n: int) -> None:
@@ -170,22 +172,22 @@ class ParkingScenarios:
 
         await publish(kit, {"a": range(3)})
         async with FailureShop(kit, handle, ordering="none", retry=Retry(attempts=1_000)).open() as shop:
-            await until(lambda: sorted(shop.of("a")) == [1, 2], "nobody waits for it")
-            await eventually(lambda: has_state(shop, State.WAITING), "it waits in the store")
+            await until(lambda: sorted(shop.of("a")) == [1, 2], "the other events are handled")
+            await eventually(lambda: has_state(shop, State.WAITING), "the retry is stored")
             gate.set()
-            await until(lambda: sorted(shop.of("a")) == [0, 1, 2], "it is tried again")
+            await until(lambda: sorted(shop.of("a")) == [0, 1, 2], "the retry is handled")
 
     @scenario(park_after_s=0.05, partitions=1)
     async def test_a_parked_key_survives_a_crash(self, kit: Kit) -> None:
         await publish(kit, {"a": range(10)})
         task = {"mode": "work", "later": [["a", 3]], "after_s": 5.0}
         worker = FailureMember(kit, task)
-        while (await worker.line())["said"] != "later":
+        while (await worker.line())["report"] != "later":
             pass
         await publish(kit, {"a": range(10, 15)})
         store = FailureShop(kit, fine)
         async with store.app:
-            await eventually(lambda: has_records(store, 12), "the key stands aside")
+            await eventually(lambda: has_records(store, 12), "the key is parked")
         worker.end()
         async with FailureShop(kit, fine).open() as shop:
             await until(lambda: len(shop.of("a")) == 12, "the next owner drains the key")
@@ -202,7 +204,7 @@ class ParkingScenarios:
 
         await publish(kit, {"a": range(MANY)})
         async with FailureShop(kit, handle, retry=Retry(attempts=1_000)).open() as shop:
-            await eventually(lambda: has_state(shop, State.HELD, MANY // 10), "many stand aside", within_s=60.0)
+            await eventually(lambda: has_state(shop, State.HELD, MANY // 10), "many events are held", within_s=60.0)
             gate.set()
             await until(lambda: len(shop.done) >= MANY, "the key has drained", within_s=90.0)
         assert shop.of("a") == list(range(MANY))
@@ -210,7 +212,7 @@ class ParkingScenarios:
 
 class StoreScenarios:
     @scenario()
-    async def test_when_the_store_is_down_the_event_stays_open_and_readiness_says_so(self, kit: Kit) -> None:
+    async def test_while_a_record_cannot_be_stored_its_event_stays_open_and_readiness_ends(self, kit: Kit) -> None:
         async def handle(key: str, n: int) -> None:
             if (key, n) == ("a", 0):
                 raise GiveUp("never")
@@ -220,20 +222,20 @@ class StoreScenarios:
         assert not shop.app.health().ready
         async with shop.open():
             await shop.app.publish(kit.topic, {"n": 99}, key="z")
-            await until(lambda: shop.of("z") == [99], "it is at work")
-            await until(lambda: shop.app.health().ready, "it says that it is")
+            await until(lambda: shop.of("z") == [99], "the handler runs")
+            await until(lambda: shop.app.health().ready, "the application is ready")
             with harness.refuse_aside():
                 await publish(kit, {"a": range(3), "b": range(3)})
                 await until(lambda: shop.of("b") == [0, 1, 2], "other keys go on")
-                await until(lambda: not shop.app.health().ready, "readiness says so")
+                await until(lambda: not shop.app.health().ready, "readiness ends")
                 assert "set aside" in " ".join(shop.app.health().troubles)
                 assert shop.of("a") == []
-            await until(lambda: shop.of("a") == [1, 2], "the key goes on once the letter is stored")
+            await until(lambda: shop.of("a") == [1, 2], "the key goes on once the dead letter is stored")
             assert len(await shop.records(State.DEAD)) == 1
             await until(lambda: shop.app.health().ready, "readiness recovers")
 
     @scenario()
-    async def test_held_until_replayed_or_dropped(self, kit: Kit) -> None:
+    async def test_with_on_dead_hold_a_key_waits_until_its_dead_letter_is_replayed_or_dropped(self, kit: Kit) -> None:
         cured = False
 
         async def handle(key: str, n: int) -> None:
@@ -243,18 +245,18 @@ class StoreScenarios:
         await publish(kit, {"a": range(4), "b": range(4), "c": range(1)})
         shop = FailureShop(kit, handle, on_dead="hold")
         async with shop.open():
-            await eventually(lambda: has_records(shop, 6), "two keys stand still")
+            await eventually(lambda: has_records(shop, 6), "two keys are held")
             assert (shop.of("a"), shop.of("b"), shop.of("c")) == ([0], [0], [0])
             cured = True
             assert (await shop.app.dead.replay(key="a")).replayed == 1
-            await until(lambda: shop.of("a") == [0, 1, 2, 3], "the replayed one and those behind it have run")
+            await until(lambda: shop.of("a") == [0, 1, 2, 3], "the replayed event and the held ones are handled")
             assert (await shop.app.dead.drop(key="b")).dropped == 1
-            await until(lambda: shop.of("b") == [0, 2, 3], "those behind the dropped one have run")
+            await until(lambda: shop.of("b") == [0, 2, 3], "the events held behind the dropped one are handled")
 
 
 class ReplayScenarios:
     @scenario()
-    async def test_replayed_from_another_process_while_the_group_runs_and_while_it_does_not(self, kit: Kit) -> None:
+    async def test_another_application_can_replay_while_the_group_runs_and_while_it_does_not(self, kit: Kit) -> None:
         cured = False
 
         async def handle(_: str, n: int) -> None:
@@ -263,8 +265,8 @@ class ReplayScenarios:
 
         await publish(kit, {"a": range(5), "b": range(5)})
         async with FailureShop(kit, handle).open() as shop:
-            await until(lambda: len(shop.done) == 4, "the rest is handled")
-            await eventually(lambda: has_records(shop, 6), "six are dead")
+            await until(lambda: len(shop.done) == 4, "the other events are handled")
+            await eventually(lambda: has_records(shop, 6), "six events are dead letters")
         other = FailureShop(kit, handle)
         async with other.app as app:
             assert (await app.dead.replay(key="a", dry_run=True)).replayed == 3
@@ -273,16 +275,21 @@ class ReplayScenarios:
         cured = True
         second = FailureShop(kit, handle)
         async with second.open():
-            await until(lambda: second.of("a") == [0, 1, 2], "in key order, when the group runs again")
+            await until(
+                lambda: second.of("a") == [0, 1, 2],
+                "the replayed events are handled in order when the group runs again",
+            )
             async with other.app as app:
                 answer = await app.dead.replay(topic=kit.topic)
             assert (answer.replayed, answer.failed, answer.left) == (3, 0, 0)
-            await until(lambda: second.of("b") == [0, 1, 2], "in key order, while the group runs")
-            await eventually(none_left(second), "the records are gone after success")
-        assert len(second.done) == 6, "a replay ran something twice, or something else"
+            await until(
+                lambda: second.of("b") == [0, 1, 2], "the replayed events are handled in order while the group runs"
+            )
+            await eventually(none_left(second), "the records are removed after success")
+        assert len(second.done) == 6, "an event ran twice, or one ran that was not replayed"
 
     @scenario()
-    async def test_two_replays_at_once_run_no_event_twice(self, kit: Kit) -> None:
+    async def test_concurrent_replays_run_no_event_twice(self, kit: Kit) -> None:
         cured = False
 
         async def handle(_: str, n: int) -> None:
@@ -292,33 +299,33 @@ class ReplayScenarios:
         await publish(kit, {f"k{k}": range(20) for k in range(10)})
         shop = FailureShop(kit, handle)
         async with shop.open():
-            await eventually(lambda: has_records(shop, 200), "all are dead")
+            await eventually(lambda: has_records(shop, 200), "all events are dead letters")
             cured = True
             others = [FailureShop(kit, handle).app for _ in range(2)]
             async with others[0] as one, others[1] as two:
                 answers = await asyncio.gather(*(app.dead.replay(group=GROUP) for app in (one, two, shop.app)))
             assert sum(answer.replayed for answer in answers) == 200
-            await until(lambda: len(shop.done) >= 200, "all have run")
-            await eventually(none_left(shop), "the records are gone")
+            await until(lambda: len(shop.done) >= 200, "all events are handled")
+            await eventually(none_left(shop), "the records are removed")
         assert len(shop.done) == 200
         assert all(shop.of(f"k{k}") == list(range(20)) for k in range(10))
 
     @scenario()
-    async def test_a_replay_keeps_to_its_rate_and_stops_when_asked(self, kit: Kit) -> None:
+    async def test_a_replay_keeps_to_its_rate_and_can_be_stopped(self, kit: Kit) -> None:
         async def handle(_: str, __: int) -> None:
             raise GiveUp("never")
 
         await publish(kit, {"a": range(40)})
         shop = FailureShop(kit, handle)
         async with shop.open():
-            await eventually(lambda: has_records(shop, 40), "all are dead")
+            await eventually(lambda: has_records(shop, 40), "all events are dead letters")
         async with shop.app as app:
-            begun = time.monotonic()
+            started = time.monotonic()
             assert (await app.dead.replay(rate=20, limit=10)).left == 30
-            assert time.monotonic() - begun >= 0.4
+            assert time.monotonic() - started >= 0.4
             replay = app.dead.replaying(rate=5)
             running = asyncio.create_task(replay.run())
-            await until(lambda: replay.replayed >= 2, "it has begun")
+            await until(lambda: replay.replayed >= 2, "the replay has started")
             replay.stop()
             answer = await running
         assert replay.total == 30
@@ -327,13 +334,13 @@ class ReplayScenarios:
 
     @pytest.mark.slow
     @scenario()
-    async def test_a_replay_killed_at_any_step_loses_and_doubles_nothing(self, kit: Kit) -> None:
+    async def test_a_replay_killed_at_any_step_loses_and_repeats_no_event(self, kit: Kit) -> None:
         async def fail(_: str, __: int) -> None:
             raise GiveUp("never")
 
         await publish(kit, {"a": range(30), "b": range(30)})
         async with FailureShop(kit, fail).open() as shop:
-            await eventually(lambda: has_records(shop, 60), "all are dead")
+            await eventually(lambda: has_records(shop, 60), "all events are dead letters")
         cured = FailureShop(kit, fine)
         async with cured.open():
             for moved in (0, 1, 5, 9):
@@ -344,35 +351,35 @@ class ReplayScenarios:
                     await asyncio.sleep(delay_s)
                     replaying.end()
             await cured.app.dead.replay()
-            await until(lambda: len(cured.done) >= 60, "all have run")
-            await eventually(none_left(cured), "the records are gone")
+            await until(lambda: len(cured.done) >= 60, "all events are handled")
+            await eventually(none_left(cured), "the records are removed")
         assert (cured.of("a"), cured.of("b")) == (list(range(30)), list(range(30)))
 
     @pytest.mark.slow
     @scenario()
-    async def test_a_worker_killed_amid_a_replay_loses_nothing_and_keeps_the_order(self, kit: Kit) -> None:
+    async def test_a_worker_killed_during_a_replay_loses_no_event_and_keeps_key_order(self, kit: Kit) -> None:
         async def fail(_: str, __: int) -> None:
             raise GiveUp("never")
 
         await publish(kit, {"a": range(30), "b": range(30)})
         async with FailureShop(kit, fail).open() as shop:
-            await eventually(lambda: has_records(shop, 60), "all are dead")
+            await eventually(lambda: has_records(shop, 60), "all events are dead letters")
         async with shop.app as app:
             assert (await app.dead.replay()).replayed == 60
         first: list[tuple[str, int]] = []
         for done in (1, 7, 20):
             worker = FailureMember(kit, {"mode": "work", "pause_s": 0.01})
-            said: list[tuple[str, int]] = []
-            while len(said) < done:
+            reported: list[tuple[str, int]] = []
+            while len(reported) < done:
                 line = await worker.line()
-                said += [(line["key"], line["n"])] if line["said"] == "done" else []
+                reported += [(line["key"], line["n"])] if line["report"] == "done" else []
             worker.kill()
-            said += [(line["key"], line["n"]) for line in worker.rest() if line["said"] == "done"]
+            reported += [(line["key"], line["n"]) for line in worker.rest() if line["report"] == "done"]
             worker.end()
-            first += [each for each in said if each not in first]
+            first += [each for each in reported if each not in first]
         async with FailureShop(kit, fine).open() as last:
-            await until(lambda: len({*first, *last.done}) == 60, "all have run")
-            await eventually(none_left(last), "the records are gone")
+            await until(lambda: len({*first, *last.done}) == 60, "all events are handled")
+            await eventually(none_left(last), "the records are removed")
         first += [each for each in last.done if each not in first]
         assert [n for key, n in first if key == "a"] == list(range(30))
         assert [n for key, n in first if key == "b"] == list(range(30))
@@ -381,19 +388,19 @@ class ReplayScenarios:
 class CrashScenarios:
     @pytest.mark.slow
     @scenario(crash_limit=2)
-    async def test_what_kills_its_process_is_dead_and_its_neighbours_are_not(self, kit: Kit) -> None:
+    async def test_an_event_that_kills_its_process_becomes_a_dead_letter_and_others_do_not(self, kit: Kit) -> None:
         await publish(kit, {key: range(5) for key in "abcdef"})
         done: set[tuple[str, int]] = set()
         store = FailureShop(kit, fine)
         for _ in range(8):
             worker = FailureMember(kit, {"mode": "work", "die": [["c", 2]], "pause_s": 0.01})
-            await worker.until_silent(done, 29)
+            await worker.collect_done(done, 29)
             worker.end()
             if len(done) >= 29:
                 break
         assert done == {(key, n) for key in "abcdef" for n in range(5)} - {("c", 2)}
         async with store.app:
-            await eventually(lambda: has_records(store, 1), "one letter")
+            await eventually(lambda: has_records(store, 1), "there is one dead letter")
             (letter,) = await store.records()
         assert (letter.event.key, letter.event.value) == ("c", b'{"n":2}')
         assert letter.failure is not None
@@ -401,4 +408,4 @@ class CrashScenarios:
 
 
 class FailureSuite(EndScenarios, ParkingScenarios, StoreScenarios, ReplayScenarios, CrashScenarios):
-    pass
+    """Every promise about events whose handlers fail: how they end, parking, replay and crashes."""

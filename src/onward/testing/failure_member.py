@@ -1,7 +1,11 @@
-"""An application in a process of its own, to be killed: `python -m onward.testing.failure_member TASK`.
+"""An application in its own process, which a scenario can kill: `python -m onward.testing.failure_member TASK`.
 
-Modes: `work` handles events, kills its own process on those named in `die` and puts those in `later` off once; `replay`
-replays the dead letters. It says what happens on stdout, a JSON line each, and ends when its stdin closes.
+TASK is JSON; its `mode` is one of:
+
+- `work` handles events. It kills its own process on the events in `die`, and raises RetryLater on those in `later`.
+- `replay` replays the dead letters.
+
+It reports each step as a line of JSON on stdout, and exits when its stdin closes.
 """
 
 import asyncio
@@ -15,8 +19,8 @@ from typing import Any
 from onward import Event, Onward, Retry, RetryLater
 
 
-def say(what: str, **more: Any) -> None:
-    print(json.dumps({"said": what, **more}), flush=True)  # noqa: T201
+def report(step: str, **more: Any) -> None:
+    print(json.dumps({"report": step, **more}), flush=True)  # noqa: T201
 
 
 async def work(app: Onward, task: dict[str, Any]) -> None:
@@ -27,9 +31,9 @@ async def work(app: Onward, task: dict[str, Any]) -> None:
         if this in task.get("die", ()):
             os.kill(os.getpid(), signal.SIGKILL)
         if this in task.get("later", ()):
-            say("later", key=event.key, n=value["n"])
+            report("later", key=event.key, n=value["n"])
             raise RetryLater(task["after_s"])
-        say("done", key=event.key, n=value["n"])
+        report("done", key=event.key, n=value["n"])
 
     await app.run()
 
@@ -37,8 +41,8 @@ async def work(app: Onward, task: dict[str, Any]) -> None:
 async def replay(app: Onward, task: dict[str, Any]) -> None:
     async with app:
         replay = app.dead.replaying(group=task["group"], rate=task["rate"])
-        await replay.run(lambda replay: say("replaying", replayed=replay.replayed))
-    say("replayed", replayed=1_000_000)
+        await replay.run(lambda replay: report("replaying", replayed=replay.replayed))
+    report("replayed", replayed=1_000_000)
 
 
 async def main() -> None:

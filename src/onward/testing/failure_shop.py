@@ -1,4 +1,4 @@
-"""What the failure suite stands on: an application of one handler, in this process or in one of its own."""
+"""Helpers of the failure suite: an application with one handler, in this process or in another."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ Handle = Callable[[str, int], Awaitable[None]]
 
 
 class FailureShop:
-    """An application of one handler, and what it did: (key, n) in the order in which they succeeded."""
+    """An application with one handler. `done` lists the handled events as (key, n), `tried` all attempts, in order."""
 
     def __init__(self, kit: Kit, handle: Handle, **options: Any) -> None:
         self.topic = kit.topic
@@ -38,7 +38,7 @@ class FailureShop:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator["FailureShop"]:
-        """At work until the end of the block."""
+        """Run the application until the end of the block."""
         async with self.app:
             running = asyncio.create_task(self.app.run())
             try:
@@ -76,19 +76,19 @@ async def eventually(condition: Callable[[], Awaitable[bool]], what: str, within
 
 
 class FailureMember(Process):
-    """An application, or a replay, in a process of its own; see onward.testing.failure_member."""
+    """An application or a replay in its own process; see onward.testing.failure_member."""
 
     def __init__(self, kit: Kit, task: Mapping[str, Any]) -> None:
         common = {"url": kit.harness.url, "settings": kit.options, "topic": kit.topic, "group": GROUP}
         super().__init__(["-m", "onward.testing.failure_member", json.dumps(common | dict(task))])
         kit.adopt(self)
 
-    async def until_silent(self, done: set[tuple[str, int]], enough: int) -> None:
-        """Note what it does, until it dies or so much is done."""
+    async def collect_done(self, done: set[tuple[str, int]], enough: int) -> None:
+        """Add the events that it handles to `done`, until it dies or `done` has this many."""
         with contextlib.suppress(AssertionError):  # it has died
             while len(done) < enough:
                 line = await self.line(60.0)
-                if line["said"] == "done":
+                if line["report"] == "done":
                     done.add((line["key"], line["n"]))
 
 

@@ -1,4 +1,4 @@
-"""Groups: each sees everything, its members share without overlap; they can be listed and dropped."""
+"""Groups: every group gets every event, and its members share them. Groups and topics can be listed and dropped."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from onward.testing.scenario import Kit, Member, event, scenario
 
 class GroupScenarios:
     @scenario()
-    async def test_two_groups_each_see_all(self, kit: Kit) -> None:
+    async def test_every_group_gets_every_event(self, kit: Kit) -> None:
         broker = await kit.broker()
         one, two = await kit.member(broker, "one"), await kit.member(broker, "two")
         await broker.publish(kit.events(60, keys=6))
@@ -23,7 +23,7 @@ class GroupScenarios:
         assert sorted(one.values) == sorted(two.values)
 
     @scenario()
-    async def test_one_group_shares_without_overlap(self, kit: Kit) -> None:
+    async def test_members_of_a_group_share_the_events_without_overlap(self, kit: Kit) -> None:
         one, two = await kit.broker(), await kit.broker()
         members = [await kit.member(one), await kit.member(two)]
         while not all(len(member.assigned) == 2 for member in members):
@@ -36,7 +36,7 @@ class GroupScenarios:
         assert all(member.deliveries for member in members)
 
     @scenario()
-    async def test_a_group_starts_where_it_says_only_once(self, kit: Kit) -> None:
+    async def test_start_counts_only_while_the_group_has_no_progress(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish([event(kit.topic, "a", n) for n in range(3)])
         assert {"earliest", "latest"} <= broker.features.starts
@@ -114,7 +114,7 @@ class GroupScenarios:
     async def test_topics_are_listed_and_dropped(self, kit: Kit) -> None:
         broker = await kit.broker()
         assert kit.topic not in {spec.name for spec in await broker.topics()}
-        await broker.drop_topic(kit.topic)  # harmless
+        await broker.drop_topic(kit.topic)  # no error, although there is no such topic
         await broker.publish(kit.events(20, keys=10))
         assert TopicSpec(kit.topic, 4) in await broker.topics()
         member = await (await kit.member(broker, "billing")).hold(4)
@@ -130,41 +130,41 @@ class GroupScenarios:
         await broker.publish([event(kit.topic, "a", 7)])
         again = await (await kit.member(broker, "billing")).hold(4)
         await again.take(1)
-        assert again.values == [7], "a topic of that name has events or progress of the dropped one"
+        assert again.values == [7], "the new topic has events or progress of the dropped one"
         assert all(again.assigned[partition].log_id != log_id for partition, log_id in before.items())
 
     @scenario()
-    async def test_a_checkup_finds_no_error_in_a_healthy_broker(self, kit: Kit) -> None:
+    async def test_diagnose_finds_no_error_in_a_healthy_broker(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(4, keys=4))
         member = await (await kit.member(broker)).hold(4)
         findings = await broker.diagnose()
-        assert any(finding.level == "ok" for finding in findings), "it does not say what it looked at"
+        assert any(finding.level == "ok" for finding in findings), "no finding names what was checked"
         assert not [finding for finding in findings if finding.level == "error"]
         assert all(finding.cure for finding in findings if finding.level != "ok"), "a finding without a cure"
         await member.subscription.close()
 
     @scenario()
-    async def test_objects_of_another_brokers_kind_are_refused(self, kit: Kit) -> None:
+    async def test_declare_refuses_objects_of_another_broker(self, kit: Kit) -> None:
         broker = await kit.broker()
         with pytest.raises(BadSetting):
             await broker.declare(Topology(own=[object()]), apply=False)
 
     @scenario()
-    async def test_declare_plans_then_applies(self, kit: Kit) -> None:
+    async def test_declare_reports_the_changes_and_applies_them_on_request(self, kit: Kit) -> None:
         broker = await kit.broker(auto_declare=False)
-        wanted = Topology([TopicSpec(kit.topic, 3)])
+        topology = Topology([TopicSpec(kit.topic, 3)])
         with pytest.raises(BrokerError):
             await broker.publish(kit.events(1))
-        (change,) = await broker.declare(wanted, apply=False)
+        (change,) = await broker.declare(topology, apply=False)
         assert (change.what, change.action) == (f"topic {kit.topic}", "create")
-        assert [change.action for change in await broker.declare(wanted, apply=True)] == ["create"]
-        assert not list(await broker.declare(wanted, apply=True))
+        assert [change.action for change in await broker.declare(topology, apply=True)] == ["create"]
+        assert not list(await broker.declare(topology, apply=True))
         other = Topology([TopicSpec(kit.topic, 5)])
         assert [change.action for change in await broker.declare(other, apply=False)] == ["refuse"]
 
     @scenario()
-    async def test_a_process_that_disagrees_on_partitions_refuses(self, kit: Kit) -> None:
+    async def test_a_process_with_another_partition_count_is_refused(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(1))
         other = await kit.broker(partitions=7)

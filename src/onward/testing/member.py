@@ -1,9 +1,15 @@
-"""A member in a process of its own, to be stopped and killed: `python -m onward.testing.member TASK`.
+"""A member in its own process, which a scenario can suspend and kill: `python -m onward.testing.member TASK`.
 
-Modes: `hold` receives and settles nothing; `watch` receives its count, and then tells after each time that it was
-stopped whether it felt sure in the second that followed; `work` writes each event to the effects file and settles;
-`flood` publishes as fast as it can; `aside` sets its events aside one by one, then removes their records. It says what
-happens on stdout, a JSON line each, and ends when its stdin closes.
+TASK is JSON; its `mode` is one of:
+
+- `hold` receives and settles nothing.
+- `watch` receives `count` events. After each suspension it reports whether `sure_until` was in the future at any time
+  during the next second.
+- `work` writes each event to the effects file and settles it.
+- `flood` publishes as fast as it can.
+- `aside` sets its events aside one by one, then removes their records one by one.
+
+It reports each step as a line of JSON on stdout, and exits when its stdin closes.
 """
 
 import asyncio
@@ -26,8 +32,8 @@ from onward.testing.aside import make_record
 from onward.testing.scenario import Member, event
 
 
-def say(what: str, **more: Any) -> None:
-    print(json.dumps({"said": what, **more}), flush=True)  # noqa: T201
+def report(step: str, **more: Any) -> None:
+    print(json.dumps({"report": step, **more}), flush=True)  # noqa: T201
 
 
 async def hold(broker: Broker, task: dict[str, Any]) -> None:
@@ -40,11 +46,11 @@ async def hold(broker: Broker, task: dict[str, Any]) -> None:
         ordering=task.get("ordering", "key"),
         supervised=supervised,
     )
-    say("joined")
+    report("joined")
     while True:
         for message in await member.receive(limit=task.get("limit", 1000), wait_s=60.0):
             sure_until = member.subscription.sure_until()
-            say(type(message).__name__, sure=now() < sure_until, sure_until=sure_until)
+            report(type(message).__name__, sure=now() < sure_until, sure_until=sure_until)
 
 
 async def watch(broker: Broker, task: dict[str, Any]) -> None:
@@ -55,7 +61,7 @@ async def watch(broker: Broker, task: dict[str, Any]) -> None:
 
 def _watch(sure_until: Callable[[], float], stopped_s: float) -> None:
     seen = woke = now()
-    say("holding")
+    report("holding")
     slept_s, sure = 0.0, False
     while True:
         before, seen = seen, now()
@@ -63,26 +69,27 @@ def _watch(sure_until: Callable[[], float], stopped_s: float) -> None:
             woke, slept_s, sure = seen, seen - before, False
         sure |= seen < sure_until()
         if slept_s and seen > woke + 1.0:
-            say("awake", slept_s=slept_s, sure=sure)
+            report("awake", slept_s=slept_s, sure=sure)
             slept_s = 0.0
         time.sleep(0.0002)
 
 
 async def work(broker: Broker, task: dict[str, Any]) -> None:
-    """Handle in order. Whoever is unsure of what it owns starts nothing more: it leaves, and joins anew."""
+    """Handle events in order. When ownership is no longer certain, leave the group and join again."""
     effects = os.open(task["effects"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     while True:
         member = await Member.join(
             broker, task["topic"], task["group"], yields=False, ordering=task.get("ordering", "key")
         )
-        say("joined")
-        while await handled(member, effects, task.get("limit", 50)):
+        report("joined")
+        while await handle_once(member, effects, task.get("limit", 50)):
             pass
         await member.subscription.close()
 
 
-async def handled(member: Member, effects: int, limit: int) -> bool:
-    """One receive: do what it gives, settle it, give up what is asked for. False: unsure, so the rest is not done."""
+async def handle_once(member: Member, effects: int, limit: int) -> bool:
+    """Receive once, handle and settle the events, release what is revoked. False: ownership was no longer certain, so
+    the remaining events were not handled."""
     done: list[Delivery] = []
     for message in await member.receive(limit=limit, wait_s=1.0):
         if type(message) is Delivery:
@@ -100,13 +107,13 @@ async def handled(member: Member, effects: int, limit: int) -> bool:
 
 async def flood(broker: Broker, task: dict[str, Any]) -> None:
     n = 0
-    say("joined")
+    report("joined")
     while n < task.get("count", 1_000_000):
         await broker.publish([event(task["topic"], f"flood-{i}", n) for i in range(task.get("batch", 100))])
         n += 1
         if task.get("pause_s"):
             await asyncio.sleep(task["pause_s"])
-    say("flooded", batches=n)
+    report("flooded", batches=n)
     await asyncio.Event().wait()
 
 
@@ -120,13 +127,13 @@ async def aside(broker: Broker, task: dict[str, Any]) -> None:
         record = make_record(delivery, assigned.log_id, State.HELD, group=task["group"])
         name = record_id(task["group"], assigned.log_id, delivery.partition, delivery.position)
         ids.append(name)
-        say("setting", number=n)
+        report("setting", number=n)
         await settle(member.progress([delivery]), aside=[msgspec.structs.replace(record, id=name)])
-        say("set", number=n)
+        report("set", number=n)
     for n, name in enumerate(ids):
-        say("removing", number=n)
+        report("removing", number=n)
         await settle([], gone=[name])
-        say("removed", number=n)
+        report("removed", number=n)
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""Ownership: one owner at a time, handed over in order; a former owner changes nothing."""
+"""Ownership: a partition has one owner at a time, and a former owner can change nothing."""
 
 import asyncio
 import time
@@ -13,15 +13,15 @@ from onward.testing.scenario import OVER_LEASE_S, Kit, Member, effects, event, f
 
 class OwnershipScenarios:
     @scenario()
-    async def test_a_stale_epochs_settle_has_no_effect_and_answers_so(self, kit: Kit) -> None:
+    async def test_a_settle_under_an_old_epoch_has_no_effect_and_returns_the_partition(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(40, keys=20))
         member = await (await kit.member(broker)).hold(4)
         await member.take(40)
         old, before = member.progress(), dict(member.assigned)
         rival = await kit.member(await kit.broker())
-        member.handled = 0  # it gives partitions up without having done anything
-        await _together([member, rival], lambda: len(rival.assigned) == 2)
+        member.handled = 0  # it settles nothing before it releases
+        await _receive_until([member, rival], lambda: len(rival.assigned) == 2)
         moved = set(rival.assigned)
         await rival.subscription.close()
         await member.hold(4)
@@ -31,11 +31,11 @@ class OwnershipScenarios:
         assert set(await member.subscription.settle(stale)) == {progress.partition for progress in stale}
         again = sum(delivery.partition in moved for delivery in member.deliveries[:40])
         await member.take(40 + again)
-        assert len(member.deliveries) == 40 + again, "what a former ownership settled took effect"
+        assert len(member.deliveries) == 40 + again, "a settle under an old epoch took effect"
 
     @scenario()
-    async def test_a_former_owner_cannot_rewind_or_advance(self, kit: Kit) -> None:
-        """Contract 10: a live member that no longer owns a partition settles it; nothing moves."""
+    async def test_a_former_owner_cannot_change_the_stored_progress(self, kit: Kit) -> None:
+        """A live member settles a partition that it has released. The progress moves neither back nor forward."""
         one, two = await kit.broker(), await kit.broker()
         await one.publish(kit.events(8))
         old = await (await kit.member(one)).hold(4)
@@ -59,7 +59,8 @@ class OwnershipScenarios:
         assert last.values == [5, 6, 7]
 
     @scenario()
-    async def test_release_hands_over_in_order_and_unclean_tells_the_truth(self, kit: Kit) -> None:
+    async def test_the_next_owner_learns_whether_the_release_was_drained(self, kit: Kit) -> None:
+        """The next owner goes on after the last settled event. `unclean` is False only after a drained release."""
         one, two = await kit.broker(), await kit.broker()
         await one.publish(kit.events(10))
         first = await (await kit.member(one)).hold(4)
@@ -77,8 +78,8 @@ class OwnershipScenarios:
         assert all(second.assigned[each].unclean for each in others)
 
     @scenario()
-    async def test_epochs_and_fences_grow_over_the_fleet(self, kit: Kit) -> None:
-        """Contract 17: a fence is the broker's number, so a new process never stands below an old one."""
+    async def test_fences_grow_over_the_fleet_and_epochs_within_a_process(self, kit: Kit) -> None:
+        """The broker issues the fences, so a new process never gets a lower one than an earlier process had."""
         fences: dict[object, int] = {}
         for _ in range(3):
             broker = await kit.broker()
@@ -97,7 +98,7 @@ class OwnershipScenarios:
             await member.subscription.close()
 
     @scenario()
-    async def test_what_a_leaving_member_releases_is_not_given_back_to_it(self, kit: Kit) -> None:
+    async def test_a_leaving_member_does_not_get_its_released_partitions_back(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(3))
         member = await (await kit.member(broker)).hold(4)
@@ -108,10 +109,12 @@ class OwnershipScenarios:
         assert not member.assigned
         await member.subscription.close()
         again = await (await kit.member(broker)).hold(4)
-        assert not any(assigned.unclean for assigned in again.assigned.values()), "it had left cleanly"
+        assert not any(assigned.unclean for assigned in again.assigned.values()), (
+            "unclean, although the last owner had drained"
+        )
 
     @scenario()
-    async def test_the_log_keeps_its_id_over_owners(self, kit: Kit) -> None:
+    async def test_a_log_has_the_same_id_under_every_owner(self, kit: Kit) -> None:
         broker = await kit.broker()
         ids = []
         for _ in range(2):
@@ -122,8 +125,8 @@ class OwnershipScenarios:
         assert all(ids[0].values())
 
     @scenario()
-    async def test_a_delivery_names_its_fence_and_its_log(self, kit: Kit) -> None:
-        """An inbox in another store tells by them whether a position is done, and who may write it."""
+    async def test_a_delivery_carries_its_fence_and_its_log_id(self, kit: Kit) -> None:
+        """An inbox in another store uses them to decide whether a position is done and which owner may write it."""
         broker = await kit.broker()
         await broker.publish(kit.events(10))
         member = await (await kit.member(broker)).hold(4)
@@ -133,56 +136,56 @@ class OwnershipScenarios:
             assert (delivery.fence, delivery.log_id, delivery.drawn) == (assigned.fence, assigned.log_id, False)
 
     @scenario()
-    async def test_sure_until_has_passed_before_another_is_given_the_partition(self, kit: Kit) -> None:
+    async def test_no_other_member_is_assigned_before_the_owners_sure_until(self, kit: Kit) -> None:
         one, two = await kit.broker(), await kit.broker(max_poll_gap_s=30.0)
         await one.publish(kit.events(3))
         child = kit.child("hold")
-        while (said := await child.line())["said"] != "Delivery":
+        while (line := await child.line())["report"] != "Delivery":
             pass
         child.stop()
         member = await kit.member(two)
         await member.until(lambda: bool(member.assigned))
-        assert now() > said["sure_until"], "taken over while the stopped owner could be sure"
+        assert now() > line["sure_until"], "taken over before the sure_until of the stopped owner"
         await member.take(3)
         child.go_on()
 
     @scenario(revoke_grace_s=2.0)
-    async def test_whoever_has_not_heard_of_a_loss_is_sure_of_nothing(self, kit: Kit) -> None:
-        """What it lost may be finished by another: until receive has told it so, it must start nothing."""
+    async def test_sure_until_is_in_the_past_while_a_fenced_message_is_undelivered(self, kit: Kit) -> None:
+        """Another member may already handle these events, so the former owner must start nothing."""
         one, two = await kit.broker(), await kit.broker()
         slow = await (await kit.member(one, yields=False)).hold(4)
         rival = await kit.member(two)
-        await _together([slow, rival], lambda: any(isinstance(message, Revoked) for message in slow.history))
-        told = len(slow.history)
+        await _receive_until([slow, rival], lambda: any(isinstance(message, Revoked) for message in slow.history))
+        received = len(slow.history)
         await rival.hold(2)
-        assert len(slow.history) == told
-        for _ in range(20):  # also while its broker renews the rest
-            assert slow.subscription.sure_until() <= now(), "sure of what another owns"
+        assert len(slow.history) == received
+        for _ in range(20):  # also while the broker renews its other partitions
+            assert slow.subscription.sure_until() <= now(), "sure_until is in the future, although a partition was lost"
             await asyncio.sleep(0.02)
         await slow.until(lambda: any(isinstance(message, Fenced) for message in slow.history))
         await slow.until(lambda: slow.subscription.sure_until() > now())
 
     @scenario(max_poll_gap_s=3.0)
-    async def test_an_owner_that_does_not_receive_loses_its_partitions(self, kit: Kit) -> None:
+    async def test_an_owner_that_does_not_receive_for_max_poll_gap_s_loses_its_partitions(self, kit: Kit) -> None:
         one, two = await kit.broker(), await kit.broker(max_poll_gap_s=60.0)
         stuck = await (await kit.member(one)).hold(4)
         await stuck.until(lambda: stuck.subscription.sure_until() > now())
         member = await (await kit.member(two)).hold(4)
-        assert now() > stuck.subscription.sure_until(), "given to another while the stuck owner was sure"
+        assert now() > stuck.subscription.sure_until(), "taken over before the sure_until of the stuck owner"
         assert all(assigned.unclean for assigned in member.assigned.values())
 
     @scenario()
-    async def test_ownership_is_kept_without_receiving_for_longer_than_a_lease(self, kit: Kit) -> None:
+    async def test_an_owner_that_does_not_receive_for_a_lease_keeps_its_partitions(self, kit: Kit) -> None:
         broker = await kit.broker()
         member = await (await kit.member(broker)).hold(4)
-        await asyncio.sleep(OVER_LEASE_S)  # a handler that blocks intake, not the process
+        await asyncio.sleep(OVER_LEASE_S)  # the process is alive, and max_poll_gap_s is not over
         assert member.subscription.sure_until() > now()
         await broker.publish(kit.events(1))
         await member.take(1)
         assert not await member.settle()
 
     @scenario()
-    async def test_members_share_and_rebalance(self, kit: Kit) -> None:
+    async def test_members_share_partitions_and_rebalance_when_one_leaves(self, kit: Kit) -> None:
         one, two = await kit.broker(), await kit.broker()
         first = await (await kit.member(one)).hold(4)
         second = await kit.member(two)
@@ -190,7 +193,7 @@ class OwnershipScenarios:
         def shared() -> bool:
             return len(first.assigned) == 2 and len(second.assigned) == 2
 
-        await _together([first, second], shared)
+        await _receive_until([first, second], shared)
         assert not set(first.assigned) & set(second.assigned)
         assert not any(assigned.unclean for assigned in second.assigned.values())
         await second.release(list(second.assigned))
@@ -203,19 +206,19 @@ class OwnershipScenarios:
         one, two = await kit.broker(), await kit.broker()
         stubborn = await (await kit.member(one, yields=False)).hold(4)
         second = await kit.member(two)
-        await _together([stubborn, second], lambda: len(second.assigned) == 2)
+        await _receive_until([stubborn, second], lambda: len(second.assigned) == 2)
         assert any(isinstance(message, Fenced) for message in stubborn.history)
         assert not set(stubborn.assigned) & set(second.assigned)
         assert all(assigned.unclean for assigned in second.assigned.values())
 
     @scenario(revoke_grace_s=2.0)
-    async def test_a_release_or_pause_of_a_lost_ownership_does_not_hit_the_next_one(self, kit: Kit) -> None:
+    async def test_a_late_release_or_pause_does_not_affect_the_next_ownership(self, kit: Kit) -> None:
         one, two = await kit.broker(), await kit.broker()
         slow = await (await kit.member(one, yields=False)).hold(4)
         rival = await kit.member(two)
-        await _together([slow, rival], lambda: any(isinstance(message, Revoked) for message in slow.history))
+        await _receive_until([slow, rival], lambda: any(isinstance(message, Revoked) for message in slow.history))
         revoked = [p for message in slow.history if isinstance(message, Revoked) for p in message.partitions]
-        await rival.until(lambda: len(rival.assigned) == 2)  # the deadline has passed, and slow has not heard of it
+        await rival.until(lambda: len(rival.assigned) == 2)  # the deadline has passed, and slow has not received Fenced
         await rival.subscription.close()
         await asyncio.sleep(0.5)
         await slow.subscription.pause(revoked)
@@ -224,10 +227,10 @@ class OwnershipScenarios:
         await one.publish(kit.events(40, keys=20))
         await slow.take(40)
         await slow.quiet(for_s=OVER_LEASE_S)
-        assert len(slow.assigned) == 4, "a release that came too late took what it has now"
+        assert len(slow.assigned) == 4, "a late release ended a new ownership"
 
-    @scenario(lease_s=1.0)  # so short that some are taken over, by accident too: order holds all the same
-    async def test_order_holds_while_members_come_and_go(self, kit: Kit) -> None:
+    @scenario(lease_s=1.0)  # so short that a busy machine causes takeovers too
+    async def test_key_order_holds_while_members_join_and_are_killed(self, kit: Kit) -> None:
         broker = await kit.broker()
         total, keys = 3000, 40
         children = [kit.child("work")]
@@ -242,28 +245,28 @@ class OwnershipScenarios:
             await asyncio.sleep(0.3)
             if turn % 2:
                 children.pop(0).kill()
-        await _done(kit, sent)
+        await _wait_for_effects(kit, sent)
         done = effects(kit)
         assert first_times(done) == {f"key-{k}": list(range(total // keys)) for k in range(keys)}
 
     @scenario()
-    async def test_a_stopped_member_that_goes_on_changes_nothing(self, kit: Kit) -> None:
-        """Contract 8 and 12: the former owner sits in a receive; what is published next is the new owner's alone."""
+    async def test_a_suspended_owner_that_resumes_changes_nothing(self, kit: Kit) -> None:
+        """It is suspended while it waits in receive. Events that are published later belong to the new owner alone."""
         broker = await kit.broker()
         await broker.publish(kit.events(3))
         child = kit.child("hold")
-        heard = [await child.line() for _ in range(1)]
-        while len([each for each in heard if each["said"] == "Delivery"]) < 3:
-            heard.append(await child.line())
+        lines = [await child.line() for _ in range(1)]
+        while len([line for line in lines if line["report"] == "Delivery"]) < 3:
+            lines.append(await child.line())
         child.stop()
         member = await kit.member(broker)
         await member.take(3)
         await member.settle(member.deliveries[:2])
         await broker.publish([event(kit.topic, "key-0", n) for n in (3, 4)])
         child.go_on()
-        while (said := await child.line())["said"] != "Fenced":
-            assert said["said"] != "Delivery" or not said["sure"], (
-                "a former owner was given an event and felt sure of it"
+        while (line := await child.line())["report"] != "Fenced":
+            assert line["report"] != "Delivery" or not line["sure"], (
+                "a former owner got an event while its sure_until was in the future"
             )
         await member.take(5)
         assert member.values == [0, 1, 2, 3, 4]
@@ -276,8 +279,8 @@ class OwnershipScenarios:
         await last.quiet()
 
     @scenario()
-    async def test_a_stopped_member_that_goes_on_is_sure_of_nothing(self, kit: Kit) -> None:
-        """Contract 8: not for a moment, though its client has not noticed yet that it slept."""
+    async def test_sure_until_of_a_suspended_owner_that_resumes_is_in_the_past(self, kit: Kit) -> None:
+        """This holds from the first moment, although its client has not yet noticed the suspension."""
         broker = await kit.broker()
         await broker.publish(kit.events(3))
         child = kit.child("watch", count=3)
@@ -287,13 +290,13 @@ class OwnershipScenarios:
         await (await kit.member(broker)).take(3)
         stopped_s = now() - stopped
         child.go_on()
-        while (said := await child.line())["slept_s"] < stopped_s * 0.9:
-            pass  # it was starved, not stopped
-        assert not said["sure"], "a former owner felt sure of what another one has"
+        while (line := await child.line())["slept_s"] < stopped_s * 0.9:
+            pass  # a busy machine delayed the child; this is not our stop
+        assert not line["sure"], "sure_until of a former owner was in the future"
 
     @scenario()
     async def test_a_step_of_the_wall_clock_moves_no_ownership(self, kit: Kit) -> None:
-        """Contract 24: leases are on a clock that nobody sets."""
+        """Leases are measured on a clock that cannot be set."""
         broker = await kit.broker()
         member = await (await kit.member(broker)).hold(4)
         before = dict(member.assigned)
@@ -306,7 +309,7 @@ class OwnershipScenarios:
                 while time.monotonic() < deadline:
                     await member.subscription.receive(0, 1, 0.1)
                     await rival.receive(wait_s=0.1)
-                assert not rival.assigned, "a clock step made a lease look over"
+                assert not rival.assigned, "a clock step ended a lease"
                 await rival.subscription.close()
         finally:
             time.time = real
@@ -315,7 +318,7 @@ class OwnershipScenarios:
 
     @pytest.mark.slow
     @scenario(lease_s=1.0)
-    async def test_killed_members_lose_and_invert_nothing(self, kit: Kit) -> None:
+    async def test_killed_members_lose_no_event_and_keep_key_order(self, kit: Kit) -> None:
         broker = await kit.broker()
         total, keys = 6000, 50
         children = [kit.child("work", limit=20) for _ in range(3)]
@@ -324,19 +327,19 @@ class OwnershipScenarios:
             await asyncio.sleep(0.25)
             children.pop(0).kill()
             children.append(kit.child("work", limit=20))
-        await _done(kit, total)
+        await _wait_for_effects(kit, total)
         assert first_times(effects(kit)) == {f"key-{k}": list(range(total // keys)) for k in range(keys)}
 
 
-async def _together(members: list[Member], condition: Callable[[], bool], within_s: float = 40.0) -> None:
+async def _receive_until(members: list[Member], condition: Callable[[], bool], within_s: float = 40.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, [list(member.assigned) for member in members]
         await asyncio.gather(*(member.receive(wait_s=0.1) for member in members))
 
 
-async def _done(kit: Kit, count: int, within_s: float = 120.0) -> None:
+async def _wait_for_effects(kit: Kit, count: int, within_s: float = 120.0) -> None:
     deadline = time.monotonic() + within_s
     while len(set(effects(kit))) < count:
-        assert time.monotonic() < deadline, f"{len(set(effects(kit)))} of {count} were done in {within_s} s"
+        assert time.monotonic() < deadline, f"{len(set(effects(kit)))} of {count} events were handled in {within_s} s"
         await asyncio.sleep(0.1)

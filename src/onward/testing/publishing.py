@@ -1,4 +1,4 @@
-"""Publishing: what is accepted arrives whole and in order; what is refused is named."""
+"""Publishing: accepted events arrive unchanged and in order, and an error names the events that were not accepted."""
 
 import asyncio
 import math
@@ -11,7 +11,7 @@ from onward.errors import PublishError, RelayFenced, Unserialisable
 from onward.event import Event, new_id
 from onward.testing.scenario import Kit, Member, event, first_times, scenario
 
-_WHOLE = {
+_VALID = {
     "plain": Event(new_id(), "", "k", b'{"n": 1}', {"trace": "abc", "empty": ""}, "OrderPlaced", 1_700_000_000.125),
     "no key": Event(new_id(), "", None, b"x", {}, "", 1.0),
     "empty key": Event(new_id(), "", "", b"x", {}, "", 1.0),
@@ -25,7 +25,7 @@ _WHOLE = {
     "1 MB": Event(new_id(), "", "k", b"\x00\xff" * 500_000, {}, "", 1.0),
 }
 
-_UNSTORABLE = {
+_INVALID = {
     **{
         f"name {name!r}": Event(new_id(), "", "c", b"x", {name: "forged"})
         for name in ("ce_id\x00x", "\x00", "", "a\nb", "a\x7f", "a\x9f")
@@ -42,25 +42,26 @@ _UNSTORABLE = {
 
 class PublishScenarios:
     @scenario()
-    async def test_events_arrive_whole(self, kit: Kit) -> None:
+    async def test_events_arrive_unchanged(self, kit: Kit) -> None:
         broker = await kit.broker()
-        sent = [msgspec.structs.replace(whole, topic=kit.topic) for whole in _WHOLE.values()]
+        sent = [msgspec.structs.replace(valid, topic=kit.topic) for valid in _VALID.values()]
         await broker.publish(sent)
         member = await kit.member(broker)
         await member.take(len(sent))
         got = {delivery.event.id: delivery.event for delivery in member.deliveries}
-        for name, each in zip(_WHOLE, sent, strict=True):
+        for name, each in zip(_VALID, sent, strict=True):
             for field in ("topic", "key", "value", "type", "time"):
                 assert getattr(got[each.id], field) == getattr(each, field), f"{name}: {field}"
             assert dict(got[each.id].headers) == dict(each.headers), name
         assert {delivery.attempt for delivery in member.deliveries} == {1}
 
     @scenario()
-    async def test_what_some_broker_would_change_is_refused_and_nothing_is_stored(self, kit: Kit) -> None:
+    async def test_an_invalid_event_is_refused_and_nothing_of_its_call_is_stored(self, kit: Kit) -> None:
+        """Every broker refuses the header names, times and values that some broker could not store unchanged."""
         broker = await kit.broker()
         await broker.publish([event(kit.topic, "a", 0)])
-        for name, odd in _UNSTORABLE.items():
-            bad = msgspec.structs.replace(odd, topic=kit.topic)
+        for name, invalid in _INVALID.items():
+            bad = msgspec.structs.replace(invalid, topic=kit.topic)
             with pytest.raises(Unserialisable) as raised:
                 await broker.publish([event(kit.topic, "a", 1), bad, event(kit.topic, "b", 2)])
             assert not bad.headers or repr(next(iter(bad.headers))) in str(raised.value), name
@@ -71,7 +72,7 @@ class PublishScenarios:
         assert sorted(member.values) == [0, 3, 4]
 
     @scenario()
-    async def test_concurrent_callers_keep_each_keys_order(self, kit: Kit) -> None:
+    async def test_concurrent_publishes_keep_the_order_of_each_key(self, kit: Kit) -> None:
         broker = await kit.broker()
         calls = [[event(kit.topic, f"key-{k}", n) for k in range(10)] for n in range(50)]
         await asyncio.gather(*(broker.publish(call) for call in calls))
@@ -81,28 +82,29 @@ class PublishScenarios:
         assert first_times(done) == {f"key-{k}": list(range(50)) for k in range(10)}
 
     @scenario()
-    async def test_a_refusal_names_a_suffix_of_each_key(self, kit: Kit) -> None:
+    async def test_no_event_is_accepted_after_a_refused_one_of_its_key(self, kit: Kit) -> None:
+        """The error names the refused event and every later event of its key in the call."""
         broker = await kit.broker()
         await broker.publish([event(kit.topic, "a", 0)])
         call = [event(kit.topic, key, n) for n in range(1, 4) for key in ("a", "b")]
         bad = call[2]  # the second of key a
         with kit.harness.refuse(bad), pytest.raises(PublishError) as raised:
             await broker.publish(call)
-        out = {each.id for each in (*raised.value.refused, *raised.value.unknown)}
-        assert {each.id for each in call if each.key == "a" and each in call[2:]} <= out
+        not_accepted = {each.id for each in (*raised.value.refused, *raised.value.unknown)}
+        assert {each.id for each in call if each.key == "a" and each in call[2:]} <= not_accepted
         member = await kit.member(broker)
-        accepted = [each for each in call if each.id not in out]
+        accepted = [each for each in call if each.id not in not_accepted]
         await member.take(1 + len(accepted))
         await member.quiet()
         got = [delivery.event.id for delivery in member.deliveries]
         for key in ("a", "b"):
             of_key = [each.id for each in call if each.key == key]
-            kept = [id_ for id_ in of_key if id_ in got]
-            assert kept == of_key[: len(kept)], "what was refused is not a suffix"
-            assert {each.id for each in accepted if each.key == key} <= set(kept)
+            arrived = [id_ for id_ in of_key if id_ in got]
+            assert arrived == of_key[: len(arrived)], "an event was accepted after a refused one of its key"
+            assert {each.id for each in accepted if each.key == key} <= set(arrived)
 
     @scenario()
-    async def test_a_refusal_stops_calls_already_entered_and_later_calls_are_tried_afresh(self, kit: Kit) -> None:
+    async def test_a_refusal_stops_its_key_in_calls_already_entered_but_not_in_later_calls(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish([event(kit.topic, "a", 0)])
         first, second = event(kit.topic, "a", 1), event(kit.topic, "a", 2)
@@ -136,7 +138,7 @@ class PublishScenarios:
         assert member.values == [0, 1, 2, 3, 4]
 
     @scenario()
-    async def test_a_refusal_stops_its_key_in_calls_already_entered_and_no_other(self, kit: Kit) -> None:
+    async def test_a_refusal_stops_no_other_key_in_calls_already_entered(self, kit: Kit) -> None:
         broker = await kit.broker()
         if not broker.features.fenced_publish:
             pytest.skip("this broker does not compare the fences of relays")
@@ -152,7 +154,7 @@ class PublishScenarios:
         assert isinstance(answers[0], RelayFenced)
         assert isinstance(answers[1], PublishError), "a later event of the key overtook the refused one"
         assert "a" in {each.key for each in answers[1].refused}
-        assert answers[2:] == [None, None], "a refusal stopped what has another key"
+        assert answers[2:] == [None, None], "a refusal stopped an event of another key"
         member = await kit.member(broker)
         await member.until(lambda: {0, 3, 4} <= {*member.values})
         assert not {1, 2} & {
@@ -160,7 +162,7 @@ class PublishScenarios:
         }
 
     @scenario()
-    async def test_a_cancelled_publish_leaves_the_broker_whole(self, kit: Kit) -> None:
+    async def test_a_cancelled_publish_disturbs_no_later_publish(self, kit: Kit) -> None:
         broker = await kit.broker()
         for n in range(20):
             call = asyncio.create_task(broker.publish([event(kit.topic, "a", 2 * n)]))
@@ -173,7 +175,7 @@ class PublishScenarios:
         assert set(range(1, 40, 2)) <= set(member.values)
 
     @scenario()
-    async def test_what_a_killed_publisher_was_told_is_accepted_is_there(self, kit: Kit) -> None:
+    async def test_accepted_events_survive_the_kill_of_their_publisher(self, kit: Kit) -> None:
         child = kit.child("flood", count=50, batch=20)
         await child.line()
         assert (await child.line())["batches"] == 50
@@ -185,8 +187,8 @@ class PublishScenarios:
 
     @pytest.mark.slow
     @scenario(publish_timeout_s=4.0)
-    async def test_a_publisher_stopped_in_mid_flood_blocks_nobody_for_ever(self, kit: Kit) -> None:
-        """Contract 23: wherever the stop hits, others publish or are refused in time, and go on once it is gone."""
+    async def test_a_suspended_publisher_does_not_block_other_publishers_for_ever(self, kit: Kit) -> None:
+        """Wherever the stop hits, another publisher succeeds or is refused in time. It succeeds after the kill."""
         broker = await kit.broker()
         await broker.publish([event(kit.topic, "a", 0)])
         for n in range(1, 4):

@@ -1,4 +1,4 @@
-"""What the broker suite stands on: a harness that names the broker, members driven by hand, members in processes."""
+"""The base of the broker suite: the harness, members that a scenario drives by hand, and members in other processes."""
 
 import asyncio
 import json
@@ -18,24 +18,24 @@ from onward.brokers import open_broker
 from onward.brokers.base import Assigned, Broker, Fenced, Message, Ordering, Progress, Revoked, Subscription, Supervised
 from onward.event import Delivery, Event, Partition, new_id
 
-LEASE_S = 3.0  # longer than a busy machine keeps a member from renewing it
+LEASE_S = 3.0  # longer than a busy machine delays a renewal
 OVER_LEASE_S = 1.5 * LEASE_S
 GRACE_S = 0.2
 SCENARIO_LIMIT_S = 200.0
 
 
 class BrokerUnderTest(Protocol):
-    """One broker under test. Child processes open the same `url`."""
+    """What a suite needs to test a broker. Child processes open the same `url`."""
 
     url: str
-    folder: Path  # for files of the suite's own
+    folder: Path  # for files of the suite
 
     def refuse(self, event: Event) -> AbstractContextManager[None]:
-        """Within it the broker itself refuses this event (and, where calls are atomic, the call it comes in)."""
+        """Inside this context the broker refuses the event (and, where calls are atomic, the whole call)."""
 
 
 class Kit:
-    """Brokers, topics and processes of one scenario; all of them end with it."""
+    """The brokers, the topic and the processes of one scenario. All of them end with the scenario."""
 
     def __init__(self, harness: BrokerUnderTest, options: Mapping[str, Any]) -> None:
         self.harness = harness
@@ -60,11 +60,11 @@ class Kit:
         return child
 
     def adopt(self, child: "Process") -> None:
-        """It ends with the scenario."""
+        """End this process when the scenario ends."""
         self._children.append(child)
 
     def events(self, count: int, keys: int = 1) -> list[Event]:
-        """Numbered events: value n counts within its key."""
+        """Numbered events: the values of each key are 0, 1, 2, …"""
         return [event(self.topic, f"key-{n % keys}", n // keys) for n in range(count)]
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class Kit:
 
 
 async def publish_beside_cancelled_receives(kit: Kit, broker: Broker, member: "Member", count: int) -> None:
-    """Publish events of one key, each while a receive is being cancelled, at different moments of both."""
+    """Publish events of one key. Cancel a receive during each publish, with different timing each time."""
     for n in range(count):
         receiving = asyncio.create_task(member.receive(wait_s=5.0))
         await asyncio.sleep(0.001 * (n % 4))
@@ -94,20 +94,20 @@ Scenario = Callable[[Any, Kit], Coroutine[Any, Any, None]]
 
 
 def scenario(**options: Any) -> Callable[[Scenario], Callable[[Any, BrokerUnderTest], None]]:
-    """A test that runs an async function with a fresh Kit, these settings, and a limit on its time."""
+    """Make a test of an async function: it runs with a new Kit, these settings and a time limit."""
 
     def decorate(function: Scenario) -> Callable[[Any, BrokerUnderTest], None]:
         def run(self: Any, harness: BrokerUnderTest) -> None:
-            asyncio.run(_within(function, self, Kit(harness, options)))
+            asyncio.run(_run_limited(function, self, Kit(harness, options)))
 
-        # Not functools.wraps: pytest would look for a fixture named like the function's own parameter.
+        # Not functools.wraps: pytest would look for fixtures with the names of the function's parameters.
         run.__name__, run.__qualname__, run.__doc__ = function.__name__, function.__qualname__, function.__doc__
         return run
 
     return decorate
 
 
-async def _within(function: Scenario, self: Any, kit: Kit) -> None:
+async def _run_limited(function: Scenario, self: Any, kit: Kit) -> None:
     try:
         await asyncio.wait_for(function(self, kit), SCENARIO_LIMIT_S)
     finally:
@@ -115,15 +115,15 @@ async def _within(function: Scenario, self: Any, kit: Kit) -> None:
 
 
 class Member:
-    """A subscription driven by hand: it remembers what it was told and settles when asked."""
+    """A subscription that a scenario drives by hand. It records every message and settles only on request."""
 
     def __init__(self, subscription: Subscription, *, yields: bool) -> None:
         self.subscription = subscription
-        self.assigned: dict[Partition, Assigned] = {}  # the current ones
+        self.assigned: dict[Partition, Assigned] = {}  # by partition, while it owns the partition
         self.history: list[Message] = []
         self.deliveries: list[Delivery] = []
-        self.handled: int | None = None  # how many of them count as done when partitions are revoked; None: all
-        self._yields = yields  # settle and release what is revoked, as a good member does
+        self.handled: int | None = None  # how many of them it settles on Revoked; None: all
+        self._yields = yields  # settle and release on Revoked, as a good member does
 
     @classmethod
     async def join(
@@ -157,10 +157,12 @@ class Member:
         self.history.append(message)
         match message:
             case Delivery():
-                assert self.assigned[message.partition].epoch == message.epoch, "a delivery outside its ownership"
+                assert self.assigned[message.partition].epoch == message.epoch, (
+                    "a delivery under an epoch that is not current"
+                )
                 self.deliveries.append(message)
             case Assigned():
-                assert message.partition not in self.assigned, "assigned what it holds"
+                assert message.partition not in self.assigned, "assigned a partition that it already owns"
                 self.assigned[message.partition] = message
             case Revoked() if self._yields:
                 await self.settle(self.deliveries[: self.handled])
@@ -173,29 +175,29 @@ class Member:
         """Receive until the condition holds."""
         deadline = time.monotonic() + within_s
         while not condition():
-            assert time.monotonic() < deadline, f"not within {within_s} s; last heard: {self.history[-5:]}"
+            assert time.monotonic() < deadline, f"not within {within_s} s; last messages: {self.history[-5:]}"
             await self.receive()
 
     async def hold(self, count: int) -> Self:
-        """Until it owns that many partitions."""
+        """Receive until it owns this many partitions."""
         await self.until(lambda: len(self.assigned) == count)
         return self
 
     async def take(self, count: int) -> list[Delivery]:
-        """Until it was delivered that many events in all."""
+        """Receive until it has got this many events in all. Returns all its deliveries."""
         await self.until(lambda: len(self.deliveries) >= count)
         return self.deliveries
 
     async def quiet(self, for_s: float = 0.5) -> None:
-        """Nothing is delivered for a while."""
+        """Check that nothing is delivered for this long."""
         deadline = time.monotonic() + for_s
         before = len(self.deliveries)
         while time.monotonic() < deadline:
             await self.receive(wait_s=0.1)
-        assert len(self.deliveries) == before, f"delivered unasked: {self.deliveries[before:]}"
+        assert len(self.deliveries) == before, f"unexpected deliveries: {self.deliveries[before:]}"
 
     def progress(self, deliveries: Iterable[Delivery] | None = None) -> list[Progress]:
-        """Progress that says: these, and everything before the first of them, are done (default: all delivered)."""
+        """Progress by which these deliveries (default: all), and everything before the last of them, are done."""
         done: dict[Partition, list[Delivery]] = {}
         for delivery in self.deliveries if deliveries is None else deliveries:
             current = self.assigned.get(delivery.partition)
@@ -216,7 +218,7 @@ class Member:
 
 
 class Process:
-    """A child process that a scenario can stop, continue and kill. Its lines are JSON."""
+    """A child process that a scenario can suspend, resume and kill. It writes lines of JSON to stdout."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -228,15 +230,15 @@ class Process:
         return self._process.pid
 
     async def line(self, within_s: float = 40.0) -> Any:
-        """The next thing it says."""
+        """The next line that it writes, decoded."""
         assert self._process.stdout is not None
         reading = asyncio.get_running_loop().run_in_executor(None, self._process.stdout.readline)
         text = await asyncio.wait_for(reading, within_s)
-        assert text, f"child {self.pid} ended with {self._process.wait()}"
+        assert text, f"child {self.pid} exited with {self._process.wait()}"
         return json.loads(text)
 
     def rest(self) -> list[Any]:
-        """What it had said before it was killed and nobody has read yet."""
+        """The unread lines that it wrote before it was killed."""
         assert self._process.stdout is not None
         return [json.loads(line) for line in self._process.stdout.read().splitlines()]
 
@@ -245,11 +247,12 @@ class Process:
         self._process.wait()
 
     def stop(self) -> None:
-        """SIGSTOP; it stands still when this returns."""
+        """Suspend it with SIGSTOP. It is suspended when this returns."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def go_on(self) -> None:
+        """Resume it with SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
@@ -260,7 +263,7 @@ class Process:
 
 
 class MemberProcess(Process):
-    """A member in a process of its own; see onward.testing.member for the modes."""
+    """A member in its own process; see onward.testing.member for the modes."""
 
     def __init__(self, kit: Kit, mode: str, group: str, options: Mapping[str, Any]) -> None:
         task = {
@@ -276,14 +279,14 @@ class MemberProcess(Process):
 
 
 def effects(kit: Kit, group: str = "group") -> list[tuple[str, int]]:
-    """What working children did, (key, n), in the one order in which they did it."""
+    """The events that children in mode `work` handled, as (key, n), in the order over all children."""
     path = kit.harness.folder / f"{kit.topic}-{group}.effects"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(key, int(n)) for key, n in (line.split() for line in lines)]
 
 
 def first_times(done: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-    """By key, the numbers in the order in which each was first done. What repeats is left out."""
+    """By key, the numbers in the order in which each was handled for the first time. Repeats are left out."""
     first: dict[str, dict[int, None]] = {}
     for key, n in done:
         first.setdefault(key, {}).setdefault(n)

@@ -1,7 +1,7 @@
 """Shared partitions: with ordering="none" several members hold a partition at once, and each event goes to one of them.
 
 For brokers with `features.shared`. A shared partition may have no history, so every scenario subscribes before it
-publishes. Deliveries are at least once, but nothing here gives a broker a reason to deliver twice.
+publishes. Delivery is at least once, but no scenario here gives a broker a reason to deliver an event twice.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from onward.testing.scenario import (
 from onward.testing.shared_members import (
     DUE_S,
     dead,
-    given,
     joined,
     numbered,
+    receive_until,
     received,
     set_aside,
     shared_broker,
-    together,
+    take_exactly,
     waiting,
 )
 from onward.testing.shared_records import SharedRecordScenarios
@@ -44,20 +44,22 @@ class SharedUnderTest(BrokerUnderTest, Protocol):
 
 
 class SharingScenarios:
-    """Who is given what, and what settle does."""
+    """How members share the events, and what a settle stores."""
 
     @scenario()
     async def test_every_member_holds_a_shared_partition_at_once(self, kit: Kit) -> None:
         one, two = await shared_broker(kit), await kit.broker()
         members = [await joined(kit, broker) for broker in (one, one, two)]
         await asyncio.gather(*(member.quiet() for member in members))
-        assert len({frozenset(member.assigned) for member in members}) == 1, "they hold different partitions"
+        assert len({frozenset(member.assigned) for member in members}) == 1, "the members hold different partitions"
         assert Partition(kit.topic, 0) in members[0].assigned
         for assigned in (each for member in members for each in member.assigned.values()):
             assert (assigned.shared, assigned.stored, assigned.fence, assigned.unclean) == (True, None, None, False)
             assert assigned.log_id
         history = [message for member in members for message in member.history]
-        assert not any(isinstance(message, Revoked | Fenced) for message in history), "lost because another one came"
+        assert not any(isinstance(message, Revoked | Fenced) for message in history), (
+            "lost its partition because another member joined"
+        )
 
     @scenario()
     async def test_each_event_goes_to_one_member(self, kit: Kit) -> None:
@@ -67,19 +69,19 @@ class SharingScenarios:
         await one.publish(events)
         await received(members, 300)
         await asyncio.gather(*(member.quiet() for member in members))
-        given = [delivery.event.id for member in members for delivery in member.deliveries]
-        assert sorted(given) == sorted(event.id for event in events)
+        delivered = [delivery.event.id for member in members for delivery in member.deliveries]
+        assert sorted(delivered) == sorted(event.id for event in events)
 
     @scenario()
     async def test_every_member_gets_a_share(self, kit: Kit) -> None:
         one, two = await shared_broker(kit), await kit.broker()
         members = [await joined(kit, broker) for broker in (one, one, two)]
-        await one.publish(kit.events(300, keys=1))  # one key: without order it does not belong to a member
+        await one.publish(kit.events(300, keys=1))  # one key: without ordering, every member may get its events
         await received(members, 300)
         assert all(member.deliveries for member in members)
 
     @scenario()
-    async def test_a_delivery_names_its_epoch_and_its_log_and_was_never_tried(self, kit: Kit) -> None:
+    async def test_a_delivery_carries_its_epoch_and_its_log_id_and_no_tries(self, kit: Kit) -> None:
         broker = await shared_broker(kit)
         member = await joined(kit, broker)
         for _ in range(3):
@@ -94,7 +96,7 @@ class SharingScenarios:
         assert all(each == sorted(set(each)) for each in positions.values()), "positions do not ascend"
 
     @scenario()
-    async def test_what_a_closed_member_did_not_settle_goes_to_another(self, kit: Kit) -> None:
+    async def test_unsettled_events_of_a_closed_member_go_to_another(self, kit: Kit) -> None:
         one, two = await shared_broker(kit), await kit.broker()
         first = await joined(kit, one)
         await one.publish(kit.events(10))
@@ -103,13 +105,13 @@ class SharingScenarios:
         second = await joined(kit, two)
         await second.quiet()
         await first.subscription.close()
-        await given(second, 6)
+        await take_exactly(second, 6)
         assert sorted(second.values) == list(range(4, 10))
         third = await joined(kit, one)
         assert not any(assigned.unclean for assigned in third.assigned.values())
 
     @scenario(max_poll_gap_s=3.0)
-    async def test_what_a_member_has_that_stopped_receiving_goes_to_another(self, kit: Kit) -> None:
+    async def test_unsettled_events_of_a_member_that_stopped_receiving_go_to_another(self, kit: Kit) -> None:
         one, two = await shared_broker(kit), await kit.broker(max_poll_gap_s=60.0)
         stuck = await joined(kit, one)
         await one.publish(kit.events(5))
@@ -118,11 +120,11 @@ class SharingScenarios:
         assert stuck.subscription.sure_until() > now()
         member = await joined(kit, two)
         await member.take(4)
-        assert now() > stuck.subscription.sure_until(), "given to another while the stuck member was sure"
+        assert now() > stuck.subscription.sure_until(), "taken over before the sure_until of the stuck member"
         assert sorted(member.values) == [1, 2, 3, 4]
 
     @scenario()
-    async def test_settled_events_never_come_back(self, kit: Kit) -> None:
+    async def test_settled_events_of_a_shared_partition_are_not_delivered_again(self, kit: Kit) -> None:
         broker = await shared_broker(kit)
         first = await joined(kit, broker)
         await broker.publish(kit.events(50, keys=5))
@@ -133,7 +135,7 @@ class SharingScenarios:
         await (await joined(kit, broker)).quiet()
 
     @scenario()
-    async def test_only_fresh_counts_in_a_settle(self, kit: Kit) -> None:
+    async def test_only_the_fresh_positions_of_a_settle_count(self, kit: Kit) -> None:
         broker = await shared_broker(kit)
         first = await joined(kit, broker)
         await broker.publish(kit.events(6))
@@ -150,7 +152,7 @@ class SharingScenarios:
             assert not await first.subscription.settle([progress])
         await first.subscription.close()
         second = await joined(kit, broker)
-        await given(second, 4)
+        await take_exactly(second, 4)
         assert sorted(second.values) == [0, 2, 4, 5]
 
     @scenario()
@@ -159,7 +161,7 @@ class SharingScenarios:
         groups = [await joined(kit, broker, group) for group in ("one", "two")]
         await broker.publish(kit.events(60, keys=6))
         for member in groups:
-            await given(member, 60)
+            await take_exactly(member, 60)
             await member.settle()
         assert len({tuple(sorted(each.event.id for each in member.deliveries)) for member in groups}) == 1
 
@@ -173,7 +175,7 @@ class SharingScenarios:
         await first.receive(wait_s=0.0)
         second = await joined(kit, two)
         await one.publish([event(kit.topic, None, n) for n in range(1, 20)])
-        await together([first, second], lambda: len(second.deliveries) == 19)
+        await receive_until([first, second], lambda: len(second.deliveries) == 19)
         assert first.values == [0], "delivered to a paused member"
         assert not await first.settle(), "pausing ended the ownership"
         await second.settle()
@@ -185,7 +187,7 @@ class SharingScenarios:
         assert first.values == [0, 20]
 
     @scenario()
-    async def test_a_release_gives_back_what_is_not_settled(self, kit: Kit) -> None:
+    async def test_unsettled_events_of_a_released_partition_go_to_another_member(self, kit: Kit) -> None:
         one, two = await shared_broker(kit), await kit.broker()
         first = await joined(kit, one)
         await one.publish(kit.events(6))
@@ -196,7 +198,9 @@ class SharingScenarios:
         await first.release(list(first.assigned), drained=False)
         await second.take(4)
         assert sorted(second.values) == [2, 3, 4, 5]
-        assert list(await first.subscription.settle(late)) == [late[0].partition], "it was given up"
+        assert list(await first.subscription.settle(late)) == [late[0].partition], (
+            "a settle after the release took effect"
+        )
         await first.quiet()
         assert not first.assigned, "assigned to a member that is about to leave"
 
@@ -222,7 +226,7 @@ class SharingScenarios:
         letters = [dead(each) for each in slow.deliveries]
         rival = await joined(kit, two)
         await rival.take(3)
-        assert list(await slow.subscription.settle(stale)) == [old.partition], "it has lost what it settles"
+        assert list(await slow.subscription.settle(stale)) == [old.partition], "a settle after the takeover took effect"
         await rival.subscription.close()
         await slow.until(lambda: any(isinstance(message, Fenced) for message in slow.history))
         await slow.take(6)
@@ -235,19 +239,19 @@ class SharingScenarios:
         assert not two.features.aside or not await scanned(two)
 
     @scenario()
-    async def test_key_order_has_owned_partitions_or_is_refused(self, kit: Kit) -> None:
-        """A broker that refuses it has work queues and nothing else, and fails the rest of the broker suite."""
+    async def test_key_ordering_uses_owned_partitions_or_is_refused(self, kit: Kit) -> None:
+        """A broker that refuses it has only work queues, so it fails the rest of the broker suite."""
         one, two = await shared_broker(kit), await kit.broker()
         try:
             members = [await kit.member(broker) for broker in (one, two)]
         except ConfigError:
             return
-        await together(members, lambda: all(member.assigned for member in members))
+        await receive_until(members, lambda: all(member.assigned for member in members))
         assert not any(assigned.shared for member in members for assigned in member.assigned.values())
         assert not set(members[0].assigned) & set(members[1].assigned)
 
     @scenario()
-    async def test_a_dropped_group_is_forgotten_with_its_events(self, kit: Kit) -> None:
+    async def test_dropping_a_group_removes_its_events_and_records(self, kit: Kit) -> None:
         broker = await shared_broker(kit)
         member = await joined(kit, broker)
         await broker.publish(kit.events(4))
@@ -270,12 +274,12 @@ class SharedReceiveScenarios:
     """The limits of receive, and what wakes it."""
 
     @scenario()
-    async def test_receive_of_a_shared_partition_honours_its_limit(self, kit: Kit) -> None:
+    async def test_receive_of_a_shared_partition_returns_at_most_limit_deliveries(self, kit: Kit) -> None:
         broker = await shared_broker(kit)
         member = await kit.member(broker, ordering="none", start="latest")
         deadline = time.monotonic() + 40.0
         while not member.assigned:
-            assert time.monotonic() < deadline, "a receive of no deliveries does not report Assigned"
+            assert time.monotonic() < deadline, "receive with limit=0 does not return Assigned"
             await member.receive(limit=0)
         await broker.publish(kit.events(25, keys=5))
         for _ in range(3):
@@ -286,7 +290,9 @@ class SharedReceiveScenarios:
             assert sum(type(message) is Delivery for message in messages) <= 7
 
     @scenario()
-    async def test_receive_of_a_shared_partition_honours_its_bytes_but_gives_one(self, kit: Kit) -> None:
+    async def test_receive_of_a_shared_partition_returns_at_most_max_bytes_but_at_least_one_event(
+        self, kit: Kit
+    ) -> None:
         broker = await shared_broker(kit)
         member = await joined(kit, broker)
         sizes = [10, 10, 10_000, 10_000, 10, 10]
@@ -297,7 +303,7 @@ class SharedReceiveScenarios:
             assert len(taken) <= 1 or sum(taken) <= 100
 
     @scenario()
-    async def test_an_event_a_retry_and_a_close_end_a_waiting_receive(self, kit: Kit) -> None:
+    async def test_a_waiting_receive_ends_on_an_event_a_retry_or_close(self, kit: Kit) -> None:
         broker = await shared_broker(kit)
         member = await joined(kit, broker)
         async with asyncio.timeout(20):
@@ -320,51 +326,51 @@ class SharedReceiveScenarios:
         member = await joined(kit, broker)
         await publish_beside_cancelled_receives(kit, broker, member, 30)
         await member.take(30)
-        assert sorted(member.values) == list(range(30)), "a cancelled receive took events with it, or repeated them"
+        assert sorted(member.values) == list(range(30)), "a cancelled receive lost or repeated events"
 
     @scenario()
-    async def test_lag_of_a_shared_partition_is_true_or_unknown(self, kit: Kit) -> None:
+    async def test_lag_of_a_shared_partition_is_correct_or_unknown(self, kit: Kit) -> None:
         broker = await shared_broker(kit)
         member = await joined(kit, broker)
         await member.subscription.pause(list(member.assigned))
         await member.receive(wait_s=0.0)
         await broker.publish(kit.events(12, keys=6))
-        await lags(member, 12)
+        await wait_for_lag(member, 12)
         await member.subscription.resume(list(member.assigned))
         await member.take(12)
         await member.settle()
-        await lags(member, 0)
+        await wait_for_lag(member, 0)
 
 
 class SharedProcessScenarios:
-    """Members in processes of their own, to be killed."""
+    """Members in their own processes, which are killed."""
 
     @scenario(max_poll_gap_s=3.0)
-    async def test_what_a_killed_member_had_goes_to_another(self, kit: Kit) -> None:
+    async def test_unsettled_events_of_a_killed_member_go_to_another(self, kit: Kit) -> None:
         broker = await shared_broker(kit, processes=True)
         child = kit.child("hold", limit=3, ordering="none")
-        while (await child.line())["said"] != "Assigned":
+        while (await child.line())["report"] != "Assigned":
             pass
         await broker.publish(kit.events(10))
-        while (await child.line())["said"] != "Delivery":
+        while (await child.line())["report"] != "Delivery":
             pass
         child.kill()
         member = await joined(kit, broker)
-        await given(member, 10)
+        await take_exactly(member, 10)
         assert sorted(member.values) == list(range(10))
 
     @pytest.mark.slow
     @scenario(max_poll_gap_s=3.0)
     async def test_killed_members_of_a_shared_partition_lose_nothing(self, kit: Kit) -> None:
-        """In each turn one member is killed in its work, and another one while it holds events."""
+        """Each turn kills one member while it works and another while it holds unsettled events."""
         broker = await shared_broker(kit, processes=True)
         workers = [kit.child("work", limit=20, ordering="none") for _ in range(3)]
         for turn in range(4):
             holder = kit.child("hold", limit=20, ordering="none")
-            while (await holder.line())["said"] != "Assigned":
+            while (await holder.line())["report"] != "Assigned":
                 pass
             await broker.publish([event(kit.topic, "a", n) for n in range(500 * turn, 500 * (turn + 1))])
-            while (await holder.line())["said"] != "Delivery":
+            while (await holder.line())["report"] != "Delivery":
                 pass
             holder.kill()
             workers.pop(0).kill()
@@ -376,11 +382,11 @@ class SharedProcessScenarios:
 
 
 class SharedScenarios(SharingScenarios, SharedReceiveScenarios, SharedRecordScenarios, SharedProcessScenarios):
-    pass
+    """Every promise about shared partitions. The fixture `harness` is a SharedUnderTest."""
 
 
-async def lags(member: Member, count: int) -> None:
-    """Soon it reports so many undelivered events, or that it does not know."""
+async def wait_for_lag(member: Member, count: int) -> None:
+    """Wait until the lag is this many undelivered events, or unknown."""
     deadline = time.monotonic() + 20.0
     while True:
         lag = await member.subscription.lag()
@@ -389,5 +395,5 @@ async def lags(member: Member, count: int) -> None:
         known = [each.undelivered for each in lag.values() if each.undelivered is not None]
         if len(known) < len(lag) or sum(known) == count:
             return
-        assert time.monotonic() < deadline, f"{sum(known)} are reported, {count} are there"
+        assert time.monotonic() < deadline, f"the lag is {sum(known)}, expected {count}"
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What the scenarios of shared partitions stand on: members that hold one, and the records that they store."""
+"""Helpers for the scenarios of shared partitions: members that hold one, and the records that they store."""
 
 import asyncio
 import time
@@ -22,33 +22,33 @@ async def shared_broker(kit: Kit, *, processes: bool = False) -> Broker:
         pytest.skip("this broker has no shared partitions")
     harness: Any = kit.harness
     if processes and harness.in_process:
-        pytest.skip("this broker is in the memory of one process")
+        pytest.skip("this broker exists only in the memory of one process")
     return broker
 
 
 async def with_aside(kit: Kit) -> tuple[Broker, Broker]:
     broker = await shared_broker(kit)
     if not broker.features.aside:
-        pytest.skip("this broker does not browse its records")
+        pytest.skip("this broker cannot browse its records")
     return broker, await kit.broker()
 
 
 async def joined(kit: Kit, broker: Broker, group: str = GROUP) -> Member:
-    """A member that holds the shared partition."""
+    """A member that has joined and holds the shared partition."""
     member = await kit.member(broker, group, ordering="none", start="latest")
     await member.until(lambda: bool(member.assigned))
     return member
 
 
-async def given(member: Member, count: int) -> list[Delivery]:
-    """Its deliveries, which are this many and no more."""
+async def take_exactly(member: Member, count: int) -> list[Delivery]:
+    """Receive until it has got this many events, and check that no more follow."""
     await member.take(count)
     await member.quiet()
     assert len(member.deliveries) == count, "delivered twice, or to two members"
     return member.deliveries
 
 
-async def together(members: Sequence[Member], condition: Callable[[], bool], limit: int = 1_000) -> None:
+async def receive_until(members: Sequence[Member], condition: Callable[[], bool], limit: int = 1_000) -> None:
     deadline = time.monotonic() + 40.0
     while not condition():
         assert time.monotonic() < deadline, [len(member.deliveries) for member in members]
@@ -56,19 +56,19 @@ async def together(members: Sequence[Member], condition: Callable[[], bool], lim
 
 
 async def received(members: Sequence[Member], count: int) -> None:
-    """Until they were given so many events in all, a few at a time."""
-    await together(members, lambda: sum(len(member.deliveries) for member in members) >= count, limit=10)
+    """Receive a few events at a time until the members together have got this many."""
+    await receive_until(members, lambda: sum(len(member.deliveries) for member in members) >= count, limit=10)
 
 
 def numbered(member: Member, numbers: Iterable[int]) -> list[Delivery]:
-    """Its deliveries with these values: without order they come in any."""
-    wanted = set(numbers)
-    return [each for each in member.deliveries if int(each.event.value or b"") in wanted]
+    """The deliveries with these values. Without ordering, events arrive in any order."""
+    values = set(numbers)
+    return [each for each in member.deliveries if int(each.event.value or b"") in values]
 
 
 def waiting(delivery: Delivery, due: float, **fields: Any) -> AsideRecord:
-    usual = {"due": due, "wait_s": due - time.time(), "tries": TRIES}
-    return make_record(delivery, delivery.log_id, State.WAITING, **(usual | fields))
+    defaults = {"due": due, "wait_s": due - time.time(), "tries": TRIES}
+    return make_record(delivery, delivery.log_id, State.WAITING, **(defaults | fields))
 
 
 def dead(delivery: Delivery) -> AsideRecord:
@@ -76,7 +76,7 @@ def dead(delivery: Delivery) -> AsideRecord:
 
 
 async def set_aside(member: Member, records: Sequence[AsideRecord]) -> None:
-    """Store the records; with that their deliveries are done."""
+    """Store the records and settle their deliveries as done."""
     places = {(record.partition, record.position) for record in records}
     done = [each for each in member.deliveries if (each.partition, each.position) in places]
     assert not await member.subscription.settle(member.progress(done), aside=records)

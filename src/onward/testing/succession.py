@@ -8,40 +8,42 @@ from onward.brokers.base import Revoked, Supervised
 from onward.clock import now
 from onward.testing.scenario import Kit, Member, scenario
 
-_LEASE_S = 25.0  # longer than any start of a member, also on a busy machine
-_PATIENT = {"lease_s": _LEASE_S, "takeover_grace_s": _LEASE_S}
+_LEASE_S = 25.0  # longer than a member takes to start, even on a busy machine
+_LONG_WAITS = {"lease_s": _LEASE_S, "takeover_grace_s": _LEASE_S}
 
 
 class SuccessionScenarios:
-    @scenario(**_PATIENT)
-    async def test_what_a_gone_member_owned_goes_to_its_successor_at_once(self, kit: Kit) -> None:
+    @scenario(**_LONG_WAITS)
+    async def test_a_successor_gets_the_partitions_of_a_gone_member_at_once(self, kit: Kit) -> None:
         broker = await kit.broker()
         await broker.publish(kit.events(40, keys=20))
-        await _killed_while_it_holds(kit, "slot-1", "first")
+        await _kill_an_owner(kit, "slot-1", "first")
         killed_at = now()
         successor = await kit.member(broker, supervised=Supervised("slot-1", "second", frozenset({"first"})))
         await successor.take(40)
-        assert now() - killed_at < _LEASE_S, "it waited for the lease or for the grace"
-        assert all(assigned.unclean for assigned in successor.assigned.values()), "the events may have run"
+        assert now() - killed_at < _LEASE_S, "the successor waited for the lease or the grace"
+        assert all(assigned.unclean for assigned in successor.assigned.values()), (
+            "unclean is False, although the events may have run"
+        )
         assert not await successor.settle()
 
-    @scenario(**_PATIENT)
-    async def test_a_successor_of_several_gone_members_takes_what_the_first_one_left(self, kit: Kit) -> None:
-        """The second one was killed before it had joined."""
+    @scenario(**_LONG_WAITS)
+    async def test_a_successor_gets_the_partitions_of_every_gone_member(self, kit: Kit) -> None:
+        """The second member was killed before it joined, so the first one still owned the partitions."""
         broker = await kit.broker()
         await broker.publish(kit.events(8))
-        await _killed_while_it_holds(kit, "slot-1", "first")
+        await _kill_an_owner(kit, "slot-1", "first")
         killed_at = now()
         third = Supervised("slot-1", "third", frozenset({"first", "second"}))
         await (await kit.member(broker, supervised=third)).take(8)
         assert now() - killed_at < _LEASE_S
 
     @scenario(lease_s=6.0, takeover_grace_s=6.0)
-    async def test_a_member_that_may_still_run_is_given_the_grace(self, kit: Kit) -> None:
-        """The same slot alone proves nothing: a process that the dead one had started may still run."""
+    async def test_a_successor_waits_for_a_member_that_is_not_reported_as_gone(self, kit: Kit) -> None:
+        """The same slot alone proves nothing: a process that the dead member started may still run."""
         broker = await kit.broker()
         await broker.publish(kit.events(8))
-        await _killed_while_it_holds(kit, "slot-1", "first")
+        await _kill_an_owner(kit, "slot-1", "first")
         killed_at = now()
         successor = await kit.member(broker, supervised=Supervised("slot-1", "second"))
         await successor.take(8)
@@ -49,12 +51,12 @@ class SuccessionScenarios:
         assert successor.deliveries[0].partition in successor.assigned
 
     @scenario(lease_s=6.0, takeover_grace_s=6.0)
-    async def test_a_gone_member_that_still_waited_proves_nothing_of_the_owner_before_it(self, kit: Kit) -> None:
-        """The first owner is only stopped, and its successor was killed before the grace for it was over."""
+    async def test_a_successor_waits_for_the_owner_that_its_gone_member_waited_for(self, kit: Kit) -> None:
+        """The first owner is only suspended. The second member was killed while it waited for the first."""
         broker = await kit.broker()
         await broker.publish(kit.events(8))
         first = kit.child("hold")
-        while (await first.line())["said"] != "Delivery":
+        while (await first.line())["report"] != "Delivery":
             pass
         first.stop()
         waiting = kit.child("hold", slot="slot-1", member="second")
@@ -64,41 +66,41 @@ class SuccessionScenarios:
         killed_at = now()
         third = Supervised("slot-1", "third", frozenset({"second"}))
         await (await kit.member(broker, supervised=third)).take(8)
-        assert now() - killed_at > 5.9, "it did not wait for the first owner"
+        assert now() - killed_at > 5.9, "the third member did not wait for the first owner"
 
-    @scenario(**_PATIENT)
-    async def test_other_members_keep_what_they_own_while_a_successor_joins(self, kit: Kit) -> None:
+    @scenario(**_LONG_WAITS)
+    async def test_other_members_keep_their_partitions_while_a_successor_joins(self, kit: Kit) -> None:
         broker, others = await kit.broker(), await kit.broker()
         other = await (await kit.member(others, supervised=Supervised("slot-2", "other"))).hold(4)
         child = kit.child("hold", slot="slot-1", member="first")
         await other.until(lambda: len(other.assigned) == 2)
-        while (await child.line())["said"] != "Assigned":
+        while (await child.line())["report"] != "Assigned":
             pass
         child.kill()
         killed_at, before = now(), list(other.history)
         successor = await kit.member(broker, supervised=Supervised("slot-1", "second", frozenset({"first"})))
-        await _all_until([other, successor], 2)
+        await _receive_until_each_owns([other, successor], 2)
         assert now() - killed_at < _LEASE_S
         assert not [each for each in other.history[len(before) :] if isinstance(each, Revoked)]
 
     @scenario(lease_s=_LEASE_S, takeover_grace_s=1.0)
-    async def test_what_a_gone_member_owned_is_free_for_every_member_once_its_successor_joins(self, kit: Kit) -> None:
-        """The successor takes only its share, and the rest does not wait for the lease."""
+    async def test_partitions_of_a_gone_member_are_free_for_all_once_its_successor_joins(self, kit: Kit) -> None:
+        """The successor gets only its share. The other partitions do not wait for the lease either."""
         broker, others = await kit.broker(), await kit.broker()
         await broker.publish(kit.events(40, keys=20))
-        await _killed_while_it_holds(kit, "slot-1", "first")
+        await _kill_an_owner(kit, "slot-1", "first")
         killed_at = now()
         other = await kit.member(others, supervised=Supervised("slot-2", "other"))
         successor = await kit.member(broker, supervised=Supervised("slot-1", "second", frozenset({"first"})))
-        await _delivered([other, successor], 40)
-        assert now() - killed_at < _LEASE_S * 0.6, "some waited for the lease"
+        await _receive_events([other, successor], 40)
+        assert now() - killed_at < _LEASE_S * 0.6, "some partitions waited for the lease"
 
-    @scenario(**_PATIENT)
-    async def test_a_supervised_member_that_leaves_gives_its_partitions_up_at_once(self, kit: Kit) -> None:
+    @scenario(**_LONG_WAITS)
+    async def test_a_supervised_member_that_leaves_gives_up_its_partitions_at_once(self, kit: Kit) -> None:
         broker, others = await kit.broker(), await kit.broker()
         member = await (await kit.member(broker, supervised=Supervised("slot-1", "first"))).hold(4)
         other = await kit.member(others, supervised=Supervised("slot-2", "other"))
-        await _all_until([member, other], 2)
+        await _receive_until_each_owns([member, other], 2)
         left_at = now()
         await member.release(list(member.assigned))
         closing = asyncio.create_task(member.subscription.close())
@@ -108,15 +110,15 @@ class SuccessionScenarios:
         assert not any(assigned.unclean for assigned in other.assigned.values())
 
 
-async def _killed_while_it_holds(kit: Kit, slot: str, name: str) -> None:
+async def _kill_an_owner(kit: Kit, slot: str, name: str) -> None:
     child = kit.child("hold", slot=slot, member=name)
-    while (await child.line())["said"] != "Delivery":
+    while (await child.line())["report"] != "Delivery":
         pass
     child.kill()
 
 
-async def _delivered(members: Sequence[Member], count: int) -> None:
-    """Receive until together they were delivered so many different events."""
+async def _receive_events(members: Sequence[Member], count: int) -> None:
+    """Receive until the members together have got this many different events."""
 
     def seen() -> set[str]:
         return {delivery.event.id for member in members for delivery in member.deliveries}
@@ -128,7 +130,7 @@ async def _delivered(members: Sequence[Member], count: int) -> None:
     await asyncio.gather(*map(receive, members))
 
 
-async def _all_until(members: Sequence[Member], count: int) -> None:
+async def _receive_until_each_owns(members: Sequence[Member], count: int) -> None:
     async def receive(member: Member) -> None:
         while not all(len(each.assigned) == count for each in members):
             await member.receive()

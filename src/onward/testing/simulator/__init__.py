@@ -1,10 +1,12 @@
-"""A whole group of consumers on a simulated broker and clock, from one seed.
+"""The simulator runs a whole group of members on a simulated broker and clock. One seed decides everything.
 
-`simulate(seed)` interleaves deliveries, successes, failures, timeouts, slow-downs, pauses, revocations, fences,
-crashes, settles that are late, lost, or refused in some partitions, replays and removals. Positions are dense or a
-million apart; partitions have one owner, or are shared by all members. It checks that nothing was lost, keys kept
-their order, nothing open was settled, no former owner had an effect, everything stayed bounded, and everything
-completed once faults stopped.
+`simulate(seed)` mixes deliveries, successes, failures, timeouts, slow-downs, pauses, revocations, fences, crashes,
+replays and removals with settles that are late, lost, or refused in some partitions. Positions are dense or a million
+apart. Partitions have one owner, or all members share them.
+
+It checks that no event was lost, keys kept their order, no open event was settled, no former owner had an effect,
+every limit was kept, and everything completed once the faults stopped.
+
 `python -m onward.testing.simulator` runs many seeds, or replays one with a readable trace.
 """
 

@@ -1,5 +1,6 @@
-"""The simulated broker whose partitions have owners: logs with holes, fences, and an aside. It keeps the contract to
-the letter, and does what the contract leaves open in every way it may."""
+"""The simulated broker whose partitions have owners: logs with holes, fences and an aside.
+
+It keeps the contract exactly. Where the contract leaves a choice, it chooses at random."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
@@ -24,18 +25,18 @@ class OwnedPartition:
     def __init__(self, partition: Partition, start: int) -> None:
         self.partition = partition
         self.positions: list[int] = []
-        self.events: list[Event | None] = []  # beside the positions; None: compacted away
-        self.end = start  # of the log; markers at its tail take positions too
+        self.events: list[Event | None] = []  # one per position; None: compacted away
+        self.end = start  # of the log; markers at its end take positions too
         self.owner: Session | None = None
         self.target: Session | None = None  # the member that should own it
-        self.epoch = 0  # the owner's
+        self.epoch = 0  # of the owner
         self.fence = 0
-        self.next = start  # to read
+        self.next = start  # the next position to read
         self.paused = False
         self.revoking = False
         self.unclean = False
         self.killed = False  # the last owner was killed by an event
-        self.free_at = 0.0  # no other member may own it before
+        self.free_at = 0.0  # no other member may own it before this time
         self.stored: Progress | None = None
         self.records: dict[str, AsideRecord] = {}  # by id
 
@@ -47,7 +48,7 @@ class OwnedPartition:
         return position
 
     def trim(self) -> int:
-        """Retention: what is settled leaves the log."""
+        """Retention: remove the settled events from the log. Returns how many."""
         count = bisect_left(self.positions, self.watermark)
         del self.positions[:count]
         del self.events[:count]
@@ -100,18 +101,18 @@ class OwnedBroker(Group):
         return self.claims[partition].revoking
 
     def rebalance(self) -> None:
-        takers = self.takers()
+        candidates = self.candidates()
         shift = self.world.rng.randrange(4)
-        asked: dict[Session, list[Partition]] = {}
+        revoked: dict[Session, list[Partition]] = {}
         for index, claim in enumerate(self.claims.values()):
-            claim.target = takers[(index + shift) % len(takers)] if takers else None
+            claim.target = candidates[(index + shift) % len(candidates)] if candidates else None
             if claim.owner is None:
                 self.offer(claim.partition)
             elif claim.owner is not claim.target and claim.target is not None and not claim.revoking:
                 claim.revoking = True
-                asked.setdefault(claim.owner, []).append(claim.partition)
-        for session, partitions in asked.items():
-            self.ask_back(session, partitions)
+                revoked.setdefault(claim.owner, []).append(claim.partition)
+        for session, partitions in revoked.items():
+            self.revoke(session, partitions)
 
     def fence(self, partition: Partition, *, again: bool = False) -> None:
         owner = self.claims[partition].owner
@@ -130,7 +131,9 @@ class OwnedBroker(Group):
         claim = self.claims[partition]
         assert claim.owner is session
         if self.world.tracing:
-            self.world.say("broker", f"{partition} leaves {session.name} {'unclean' if unclean else 'clean'}")
+            self.world.trace(
+                "broker", f"{session.name} no longer owns {partition}, {'unclean' if unclean else 'clean'}"
+            )
         claim.killed = session.process.killed
         claim.owner, claim.revoking, claim.unclean, claim.free_at = None, False, unclean, free_at
 
@@ -168,11 +171,11 @@ class OwnedBroker(Group):
 
     def _read(self, claim: OwnedPartition, limit: int, max_bytes: int, messages: list[Message]) -> tuple[int, int]:
         index = bisect_left(claim.positions, claim.next)
-        whole = max_bytes
+        allowed = max_bytes
         while limit > 0 and index < len(claim.positions):
             event = claim.events[index]
             if event is not None:
-                if event.size > max_bytes and whole != max_bytes:
+                if event.size > max_bytes and allowed != max_bytes:
                     return 0, 0
                 messages.append(Delivery(event, claim.partition, claim.positions[index], claim.epoch))
                 limit -= 1
@@ -196,15 +199,15 @@ class OwnedBroker(Group):
         return self.world.rng.choice(list(self.claims.values()))
 
     def duplicate(self) -> None:
-        """An event is delivered once more."""
+        """Deliver an event a second time."""
         self._deliver_out_of_turn("duplicate", ahead=0, epochs_ago=0)
 
     def stale_delivery(self) -> None:
-        """A delivery of an ownership that has ended, of an event that the present one may not have seen yet."""
+        """Deliver an event under an epoch that has ended. The current ownership may not have read this event yet."""
         self._deliver_out_of_turn("stale delivery", ahead=15, epochs_ago=1)
 
     def _deliver_out_of_turn(self, what: str, *, ahead: int, epochs_ago: int) -> None:
-        """`ahead`: how many events beyond what was read may be chosen too."""
+        """Deliver an event that was read, or one of the next `ahead` events."""
         claim = self._claim()
         end = bisect_left(claim.positions, claim.next) + ahead
         seen = [(p, event) for p, event in zip(claim.positions[:end], claim.events[:end], strict=True) if event]
@@ -215,11 +218,11 @@ class OwnedBroker(Group):
         claim.owner.send(Delivery(event, claim.partition, position, claim.epoch - epochs_ago))
 
     def trim(self) -> None:
-        """Retention: what is settled leaves the log."""
+        """Retention removes settled events from the log."""
         self.world.counts["trimmed"] += self._claim().trim()
 
     def compact(self) -> None:
-        """Events that are settled above the watermark leave the log: a hole where a member may still read."""
+        """Remove some events that are settled above the watermark: the log gets holes where a member may still read."""
         claim = self._claim()
         for start, stop in claim.stored.done_above if claim.stored else ():
             for index, position in enumerate(claim.positions):
@@ -250,7 +253,7 @@ class OwnedBroker(Group):
         return lost
 
     def _fitted(self, progress: Progress) -> Progress:
-        """What comes back of it, where there is little room."""
+        """The part of the progress that fits into the broker's metadata."""
         limit = self.world.profile.metadata
         if limit >= LIMIT_CHARS or not progress.done_above:
             return progress

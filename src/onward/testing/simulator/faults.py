@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and what operators do meanwhile: drawn from the seed, spread over its active time."""
+"""The faults of a run and the actions of operators. The seed decides what happens and when, during the active time."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -34,14 +34,14 @@ class Faults:
         self._operations = (self.replay, self.hurry, self.give_up, self.remove)
 
     def schedule(self) -> None:
-        """Faults and operators end with the active time."""
+        """Plan faults and actions of operators; all happen within the active time."""
         world = self._world
         for _ in range(world.profile.faults):
             world.after(self._rng.uniform(0.0, world.profile.active_s), self._rng.choice(self._kinds))
         for _ in range(world.profile.operations):
             world.after(self._rng.uniform(0.0, world.profile.active_s), self._rng.choice(self._operations))
 
-    # -- of a process -------------------------------------------------------------------------------------------
+    # -- faults of a process ------------------------------------------------------------------------------------
 
     def _process(self) -> SimulatedProcess | None:
         alive = [process for process in self._world.processes if not process.dead]
@@ -53,14 +53,14 @@ class Faults:
             process.crash()
 
     def freeze(self) -> None:
-        """The whole process stands still, or only its loop while handlers go on."""
+        """Freeze the whole process, or only its event loop while its handlers go on."""
         if process := self._process():
             process.frozen_until = self._world.now + self._rng.uniform(0.2, 10.0)
-            process.frozen_whole = self._rng.random() < 0.5
+            process.handlers_frozen = self._rng.random() < 0.5
             self._world.note(process.name, "freeze")
 
     def cut(self) -> None:
-        """The broker is out of reach."""
+        """Cut the process off from the broker."""
         if process := self._process():
             process.cut_until = self._world.now + self._rng.uniform(0.2, 8.0)
             self._world.note(process.name, "cut")
@@ -71,7 +71,7 @@ class Faults:
             process.stop()
             self._world.after(self._rng.uniform(0.0, 8.0), self._world.start)
 
-    # -- of the broker ------------------------------------------------------------------------------------------
+    # -- faults of the broker -----------------------------------------------------------------------------------
 
     def _partition(self) -> Partition:
         return self._rng.choice(self._world.broker.partitions)
@@ -121,7 +121,7 @@ class Faults:
             self._world.broker.move(records, State.WAITING, self._world.now + WALL)
 
     def hurry(self) -> None:
-        """What waits is tried now."""
+        """Make waiting records due now."""
         if records := self._records(State.WAITING):
             self._world.note("operator", "hurry")
             self._world.broker.move(records, State.WAITING, self._world.now + WALL)

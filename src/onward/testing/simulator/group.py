@@ -1,5 +1,6 @@
-"""The members of the simulated group: their sessions, leases and losses. How partitions are given to them is up to
-the kind of broker: one owner each (broker.py), or shared by all (shared.py)."""
+"""The members of the simulated group: their sessions, leases and losses.
+
+The kind of broker decides how members get partitions: one owner each (broker.py), or shared by all (shared.py)."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
 
 TOPIC = "t"
-WALL = 1.0e9  # the wall clock is this far ahead of the other
-SKEW_S = 0.25  # at the most, of a process's wall clock
+WALL = 1.0e9  # how far the wall clock is ahead of the simulated clock
+SKEW_S = 0.25  # how far the wall clock of a process may be off
 
 
 def partition_of(id_: str) -> Partition:
-    """Of a record."""
+    """The partition of the record with this id."""
     return Partition(TOPIC, int(id_.rsplit(":", 2)[1]))
 
 
@@ -31,7 +32,7 @@ def move_all(
     to: State | None,
     due: float | None,
 ) -> None:
-    """Records of a store, as an operator moves or removes them."""
+    """Move records of a store, or remove them (`to` None), as an operator does."""
     for record in records:
         moved = record.moved(to, due) if to is not None else None
         if moved is None:
@@ -42,7 +43,7 @@ def move_all(
 
 
 class Session:
-    """One member of the group: what the broker, and the subscription in the member's process, know of it."""
+    """One member of the group: its state at the broker and in the subscription of its process."""
 
     def __init__(self, process: "SimulatedProcess", group: "Group", lease_until: float) -> None:
         self.process = process
@@ -53,8 +54,8 @@ class Session:
         self.epochs = 0
         self.closed = False
         self.leaving = False
-        self.expelled: list[Partition] | None = None  # what it lost and has not heard of
-        self._unheard = 0  # Fenced messages on their way
+        self.expelled: list[Partition] | None = None  # what it lost when its lease ended, until it renews again
+        self._undelivered = 0  # Fenced messages that its process has not received
         self._frozen = 0.0
 
     def owns(self, partition: Partition, epoch: int) -> bool:
@@ -65,23 +66,23 @@ class Session:
         self.process.ring()
 
     def sure_until(self) -> float:
-        """Not later than the first loss that the process has not heard of."""
-        return self._frozen if self._unheard else self.lease_until
+        """While a Fenced message is undelivered, this does not grow."""
+        return self._frozen if self._undelivered else self.lease_until
 
     def lose(self) -> None:
-        if not self._unheard:
+        if not self._undelivered:
             self._frozen = self.lease_until
-        self._unheard += 1
+        self._undelivered += 1
 
-    def heard(self) -> None:
-        self._unheard -= 1
+    def loss_received(self) -> None:
+        self._undelivered -= 1
 
 
 class Group(ABC):
     def __init__(self, world: "World", partitions: Sequence[Partition]) -> None:
         self.world = world
         self.partitions = partitions
-        self.sessions: list[Session] = []  # those that take part
+        self.sessions: list[Session] = []  # those that are members now
 
     # -- members ------------------------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class Group(ABC):
         return session
 
     def renew(self, session: Session) -> None:
-        """The member's broker thread has called."""
+        """The member has renewed its lease."""
         if session.expelled is not None:
             lost, session.expelled = session.expelled, None
             self.sessions.append(session)
@@ -102,7 +103,7 @@ class Group(ABC):
         session.lease_until = self.world.now + self.world.profile.lease_s
 
     def expire(self, session: Session) -> None:
-        """Its lease has run out, or its connection has closed."""
+        """The lease of the member has ended, or its connection has closed."""
         if session.expelled is not None or session.closed:
             return
         session.expelled = self.held(session)
@@ -113,7 +114,7 @@ class Group(ABC):
         self.rebalance()
 
     def close(self, session: Session) -> None:
-        """It leaves. What it has not released ends unclean."""
+        """The member leaves. Ownerships that it has not released end unclean."""
         session.closed = True
         if session in self.sessions:
             self.sessions.remove(session)
@@ -121,15 +122,15 @@ class Group(ABC):
             self.vacate(session, partition, unclean=True)
         self.rebalance()
 
-    def takers(self) -> list[Session]:
+    def candidates(self) -> list[Session]:
         return [session for session in self.sessions if not session.leaving]
 
-    def ask_back(self, session: Session, partitions: Sequence[Partition]) -> None:
+    def revoke(self, session: Session, partitions: Sequence[Partition]) -> None:
         self.world.counts["revoked"] += 1
         session.send(Revoked(partitions, self.world.profile.revoke_s))
 
-    def heard(self, session: Session, message: Revoked, epochs: dict[Partition, int]) -> None:
-        """The process has received it, under these epochs: its time to release begins."""
+    def revocation_received(self, session: Session, message: Revoked, epochs: dict[Partition, int]) -> None:
+        """The process has received the message under these epochs. Its time to release begins now."""
         for partition in message.partitions:
             if partition in epochs:
                 delay_s = message.deadline_s + 0.5
@@ -141,7 +142,7 @@ class Group(ABC):
             self.take_away(session, partition)
 
     def take_away(self, session: Session, partition: Partition, *, again: bool = False) -> None:
-        """Without asking; `again`: the same member has it back at once (a reconnect)."""
+        """Take a partition without Revoked before. `again`: the same member gets it back at once, as in a reconnect."""
         session.send(Fenced([partition]))
         session.lose()
         self.vacate(session, partition, unclean=True, free_at=0.0 if again else session.lease_until)
@@ -163,14 +164,14 @@ class Group(ABC):
 
     @abstractmethod
     def offer(self, partition: Partition, target: Session | None = None) -> None:
-        """Give a partition to those who should have it; `target`: to this one."""
+        """Give a partition to the members that should have it, or to `target` alone."""
 
     @abstractmethod
     def vacate(self, session: Session, partition: Partition, *, unclean: bool, free_at: float = 0.0) -> None: ...
 
     @abstractmethod
     def fence(self, partition: Partition, *, again: bool = False) -> None:
-        """Take a partition away from a member that has it."""
+        """Take the partition away from a member that holds it."""
 
     @abstractmethod
     def release(self, session: Session, partition: Partition, epoch: int, drained: bool) -> None: ...
@@ -191,7 +192,7 @@ class Group(ABC):
 
     @abstractmethod
     def faults(self) -> Sequence[Callable[[], None]]:
-        """What this kind of broker does besides."""
+        """The faults that only this kind of broker has."""
 
     # -- settling -----------------------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class Group(ABC):
 
     @abstractmethod
     def commit(self, session: Session, progress: Sequence[Progress]) -> list[Partition]:
-        """Returns the partitions that are not this member's any more."""
+        """Returns the partitions that this member no longer holds."""
 
     @abstractmethod
     def erase(self, session: Session, epochs: dict[Partition, int], ids: Sequence[str]) -> None: ...
@@ -210,7 +211,7 @@ class Group(ABC):
 
     @abstractmethod
     def standings(self) -> list[tuple[Partition, int, int]]:
-        """How far each partition is settled, and where its end is."""
+        """For each partition: how far it is settled, and where its log ends."""
 
     # -- the aside ----------------------------------------------------------------------------------------------
 
@@ -222,4 +223,4 @@ class Group(ABC):
 
     @abstractmethod
     def move(self, records: Sequence[AsideRecord], to: State | None, due: float | None) -> None:
-        """An operator's compare and set: of records of one partition."""
+        """Move records of one partition as an operator does, or remove them (`to` None)."""

@@ -1,4 +1,4 @@
-"""The simulated handler: every event has a fate, and its runs end accordingly."""
+"""The simulated handler. Every event has a fate, which decides how its runs end."""
 
 from enum import Enum
 from random import Random
@@ -24,12 +24,12 @@ class SimulatedHandler:
         self._rng = rng
         self.slowness = 1.0
 
-    def destine(self, story: Story) -> None:
+    def draw_fate(self, story: Story) -> None:
         story.fate = self._rng.choices(FATES, self._profile.fates)[0]
         story.stubborn = {"flaky": self._rng.randint(1, 3), "timeout": 1}.get(story.fate, 0)
 
     def cure(self, story: Story) -> None:
-        """A bug may have been fixed before the event is replayed."""
+        """Perhaps fix the bug that made the event fail, as an operator may before a replay."""
         if story.fate == "killer" or self._rng.random() < 0.7:
             story.fate, story.stubborn = "ok", 0
 
@@ -49,7 +49,7 @@ class SimulatedHandler:
         return next((story for story in run.stories if story.fate == "killer"), None)
 
     def ends(self, run: HandlerRun) -> tuple[list[Story], HandlerVerdict]:
-        """How a call ends: the events that have had their effect by then, and the verdict over all of them."""
+        """How a call ends: the events that had their effect, and the verdict on the call."""
         bad = next((index for index, story in enumerate(run.stories) if self._fails(story)), None)
         if bad is None:
             return run.stories, HandlerVerdict.DONE
@@ -64,7 +64,7 @@ class SimulatedHandler:
         return [], HandlerVerdict.WORKER_DIED if culprit.fate == "killer" else HandlerVerdict.FAILED
 
     def outcome(self, delivery: Delivery, verdict: HandlerVerdict, at: Instant) -> Outcome:
-        """As the consumer's loop judges, by its retry policy."""
+        """The outcome that the consumer would decide by its retry policy."""
         if verdict is HandlerVerdict.DONE:
             return DONE
         if verdict is HandlerVerdict.SPLIT:

@@ -1,4 +1,4 @@
-"""What happened to every event, as seen from outside: written down by the simulation, read by the checkers."""
+"""What happened to every event, as seen from outside. The simulation writes it; the checkers read it."""
 
 from typing import TYPE_CHECKING
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """The events that must complete one after the other: of a key, or of a whole partition."""
+    """The events that must complete one after the other: those of a key, or of a whole partition."""
 
     __slots__ = ("frontier", "holds", "last", "name", "runs", "stories")
 
     def __init__(self, name: str, holds: bool) -> None:
         self.name = name
-        self.holds = holds  # a dead event is not passed
+        self.holds = holds  # events behind a dead one wait (on_dead="hold")
         self.stories: list[Story] = []
         self.frontier = 0  # the rank of the first event that has not completed
         self.last = -1  # the rank of the last effect
-        self.runs: list[HandlerRun] = []  # going on now, over the whole fleet
+        self.runs: list[HandlerRun] = []  # that run now, in all processes
 
     def first_open(self) -> int:
         stories, rank = self.stories, self.frontier
@@ -33,7 +33,7 @@ class Lane:
 
 
 class Story:
-    """One published event."""
+    """One published event and what happened to it."""
 
     __slots__ = (
         "compacted",
@@ -73,23 +73,23 @@ class Story:
         self.fate = "ok"
         self.stubborn = 0  # how often it fails before it succeeds
         self.effects = 0
-        self.failures = 0  # runs of its own that failed
-        self.fresh_failures = 0  # of those, since the last replay
-        self.crashes = 0  # processes it killed
-        self.lone_crashes = 0  # of those, with nothing beside it
-        self.record: AsideRecord | None = None  # in the aside now
-        self.record_effects = 0  # effects when that record was made
+        self.failures = 0  # failed runs of this event alone
+        self.fresh_failures = 0  # of those, how many since the last replay
+        self.crashes = 0  # how many processes it killed
+        self.lone_crashes = 0  # of those, how many while it ran alone
+        self.record: AsideRecord | None = None  # its record in the aside now
+        self.record_effects = 0  # how many effects it had when that record was stored
         self.due = 0.0  # when its waiting record may be tried again, on the wall clock
         self.ever_dead = False
-        self.handled = False  # an owner has heard that it ended well, and no record was made since
-        self.orphaned = False  # its letter was stored and its progress was not, and its owner does not know of a crash
-        self.halved = False  # it had its effect in a batch that failed
-        self.wait: tuple[str, int, float] | None = None  # the process and epoch in which it failed, and until when
+        self.handled = False  # an owner knows that it succeeded, and no record was stored since
+        self.orphaned = False  # its dead letter was stored without the progress, and the next owner was assigned clean
+        self.halved = False  # it had its effect in a batch that failed and was split
+        self.wait: tuple[str, int, float] | None = None  # its retry in memory: process, epoch and due time
         self.touched = False  # an operator moved or removed its record
-        self.removed = False  # an operator gave it up
-        self.unclean = False  # in a shared partition: a member had it when it ended unclean
-        self.copies = 1  # of it in a shared partition that are not settled
-        self.compacted = False  # it has left the log
+        self.removed = False  # an operator removed its record
+        self.unclean = False  # in a shared partition: a member lost it in an unclean end
+        self.copies = 1  # unsettled copies of it in a shared partition
+        self.compacted = False  # it was removed from the log
         self.covered = False  # the stored progress says that it is done
 
     @property
@@ -99,9 +99,9 @@ class Story:
         return self.ever_dead and not (self.lane is not None and self.lane.holds)
 
     @property
-    def own_way(self) -> bool:
-        """Dead letters and what an operator touched run again on request: they are no repeats of the flow. What has
-        left the log does not run again where its successors do."""
+    def exempt(self) -> bool:
+        """Is this event exempt from the checks of repeats? Dead letters, and events whose record an operator changed,
+        run again on request. A compacted event does not run again, even if later events of its lane do."""
         return self.ever_dead or self.touched or self.compacted
 
     @property
@@ -132,7 +132,7 @@ class HandlerRun:
 
     @property
     def stale(self) -> bool:
-        """It has outlived its ownership."""
+        """Has its process lost the ownership under which the run started?"""
         return not self.session.owns(self.partition, self.epoch)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Many runs, on several cores."""
+"""Runs many seeds on several cores."""
 
 import multiprocessing
 from collections import Counter
@@ -10,7 +10,7 @@ CHUNK = 25
 
 
 def simulate_many(seeds: range, jobs: int) -> Iterator[tuple[int, list[Result], Counter[str]]]:
-    """Part by part: how many runs, the failed ones, and what was exercised."""
+    """Yields for each chunk of seeds: the number of runs, the failed ones, and the counts of what happened."""
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     if jobs == 1 or len(chunks) == 1:
         yield from map(_chunk, chunks)

@@ -1,4 +1,4 @@
-"""One process of the group: it drives one control plane as the consumer's loop does, on the simulated clock."""
+"""One process of the group. It drives a control plane as the consumer does, but on the simulated clock."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,17 +35,17 @@ class SimulatedProcess:
         self.world = world
         self.name = name
         self.dead = False
-        self.killed = False  # by one of its events
+        self.killed = False  # an event killed it
         self.frozen_until = 0.0
-        self.frozen_whole = False  # its handlers too
-        self.cut_until = 0.0  # it does not reach the broker
-        self.news = 0  # grows with everything that happens to the plane
-        self.epochs: dict[Partition, int] = {}  # of the partitions that the plane believes are its own
+        self.handlers_frozen = False  # the handlers are frozen too
+        self.cut_until = 0.0  # it cannot reach the broker before this time
+        self.news = 0  # how often something happened to the plane
+        self.epochs: dict[Partition, int] = {}  # of the partitions that the plane believes it owns
         self.revoked: dict[Partition, None] = {}
-        self.read: dict[Partition, int] = {}  # under which epoch all records were read
-        self.removed: dict[tuple[Partition, int], None] = {}  # records that it heard were removed
+        self.read: dict[Partition, int] = {}  # the epoch under which all records of a partition were read
+        self.removed: dict[tuple[Partition, int], None] = {}  # records that Moved messages reported as removed
         self.runs: dict[HandlerRun, None] = {}
-        self._skew_s = world.rng.uniform(-SKEW_S, SKEW_S)  # of its wall clock
+        self._skew_s = world.rng.uniform(-SKEW_S, SKEW_S)  # how far its wall clock is off
         self._receiving = False
         self._ticking = False
         self._alarm = 0
@@ -73,11 +73,11 @@ class SimulatedProcess:
             call(*args)
 
     def cut(self) -> float:
-        """For how long the broker is out of reach."""
+        """For how much longer it cannot reach the broker."""
         return max(0.0, self.cut_until - self.world.now)
 
     def _renew(self) -> None:
-        """The broker's own thread in this process."""
+        """Renew the lease, as the thread of the broker in this process does."""
         world, session = self.world, self.session
         if self.dead:
             return
@@ -118,8 +118,8 @@ class SimulatedProcess:
             self._deliver(batch)
             batch = []
             if self.world.tracing:
-                self.world.say(self.name, f"hears {message}")
-            self._heed(message)
+                self.world.trace(self.name, f"receives {message}")
+            self._handle(message)
         self._deliver(batch)
         self.tick()
         self.later(self.world.latency(), self._receive)
@@ -129,12 +129,14 @@ class SimulatedProcess:
             return
         self.news += 1
         if self.world.tracing:
-            self.world.say(self.name, "takes " + " ".join(f"{d.partition}@{d.position}({d.event.key})" for d in batch))
+            self.world.trace(
+                self.name, "receives " + " ".join(f"{d.partition}@{d.position}({d.event.key})" for d in batch)
+            )
         for delivery in batch:
             self.world.witness.delivered(self, delivery)
         self.plane.delivered(batch, self.at)
 
-    def _heed(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         plane = self.plane
         self.news += 1
         match message:
@@ -143,7 +145,7 @@ class SimulatedProcess:
                 plane.assigned(message)
                 self.epochs[message.partition] = message.epoch
                 if message.shared:
-                    self.read[message.partition] = message.epoch  # there is nothing to read
+                    self.read[message.partition] = message.epoch  # a shared partition has no records to read
                 self.world.witness.assigned(self, message)
                 if self._stop_at is not None:
                     self._give_up([message.partition], 0.0)
@@ -151,12 +153,12 @@ class SimulatedProcess:
                 plane.reached(message.partition, message.epoch, message.position, self.at)
             case Revoked():
                 self._give_up(message.partitions, message.deadline_s)
-                self.world.broker.heard(self.session, message, self.epochs)
+                self.world.broker.revocation_received(self.session, message, self.epochs)
             case Fenced():
                 plane.fenced(message.partitions)
                 for partition in message.partitions:
                     self.forget(partition)
-                self.session.heard()
+                self.session.loss_received()
             case Moved():
                 plane.moved(message, self.at)
                 self._note_moved(message)
@@ -167,7 +169,7 @@ class SimulatedProcess:
             name = message.partition, record_position(id_)
             story = self.world.ledger.stories[name[0]][name[1]]
             story.wait = None
-            if message.to is None and current and story.covered:  # else it is open in the log, with a record or without
+            if message.to is None and current and story.covered:  # else it is open in the log
                 self.removed[name] = None
             else:
                 self.removed.pop(name, None)
@@ -182,15 +184,15 @@ class SimulatedProcess:
             self.removed = {name: None for name in self.removed if name[0] != partition}
             self.world.witness.ended(self, partition)
 
-    # -- what the plane asks for --------------------------------------------------------------------------------
+    # -- actions of the plane -----------------------------------------------------------------------------------
 
     def wake(self) -> None:
         self.news += 1
         if not self._ticking:
             self._ticking = True
-            self.later(self.world.lag(), self._woken)
+            self.later(self.world.lag(), self._tick_now)
 
-    def _woken(self) -> None:
+    def _tick_now(self) -> None:
         self._ticking = False
         self.tick()
 
@@ -234,7 +236,7 @@ class SimulatedProcess:
                 self.forget(partition)
                 self.session.leaving = self.session.leaving or self._stop_at is not None
                 if self.world.tracing:
-                    self.world.say(self.name, f"releases {partition} {'drained' if drained else 'undrained'}")
+                    self.world.trace(self.name, f"releases {partition} {'drained' if drained else 'undrained'}")
                 self.world.counts["drained" if drained else "undrained"] += 1
                 delay_s = self.cut() + self.world.latency()
                 self.world.after(delay_s, self.world.broker.release, self.session, partition, epoch, drained)
@@ -267,7 +269,7 @@ class SimulatedProcess:
         stories = [world.ledger.story(each.event) for each in deliveries]
         run = HandlerRun(self, deliveries, stories, world.now)
         if world.tracing:
-            world.say(self.name, f"starts {run} attempt {deliveries[0].attempt}")
+            world.trace(self.name, f"starts {run} attempt {deliveries[0].attempt}")
         world.witness.started(run, sure_until)
         self.runs[run] = None
         world.after(world.handler.duration_s(run), self._end, run)
@@ -276,7 +278,7 @@ class SimulatedProcess:
         world = self.world
         if self.dead or run.over:
             return
-        if self.frozen_whole and world.now < self.frozen_until:
+        if self.handlers_frozen and world.now < self.frozen_until:
             world.at(self.frozen_until, self._end, run)
             return
         killer = world.handler.killer(run)
@@ -298,11 +300,11 @@ class SimulatedProcess:
     def _over(self, run: HandlerRun, done: Sequence[Story], verdict: HandlerVerdict) -> None:
         self._drop(run, done)
         if self.world.tracing:
-            self.world.say(self.name, f"ends {run}: {verdict.value}, {len(done)} effects")
+            self.world.trace(self.name, f"ends {run}: {verdict.value}, {len(done)} effects")
         self.later(self.world.lag(), self._report, run, verdict)
 
     def _drop(self, run: HandlerRun, done: Sequence[Story]) -> None:
-        """The run is over, with these effects."""
+        """End the run, with these effects."""
         run.over = True
         for story in done:
             self.world.witness.effect(run, story)
@@ -324,7 +326,7 @@ class SimulatedProcess:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Take nothing more, drain, settle, release and leave."""
+        """Receive no more events, drain, settle, release and leave."""
         if self._stop_at is None:
             self._stop_at = self.world.now + DRAIN_S
             self._give_up(self.plane.held, DRAIN_S)
@@ -333,7 +335,7 @@ class SimulatedProcess:
             self.wake()
 
     def _cancel(self) -> None:
-        """The engine ends early what still runs."""
+        """The engine cancels the runs that have not ended."""
         for run in list(self.runs):
             self._over(run, (), HandlerVerdict.RELEASED)
 
@@ -348,9 +350,9 @@ class SimulatedProcess:
         self.world.broker.close(self.session)
 
     def crash(self, killer: Story | None = None) -> None:
-        """All state is lost. What ran may have had its effect or not."""
+        """The process loses all its state. Events that were running may or may not have had their effect."""
         world = self.world
-        world.say(self.name, f"crashes{f', killed by {killer}' if killer else ''}")
+        world.trace(self.name, f"crashes{f', killed by {killer}' if killer else ''}")
         self.killed = killer is not None
         self._die()
         noticed = world.rng.random() < 0.5

@@ -1,5 +1,5 @@
-"""The simulated broker whose partitions are shared: work queues with competing members, and an aside that delivers its
-own retries. Positions are numbers of a channel: every ownership of every member begins at 1 again."""
+"""The simulated broker whose partitions are shared: work queues with competing members, and an aside that delivers
+retries by itself. Positions count the deliveries of one ownership of one member: each begins at 1."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Item:
-    """An event that is to be delivered, or is delivered and not settled."""
+    """An event that was not delivered yet, or was delivered and not settled."""
 
     __slots__ = ("event", "tries")
 
@@ -25,14 +25,14 @@ class Item:
 
 
 class Share:
-    """One member's part in a queue, under one epoch."""
+    """The share of one member in a queue, under one epoch."""
 
     __slots__ = ("epoch", "last", "log_id", "paused", "revoking", "unsettled")
 
     def __init__(self, epoch: int, log_id: str) -> None:
         self.epoch = epoch
         self.log_id = log_id
-        self.last = 0  # position given out
+        self.last = 0  # the highest position so far
         self.unsettled: dict[int, Item] = {}  # by position
         self.paused = False
         self.revoking = False
@@ -44,7 +44,7 @@ class Share:
 
 
 class SharedQueue:
-    """One partition: what is to be delivered, who takes part, and its records."""
+    """One partition: the events to deliver, the members that share it, and its records."""
 
     def __init__(self) -> None:
         self.ready: deque[Item] = deque()
@@ -66,7 +66,7 @@ class SharedBroker(Group):
         return len(self.queues[partition].accepted)
 
     def marker(self, partition: Partition, count: int) -> None:
-        """A queue has none."""
+        """A queue has no markers."""
 
     def _put(self, partition: Partition, item: Item, *, first: bool = False) -> None:
         queue = self.queues[partition]
@@ -91,7 +91,7 @@ class SharedBroker(Group):
     def _read(
         self, partition: Partition, share: Share, limit: int, max_bytes: int, messages: list[Message]
     ) -> tuple[int, int]:
-        """At most a few at a time, so that the other members get some too."""
+        """Read only a few at a time, so that the other members get some too."""
         ready, few = self.queues[partition].ready, self.world.rng.choice((1, 3, limit))
         while ready and limit > 0 and few > 0 and max_bytes > 0:
             item = ready[0]
@@ -118,18 +118,18 @@ class SharedBroker(Group):
         return self.queues[partition].shares[session].revoking
 
     def rebalance(self) -> None:
-        """Every member should have a share of everything; now and then one is asked for its share."""
+        """Give every member a share of every partition. Now and then revoke one."""
         for partition, queue in self.queues.items():
             self.offer(partition)
-            able = [session for session, share in queue.shares.items() if not share.revoking]
-            if len(able) > 1 and self.world.rng.random() < 0.3:
-                session = self.world.rng.choice(able)
+            revocable = [session for session, share in queue.shares.items() if not share.revoking]
+            if len(revocable) > 1 and self.world.rng.random() < 0.3:
+                session = self.world.rng.choice(revocable)
                 queue.shares[session].revoking = True
-                self.ask_back(session, [partition])
+                self.revoke(session, [partition])
 
     def offer(self, partition: Partition, target: Session | None = None) -> None:
         queue = self.queues[partition]
-        for session in [target] if target is not None else self.takers():
+        for session in [target] if target is not None else self.candidates():
             if session in queue.shares or session.leaving or session not in self.sessions:
                 continue
             session.epochs += 1
@@ -138,10 +138,12 @@ class SharedBroker(Group):
             session.send(Assigned(partition, share.epoch, None, share.log_id, None, False, shared=True))
 
     def vacate(self, session: Session, partition: Partition, *, unclean: bool, free_at: float = 0.0) -> None:
-        """What this member has not settled goes to the others."""
+        """Give the unsettled events of this member to the others."""
         share = self.queues[partition].shares.pop(session)
         if self.world.tracing:
-            self.world.say("broker", f"{partition} leaves {session.name}, {len(share.unsettled)} are not settled")
+            self.world.trace(
+                "broker", f"{session.name} no longer holds {partition}, {len(share.unsettled)} events unsettled"
+            )
         self.world.witness.left(partition, unclean=unclean)
         for item in reversed(share.unsettled.values()):
             self.world.witness.requeued(item.event, unclean=unclean)
@@ -168,7 +170,7 @@ class SharedBroker(Group):
         return self.stale_delivery, self.stale_delivery
 
     def stale_delivery(self) -> None:
-        """A delivery of an ownership that has ended, at a position that the present one has, or will have."""
+        """Deliver an event under an epoch that has ended, at a position that the current ownership has or will have."""
         rng = self.world.rng
         partition, queue = rng.choice(list(self.queues.items()))
         if queue.shares and queue.accepted:
@@ -180,7 +182,8 @@ class SharedBroker(Group):
     # -- settling -----------------------------------------------------------------------------------------------
 
     def write(self, session: Session, epochs: dict[Partition, int], records: Sequence[AsideRecord]) -> None:
-        """A record of what is settled already was stored by an earlier call, and may be delivered again by now."""
+        """Store the records of unsettled events. For a settled event, an earlier call stored the record, and it may
+        have been delivered again since."""
         for record in records:
             if not session.owns(record.partition, epochs[record.partition]):
                 continue
@@ -224,7 +227,7 @@ class SharedBroker(Group):
         return self.queues[partition].records.values()
 
     def load(self, partition: Partition, after: int | None, limit: int, max_bytes: int) -> list[AsideRecord]:
-        broken("loading", f"records of {partition}, which is shared, are loaded")
+        broken("loading", f"the plane loads records of {partition}, which is shared")
 
     def move(self, records: Sequence[AsideRecord], to: State | None, due: float | None) -> None:
         store = self.queues[records[0].partition].records
@@ -234,12 +237,12 @@ class SharedBroker(Group):
                 self._watch(store[record.id])
 
     def _watch(self, record: AsideRecord) -> None:
-        """Deliver a waiting record when it is due, never before."""
+        """Deliver a waiting record when it is due, not earlier."""
         if record.state is State.WAITING and record.due is not None:
             self.world.at(max(self.world.now, record.due - WALL + SKEW_S), self._deliver, record)
 
     def _deliver(self, record: AsideRecord) -> None:
-        if self.queues[record.partition].records.get(record.id) is record:  # else it was moved or written again
+        if self.queues[record.partition].records.get(record.id) is record:  # otherwise it was moved or stored again
             del self.queues[record.partition].records[record.id]
             self.world.counts["shared retries"] += 1
             self.world.witness.retried(record)

@@ -1,4 +1,4 @@
-"""Hears every fact of a run, writes it down and shows it to the checkers."""
+"""The witness of a run: the simulation reports every fact to it; it records the fact and calls the checkers."""
 
 from typing import TYPE_CHECKING
 
@@ -45,12 +45,12 @@ class Witness:
         self._world.counts["delivered"] += 1
         if process.epochs.get(delivery.partition) == delivery.epoch:
             self.bounds.delivered(process, delivery, self._world.ledger.story(delivery.event))
-            if not self._world.profile.shared:  # there the broker alone knows how many retries wait
+            if not self._world.profile.shared:  # in a shared partition only the broker knows how many retries wait
                 self.bounds.parked(process, delivery.partition, self._parked(delivery.partition))
 
     def loaded(self, process: "SimulatedProcess", page: list[AsideRecord]) -> None:
         self._world.counts["records loaded"] += len(page)
-        for record in page:  # they stand for what was delivered
+        for record in page:  # a record replaces its event in memory
             self.bounds.done(process, record.partition, record.position)
 
     def started(self, run: HandlerRun, sure_until: float) -> None:
@@ -77,14 +77,14 @@ class Witness:
 
     @property
     def _truncated(self) -> int:
-        """What the broker had no room to store runs again, dead letters and removed records included."""
+        """How often the broker could not store all progress. Those events run again, also dead and removed ones."""
         return self._world.counts["truncated"]
 
     def run_ended(self, run: HandlerRun) -> None:
         self.lanes.ended(run)
 
     def reported(self, run: HandlerRun) -> None:
-        """The plane is about to hear that a call has ended well."""
+        """A call has succeeded, and its process reports that to the plane now."""
         if run.process.epochs.get(run.partition) == run.epoch:
             for delivery, story in zip(run.deliveries, run.stories, strict=True):
                 self.bounds.done(run.process, delivery.partition, delivery.position)
@@ -142,7 +142,7 @@ class Witness:
 
     def gone(self, record: AsideRecord) -> None:
         story = self._world.ledger.story(record.event)
-        self._world.counts["records gone"] += 1
+        self._world.counts["records removed"] += 1
         self.records.gone(story, self._stored(record.partition))
         story.record = None
 
@@ -160,14 +160,14 @@ class Witness:
         story.copies += 1
 
     def requeued(self, event: Event, *, unclean: bool) -> None:
-        """Its member is gone, and has not settled it."""
+        """The member that had this event lost its share without settling the event."""
         story = self._world.ledger.story(event)
         self._world.counts["shared requeued"] += 1
         story.orphaned = story.orphaned or story.is_dead
         story.unclean = story.unclean or unclean
 
     def left(self, partition: Partition, *, unclean: bool) -> None:
-        """A member has a share no more."""
+        """A member has lost its share."""
         self.records.assigned(partition, unclean=unclean, killed=False)
 
     def _parked(self, partition: Partition) -> int:
@@ -179,7 +179,7 @@ class Witness:
     def moved(self, record: AsideRecord, moved: AsideRecord | None) -> None:
         """An operator moved or removed a record."""
         story = self._world.ledger.story(record.event)
-        self._world.say("operator", f"moves {story} from {record.state} to {moved.state if moved else 'nowhere'}")
+        self._world.trace("operator", f"moves {story} from {record.state} to {moved.state if moved else 'removed'}")
         story.touched = True
         story.handled = False
         story.wait = None

@@ -1,4 +1,4 @@
-"""One run: a clock, a queue of what happens next, and everything that takes part."""
+"""One run of the simulator: a clock, a queue of future calls, the broker, the processes and the checkers."""
 
 import traceback
 from collections import Counter
@@ -24,12 +24,12 @@ from onward.testing.simulator.shared import SharedBroker
 from onward.testing.simulator.witness import Witness
 
 START = 100.0
-PATIENCE_S = 1_500.0  # simulated, after the faults have stopped: ample for every retry, crash and slow event
+PATIENCE_S = 1_500.0  # simulated time after the faults have stopped: enough for every retry, crash and slow event
 
 
 class Result(msgspec.Struct, frozen=True):
     seed: int
-    checker: str | None  # what failed; None: nothing
+    checker: str | None  # the checker that failed; None: none did
     message: str
     counts: dict[str, int]
     trace: list[str]
@@ -39,7 +39,8 @@ Shape = Callable[[Profile], Profile]
 
 
 def simulate(seed: int, *, trace: bool = False, shape: Shape | None = None) -> Result:
-    """One run. Same seed, same run, to the byte. `shape` bends the profile that was drawn, to look for something."""
+    """Do one run. The same seed gives the same run, byte for byte. `shape` can change the profile that was drawn, for
+    example to make a rare fault frequent."""
     world = World(seed, trace=trace, shape=shape)
     checker, message = None, ""
     try:
@@ -50,7 +51,7 @@ def simulate(seed: int, *, trace: bool = False, shape: Shape | None = None) -> R
         checker, message = "exception", "".join(traceback.format_exception(error))
     world.counts["simulated s"] = int(world.now - START)
     if checker:
-        world.say("checker", message)
+        world.trace("checker", message)
     return Result(seed, checker, message, dict(world.counts), world.lines)
 
 
@@ -93,15 +94,15 @@ class World:
         self.now = time
 
     def latency(self) -> float:
-        """Of the way to the broker, or back."""
+        """How long a message takes to the broker, or back."""
         return self.rng.random() * 2 * self.profile.latency_s if self.profile.latency_s else 0.0
 
     def lag(self) -> float:
-        """Of a process's loop: seldom any."""
+        """How late the event loop of a process is: mostly not at all."""
         return self.rng.random() * 0.05 if self.rng.random() < 0.1 else 0.0
 
     def trouble(self, kind: str) -> bool:
-        """Has such a trouble been caused, and does it strike this time?"""
+        """Is there trouble of this kind now, and does it hit this call?"""
         return bool(self.troubles) and self.troubles.get(kind, 0.0) > self.now and self.rng.random() < 0.7
 
     def settle_mode(self) -> str:
@@ -110,18 +111,20 @@ class World:
                 return mode
         return "ok"
 
-    def say(self, who: str, what: str) -> None:
+    def trace(self, actor: str, what: str) -> None:
+        """Add a line to the trace, if the run has one."""
         if self.tracing:
-            self.lines.append(f"{self.now:10.4f}  {who:8}  {what}")
+            self.lines.append(f"{self.now:10.4f}  {actor:8}  {what}")
 
-    def note(self, who: str, what: str) -> None:
+    def note(self, actor: str, what: str) -> None:
+        """Count this, and add a line to the trace."""
         self.counts[what] += 1
-        self.say(who, what)
+        self.trace(actor, what)
 
     # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self.say("profile", str(self.profile))
+        self.trace("profile", str(self.profile))
         self.counts["sparse runs"] += self.profile.stride > 1
         self.counts["shared runs"] += self.profile.shared
         self._plan_publishing()
@@ -129,7 +132,7 @@ class World:
             self.after(0.0 if index == 0 else self.rng.uniform(0.0, 5.0), self.start)
         Faults(self).schedule()
         self.run_until(START + self.profile.active_s)
-        self.say("world", "is calm from here on")
+        self.trace("world", "publishing and faults have ended")
         self.troubles.clear()
         if not self._alive():
             self.start()
@@ -149,21 +152,21 @@ class World:
             self._leave_all()
 
     def _leave_all(self) -> None:
-        """Everything is done: the members leave, drained."""
+        """Everything is done, so all members can leave drained."""
         self._closing = True
         undrained = self.counts["undrained"]
         for process in self._alive():
             process.stop()
         self.run_until(self.now + 30.0)
         if self._alive() or self.counts["undrained"] != undrained:
-            broken("liveness", f"{len(self._alive())} members do not leave, or leave undrained")
+            broken("liveness", f"{len(self._alive())} members have not left, or some left undrained")
 
     def _left(self) -> list[str]:
         """What is left to do before the run is complete."""
         ending = EndChecker(self.ledger)
         return ending.open(self.broker.standings(), self._alive()) or ending.stuck()
 
-    # -- who takes part -----------------------------------------------------------------------------------------
+    # -- processes ----------------------------------------------------------------------------------------------
 
     def _alive(self) -> list[SimulatedProcess]:
         return [process for process in self.processes if not process.dead]
@@ -173,11 +176,11 @@ class World:
             return
         self._names += 1
         name = f"m{self._names}"
-        self.say(name, "joins")
+        self.trace(name, "joins")
         self.processes = [*self._alive(), SimulatedProcess(self, name)]
 
     def ended(self, process: SimulatedProcess) -> None:
-        """A supervisor starts a crashed process again."""
+        """A process has crashed. Like a supervisor, start another one soon."""
         self.after(self.rng.uniform(0.1, 4.0), self.start)
 
     # -- publishing ---------------------------------------------------------------------------------------------
@@ -205,17 +208,17 @@ class World:
         gap += self._stride()
         position = self.broker.publish(partition, event, gap)
         story = self.ledger.publish(partition, position, event)
-        self.handler.destine(story)
+        self.handler.draw_fate(story)
         self.counts["published"] += 1
         if self.tracing:
-            self.say("publish", f"{story} {story.fate} {event.size} bytes")
+            self.trace("publish", f"{story} {story.fate} {event.size} bytes")
 
     def _mark(self) -> None:
-        """A transaction marker, or something else that takes a position and is never delivered."""
+        """Add a transaction marker or the like: it takes a position and is never delivered."""
         count = self.rng.randint(1, 3) + self._stride()
         self.broker.marker(Partition(TOPIC, self.rng.randrange(len(self.broker.partitions))), count)
 
     def _stride(self) -> int:
-        """How many positions no event ever has, before the next one."""
+        """How many positions are skipped before the next event."""
         stride = self.profile.stride
         return self.rng.randint(stride // 2, stride * 3 // 2) if stride > 1 else 0
