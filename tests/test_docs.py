@@ -41,7 +41,7 @@ def test_the_example_of_the_engines_is_the_one_that_runs(tmp_path: Path) -> None
         app = Onward(f"sqlite:///{tmp_path}/engines.db")
         app.publish_sync("files", b"content", key="a.txt")
         running = shell.start("run", "engines:app")
-        for line in ("a file has come", "stored a.txt under fence 1", "digest a.txt ed7002b4"):
+        for line in ("a file has arrived", "stored a.txt under fence 1", "digest a.txt ed7002b4"):
             running.saw(line)
         running.send(signal.SIGTERM)
         assert running.ended() == 0

@@ -33,6 +33,18 @@ def test_the_first_handler_gets_the_published_event(shell: Shell) -> None:
     assert running.ended() == 0
 
 
+def test_the_program_of_the_readme_can_be_imported_without_running(shell: Shell) -> None:
+    assert shown("README.md") == source("first.py")
+    shell.write("first.py", source("first.py"))
+    order = '{"id": 1, "customer": "anna"}'
+    assert shell.run("publish", "orders", "--app", "first:app", "--key", "anna", order).returncode == 0
+    running = shell.start("run", "first:app")
+    running.saw("anna pays for order 1")
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
+    assert running.out == "anna pays for order 1\n"
+
+
 @pytest.mark.slow
 def test_two_processes_share_the_stream_and_one_takes_over_after_a_kill(shell: Shell) -> None:
     shell.write("first.py", source("first.py").replace("sleep(0.2)", "sleep(0.02)"))
