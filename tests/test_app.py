@@ -443,8 +443,8 @@ class Line(msgspec.Struct):
         ("half \ud83d", None, "a str for topic 'orders' cannot be published: value holds half a surrogate"),
         ({"a": [{"b": "\ud83d"}]}, None, r"value\.a\[0\]\.b holds half a surrogate"),
         ({"\ud83d": 1}, None, "a key of it holds half a surrogate"),
-        ({"a": float("nan")}, None, r"a dict for topic 'orders' cannot be published: value\.a is not a number"),
-        ([None, [Line(None), Line(float("inf"))]], None, r"value\[1\]\[1\]\.price is not a number"),
+        ({"a": float("nan")}, None, r"a dict for topic 'orders' cannot be published: value\.a is not a finite number"),
+        ([None, [Line(None), Line(float("inf"))]], None, r"value\[1\]\[1\]\.price is not a finite number"),
         (b"", "\ud83d", "its key holds half a surrogate"),
     ],
 )
@@ -848,7 +848,7 @@ def test_what_cannot_be_meant_is_refused_by_name(tmp_path: Path) -> None:
         app.alert(odd)
     with pytest.raises(BadSetting, match="expires_s='soon'"):
         app.event("orders", {}, expires_s="soon")  # type: ignore[arg-type]
-    with pytest.raises(BadHandler, match="inbox=3 is no inbox"):
+    with pytest.raises(BadHandler, match="inbox=3 is not an inbox"):
         app.handler("orders", inbox=odd)(lambda order: None)
     with pytest.raises(Closed, match="not open"):
         _ = app.dead

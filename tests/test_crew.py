@@ -34,7 +34,7 @@ def test_a_start_that_the_broker_does_not_offer_is_refused(app: Onward, monkeypa
     async def main() -> None:
         async with app:
             offer(app, monkeypatch, starts=frozenset({"earliest", "latest"}))
-            with pytest.raises(BadHandler, match=r"late: start=1\.5; this broker offers 'earliest', 'latest'"):
+            with pytest.raises(BadHandler, match=r"late: start=1\.5; this broker supports 'earliest', 'latest'"):
                 await app.run()
             assert not await app.broker.groups("orders"), "it was refused before it joined"
 

@@ -101,7 +101,7 @@ def test_an_undecodable_value_is_an_error_of_ours(annotation: Any) -> None:
 
 
 def test_a_value_that_may_be_anything_must_be_json() -> None:
-    with pytest.raises(Undecodable, match="the value is no JSON"):
+    with pytest.raises(Undecodable, match="the value cannot be decoded as JSON"):
         decoder(Any)(b"{")
 
 

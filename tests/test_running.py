@@ -105,7 +105,7 @@ def test_run_names_the_program_whose_signals_it_takes(app: Onward, caplog: pytes
         asyncio.run(running)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert "takes SIGTERM over from <function" in caplog.text
+    assert "replaces the SIGTERM handler <function" in caplog.text
     assert "async with app.running()" in caplog.text
 
 
@@ -150,7 +150,7 @@ def test_a_cancellation_from_outside_is_not_replaced_by_a_failure(
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(main())
-    assert "the handlers have failed too" in caplog.text
+    assert "the handlers also failed" in caplog.text
 
 
 def test_a_body_that_fails_lets_the_handlers_finish(app: Onward) -> None:
@@ -258,7 +258,7 @@ def test_of_two_that_open_the_application_at_once_one_is_refused(app: Onward, fi
     async def main() -> None:
         end = asyncio.Event()
         one, two = asyncio.create_task(first(app, end)), asyncio.create_task(second(app, end))
-        with pytest.raises(ConfigError, match=r"already open.*use the open one"):
+        with pytest.raises(ConfigError, match=r"already open.*`async with app:` once"):
             await two
         await until(lambda: app._opened is not None or one.done())
         await app.publish("orders", {"n": 1}, key="k")

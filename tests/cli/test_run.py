@@ -119,7 +119,7 @@ def test_a_second_signal_ends_it_at_once(shell: Shell) -> None:
     running = shell.start("run", "sleeper:app")
     running.saw("sleeping")
     running.send(signal.SIGTERM)
-    running.saw("once more ends at once")
+    running.saw("a second signal ends the process at once")
     time.sleep(ECHO_S)  # sooner it would be taken for the same signal sent twice
     running.send(signal.SIGTERM)
     assert running.ended() == -signal.SIGTERM
@@ -135,7 +135,7 @@ def test_a_signal_that_is_sent_twice_counts_once(shell: Shell, first: signal.Sig
     time.sleep(0.05)
     running.send(signal.SIGTERM)
     assert running.ended() == 0
-    assert running.err.count("once more ends at once") == 1
+    assert running.err.count("a second signal ends the process at once") == 1
 
 
 def test_a_signal_that_is_sent_twice_does_not_cut_the_last_moments(shell: Shell) -> None:
@@ -233,7 +233,7 @@ def test_engine_workers_do_not_outlive_a_process_that_is_cut(shell: Shell) -> No
 def test_logs_one_line_with_time_and_level(shell: Shell) -> None:
     running = shell.start("run", "shop:app")
     running.saw("shop.bill takes orders")
-    assert " INFO    shop.bill takes orders for group billing" in running.err
+    assert " INFO    shop.bill handles topic orders for group billing" in running.err
     quiet = shell.start("run", "shop:app", "--log-level", "error")
     publish(shell.folder, *range(20))
     for each in (running, quiet):
