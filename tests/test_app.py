@@ -244,7 +244,7 @@ def test_a_stop_says_what_it_cuts_off(tmp_path: Path, caplog: pytest.LogCaptureF
             await running
 
     asyncio.run(main())
-    assert "3 calls are cut off, no attempt charged" in caplog.text
+    assert "3 running calls are cancelled, no attempt is charged" in caplog.text
 
 
 def test_when_nothing_can_be_settled_readiness_says_so_and_a_stop_still_ends(

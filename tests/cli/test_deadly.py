@@ -52,7 +52,7 @@ def test_the_event_that_killed_a_supervised_worker_is_named(shell: Shell) -> Non
     (line,) = [
         line
         for line in running.err.splitlines()
-        if name in line and " is dead: it killed its process, time 1 of crash_limit=1" in line
+        if name in line and " is dead: it killed its process (crash 1 of crash_limit=1)" in line
     ]
     assert "key 'c-1'" in line
     assert stopped(running) == 0
