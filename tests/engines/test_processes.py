@@ -231,7 +231,7 @@ def test_nothing_starts_between_a_recall_and_its_answer() -> None:
         assert may_speak.wait(10)
         sent.append(message)
 
-    worker._say = say  # type: ignore[method-assign]
+    worker._send = say  # type: ignore[method-assign]
     threading.Thread(target=worker.watch, args=(reading,), daemon=True).start()
     os.write(writing, b"r")
     assert speaks.wait(10)

@@ -171,7 +171,7 @@ def test_a_handler_that_ignores_its_cancellation_is_named_while_it_runs(caplog: 
 
     with caplog.at_level(logging.WARNING, "onward"):
         asyncio.run(main())
-    assert caplog.text.count("cannot be ended") == 1
+    assert caplog.text.count("cannot be killed") == 1
 
 
 def test_close_releases_what_runs_and_what_waits() -> None:

@@ -68,7 +68,7 @@ def test_a_thread_over_its_time_is_named_once_and_keeps_its_place(caplog: pytest
 
     with caplog.at_level(logging.WARNING, "onward"):
         asyncio.run(main())
-    assert caplog.text.count("runs longer than timeout_s=0.9") == 1
+    assert caplog.text.count("has run longer than timeout_s=0.9") == 1
 
 
 def test_completions_reach_the_loop_in_bursts() -> None:

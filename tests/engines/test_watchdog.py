@@ -44,7 +44,7 @@ def test_a_blocking_handler_is_named_once(tmp_path: Path, caplog: pytest.LogCapt
 
     with caplog.at_level(logging.WARNING, "onward"):
         asyncio.run(main())
-    named = [record.getMessage() for record in caplog.records if "kept the event loop" in record.getMessage()]
+    named = [record.getMessage() for record in caplog.records if "blocked the event loop" in record.getMessage()]
     assert len(named) == 1
     assert named[0].startswith("blocking ")
     assert f"{__file__}:{line_of('# the line that is named')}" in named[0]
@@ -78,7 +78,7 @@ def test_other_code_on_the_loop_is_named_too(
 
     with caplog.at_level(logging.WARNING, "onward"), asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
-    assert "task has kept the event loop" in caplog.text
+    assert "task has blocked the event loop" in caplog.text
 
 
 def test_what_a_library_does_is_not_blamed_on_a_handler(caplog: pytest.LogCaptureFixture) -> None:
@@ -89,4 +89,4 @@ def test_what_a_library_does_is_not_blamed_on_a_handler(caplog: pytest.LogCaptur
             await asyncio.sleep(0.7)
 
     asyncio.run(main())
-    assert "kept the event loop" not in caplog.text
+    assert "blocked the event loop" not in caplog.text
