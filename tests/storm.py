@@ -1,4 +1,4 @@
-"""How long a storm lasts: processes are killed, stopped and replaced under load, and the sums must be right."""
+"""How long a storm test lasts. It kills, stops and replaces processes under load, then checks the sums."""
 
 import os
 

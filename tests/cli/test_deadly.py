@@ -75,7 +75,7 @@ def test_a_single_worker_goes_on_after_an_event_that_kills_it(shell: Shell) -> N
 def test_the_event_that_killed_an_engine_worker_is_named(shell: Shell) -> None:
     shell.write("deadly.py", DEADLY.format(options="engine='processes', workers=1"))
     running = shell.start("run", "deadly:app")
-    running.saw("takes orders")
+    running.saw("handles topic orders")
     deadly = publish(shell)
     running.saw("billed next")
     (line,) = [
