@@ -27,8 +27,7 @@ def test_log_records_carry_the_facts_of_the_run(caplog: pytest.LogCaptureFixture
         context.enter(handler, delivery(4, traceparent=f"00-{TRACE}-00f067aa0ba902b7-01"), None)
     (record,) = caplog.records
     facts = {name: getattr(record, name) for name in ("topic", "partition", "position", "key", "event_id", "attempt")}
-    shown = {"topic": "orders", "partition": 2, "position": 4, "key": "c-1", "event_id": "e-4", "attempt": 3}
-    assert facts == shown
+    assert facts == {"topic": "orders", "partition": 2, "position": 4, "key": "c-1", "event_id": "e-4", "attempt": 3}
     assert (record.getMessage(), record.amount, record.trace_id) == ("charged 5", 5, TRACE)  # type: ignore[attr-defined]
 
 
