@@ -170,8 +170,8 @@ class Crew:
         return joined
 
     async def _watch(self) -> None:
-        """Check the partitions every second, so that `health` knows how long one has not moved. Log each partition that
-        has stopped moving, and each new trouble of a consumer."""
+        """Check the partitions every EVERY_S seconds, so that `health` can tell how long one has not moved. Log each
+        partition that has stopped moving, and each new trouble of a consumer."""
         before: set[str] = set()
         while True:
             await asyncio.sleep(EVERY_S)

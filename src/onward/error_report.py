@@ -70,7 +70,7 @@ def report(error: BaseException) -> ErrorReport:
 
 
 def revived(reported: ErrorReport) -> BaseException:
-    """An error built from the report. It behaves as the original would."""
+    """An error built from the report. It leads to the same outcome as the original one."""
     error = RemoteError(reported.name, reported.message, reported.kinds, reported.trace)
     decision = next((each for each in _DECISIONS if each.__name__ == reported.decision), None)
     if decision is None:

@@ -102,7 +102,7 @@ class AsideIndex:
         # A wall clock that was set back must not make a wait longer than it was. A dead letter that an operator moved
         # waits as long as the operator asked.
         longest = record.wait_s
-        if longest is None:  # an operator moved it, or an older release wrote it
+        if longest is None:  # an operator moved it, or an older version of Onward stored it
             longest = self._limits.max_wait_s if record.failure is None else math.inf
         return at.now + min(record.due - at.wall, longest) if record.due is not None else 0.0
 
