@@ -28,12 +28,13 @@ SERVER_FIXTURES = {
 started: list[Server] = []
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background by a shell: what the tests start would ignore Ctrl-C too.
+    # A shell started us in the background. Without this, programs that the tests start would ignore Ctrl-C too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def shared(kind: type[Server]) -> object:
-    """A fixture with one server of this kind for the whole run; without it tests are skipped, but fail in CI."""
+    """A fixture with one server of this kind for the whole run. If it is not installed, its tests are skipped; in CI
+    they fail."""
 
     @pytest.fixture(scope="session")
     def fixture() -> Iterator[Server]:
@@ -67,7 +68,7 @@ def page(chromium_server: ChromiumServer) -> Iterator[Page]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses a server, so that `-m "not servers"` leaves none in."""
+    """Mark every test that uses a server, so that `-m "not servers"` deselects all of them."""
     for item in items:
         if SERVER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.servers)
@@ -75,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What one test broke is whole again before the next."""
+    """Repair the servers that the last test broke."""
     if item.get_closest_marker("servers"):
         for server in started:
             server.heal()
@@ -85,7 +86,7 @@ _SLOWEST_FILES = 10
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where the time goes: the files whose tests took longest."""
+    """Show the files whose tests took longest."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:

@@ -1,4 +1,4 @@
-"""The examples that the documentation shows: their text, and a run of one until it has said enough."""
+"""The examples that the documentation shows: their text, and a way to run one until it has printed enough."""
 
 import os
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def shown(page: str) -> str:
-    """The one Python block of a page."""
+    """The only Python block of a page."""
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     return str(block)
 
@@ -23,7 +23,7 @@ def source(name: str) -> str:
 
 
 def said_by(name: str, folder: Path, enough: Callable[[str], bool], within_s: float = 40.0) -> str:
-    """What the example prints until it is enough; Ctrl-C then ends it well."""
+    """Run an example until `enough` accepts its output, end it with Ctrl-C, and return the output."""
     log = folder / "out"
     with log.open("wb") as out:
         program = subprocess.Popen([sys.executable, "-u", str(ROOT / "examples" / name)], cwd=folder, stdout=out)

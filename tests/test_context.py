@@ -19,19 +19,19 @@ def test_outside_of_a_handler_there_is_no_run() -> None:
         context.current()
 
 
-def test_the_logger_carries_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_records_carry_the_facts_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
     def handler(work: Delivery) -> None:
         context.current().log.info("charged %d", 5, extra={"amount": 5})
 
     with caplog.at_level(logging.INFO, "onward.handler"):
         context.enter(handler, delivery(4, traceparent=f"00-{TRACE}-00f067aa0ba902b7-01"), None)
     (record,) = caplog.records
-    told = {name: getattr(record, name) for name in ("topic", "partition", "position", "key", "event_id", "attempt")}
-    assert told == {"topic": "orders", "partition": 2, "position": 4, "key": "c-1", "event_id": "e-4", "attempt": 3}
+    facts = {name: getattr(record, name) for name in ("topic", "partition", "position", "key", "event_id", "attempt")}
+    assert facts == {"topic": "orders", "partition": 2, "position": 4, "key": "c-1", "event_id": "e-4", "attempt": 3}
     assert (record.getMessage(), record.amount, record.trace_id) == ("charged 5", 5, TRACE)  # type: ignore[attr-defined]
 
 
-def test_a_batch_is_known_by_its_first_event() -> None:
+def test_the_run_of_a_batch_describes_its_first_event() -> None:
     runs: list[context.Run] = []
     context.enter(lambda work: runs.append(context.current()), (delivery(4), delivery(5)), 7.5)
     (run,) = runs
@@ -41,13 +41,13 @@ def test_a_batch_is_known_by_its_first_event() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", "00-short"])
-def test_a_malformed_trace_header_is_none(header: str) -> None:
+def test_a_malformed_trace_header_gives_no_trace_id(header: str) -> None:
     runs: list[context.Run] = []
     context.enter(lambda work: runs.append(context.current()), delivery(1, traceparent=header), None)
     assert runs[0].trace_id is None
 
 
-def test_an_event_that_waited_out_of_the_flow_knows_its_fence(tmp_path: Path) -> None:
+def test_an_event_that_was_parked_has_its_fence(tmp_path: Path) -> None:
     app = Onward(f"sqlite:///{tmp_path}/shop.db", park_after_s=0.0)
     runs: list[context.Run] = []
 

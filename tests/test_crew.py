@@ -1,4 +1,4 @@
-"""What the crew decides from a broker's features and its members, and what it calls itself."""
+"""What the crew decides from a broker's features and members, and how it names its own member."""
 
 import asyncio
 import os
@@ -23,18 +23,18 @@ def app(tmp_path: Path) -> Onward:
 
 
 def offer(app: Onward, monkeypatch: pytest.MonkeyPatch, **features: Any) -> None:
-    """The open broker with other features than it has."""
+    """Replace features of the open broker."""
     monkeypatch.setattr(app.broker, "features", msgspec.structs.replace(app.broker.features, **features))
 
 
-def test_a_start_that_the_broker_does_not_offer_is_refused(app: Onward, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_the_broker_does_not_support_is_refused(app: Onward, monkeypatch: pytest.MonkeyPatch) -> None:
     @app.handler("orders", group="late", start=1.5)
     async def late(order: dict[str, int]) -> None: ...
 
     async def main() -> None:
         async with app:
             offer(app, monkeypatch, starts=frozenset({"earliest", "latest"}))
-            with pytest.raises(BadHandler, match=r"late: start=1\.5; this broker offers 'earliest', 'latest'"):
+            with pytest.raises(BadHandler, match=r"late: start=1\.5; this broker supports 'earliest', 'latest'"):
                 await app.run()
             assert not await app.broker.groups("orders"), "it was refused before it joined"
 
@@ -52,7 +52,7 @@ def test_a_start_that_the_broker_does_not_offer_is_refused(app: Onward, monkeypa
         ("none", {"shared": True}, True),
     ],
 )
-def test_the_inbox_of_a_batch_handler_needs_positions_that_are_stable(
+def test_the_inbox_of_a_batch_handler_needs_stable_positions(
     app: Onward,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +158,7 @@ def test_a_member_with_another_ordering_is_refused_before_it_joins(tmp_path: Pat
     asyncio.run(main())
 
 
-def test_a_broker_that_does_not_list_members_starts_all_the_same(app: Onward, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handlers_start_when_the_broker_cannot_list_members(app: Onward, monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
 
     @app.handler("orders", group="billing")
@@ -179,7 +179,7 @@ def test_a_broker_that_does_not_list_members_starts_all_the_same(app: Onward, mo
 
 
 @pytest.mark.parametrize("text", ["web-1", "web-1@a:1", "web-1#none", "web-1@a:1#key", "a#b@c#d:1#partition", "a#b"])
-def test_a_member_text_is_read_as_it_was_written(text: str) -> None:
+def test_the_text_of_a_member_is_parsed_back_to_the_same_member(text: str) -> None:
     info = MemberInfo.parse(text)
     assert str(info) == text
     assert MemberInfo.parse(str(info)) == info

@@ -25,7 +25,7 @@ def test_many_ids_at_once_are_uuid7_unique_and_ordered() -> None:
     assert len(set(many)) == 10_000
     assert {uuid.UUID(each).version for each in many} == {7}
     call = new_ids(1000)
-    assert call == sorted(call) or call[0][24:] > call[-1][24:]  # unless the count wrapped around
+    assert call == sorted(call) or call[0][24:] > call[-1][24:]  # the counter may wrap around
     assert new_ids(0) == []
 
 
@@ -53,5 +53,5 @@ def test_an_event_is_cheap_to_build() -> None:
     assert best < 1.5e-6  # 0.2 µs on an idle machine; the limit leaves room for a busy one
 
 
-def test_a_partition_names_itself() -> None:
+def test_the_text_of_a_partition_is_topic_and_index() -> None:
     assert str(Partition("orders", 3)) == "orders/3"

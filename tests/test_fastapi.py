@@ -1,4 +1,4 @@
-"""Handlers inside FastAPI, under a real uvicorn in a process of its own."""
+"""Handlers inside FastAPI, under a real uvicorn in its own process."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ api = Starlette(lifespan=lifespan)
 
 
 class Server:
-    """uvicorn in a folder."""
+    """Starts uvicorn in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,7 +75,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def noticed(running: Running, changed: Path) -> bool:
-    """Touched each time: uvicorn sees no change that was made before it first looked at the file."""
+    """Whether uvicorn has noticed the change. Touches the file each time, because uvicorn does not notice a change that
+    was made before it first looked at the file."""
     if "detected changes" in running.err:
         return True
     changed.touch()
@@ -105,7 +106,7 @@ def get(address: str) -> tuple[int, bytes]:
 
 
 def ends_bare(server: Server) -> int:
-    """How uvicorn ends by SIGTERM without us."""
+    """The exit code of uvicorn without Onward after SIGTERM."""
     (server.folder / "bare.py").write_text(BARE)
     bare = server.start("bare:api")
     url(bare)
@@ -126,11 +127,11 @@ def test_the_first_sigterm_ends_the_server_and_drains_the_handlers(server: Serve
     publish(server.folder, 2)
     again = server.start("shop:api")
     again.saw("done 2")
-    assert "begun 1" not in again.out, "what was finished was settled"
+    assert "begun 1" not in again.out, "a finished event was not settled"
 
 
 @pytest.mark.slow
-def test_a_changed_file_reloads(server: Server) -> None:
+def test_uvicorn_reloads_after_a_file_changed(server: Server) -> None:
     (server.folder / "shop.py").write_text(SLOW)
     running = server.start("shop:api", "--reload")
     running.saw("running")
@@ -138,7 +139,7 @@ def test_a_changed_file_reloads(server: Server) -> None:
     running.saw("done 1")
     (server.folder / "shop.py").write_text(SLOW.replace('"done"', '"finished"'))
     until(lambda: noticed(running, server.folder / "shop.py"), "uvicorn notices the change")
-    running.saw("running", times=3)  # uvicorn says once that it is
+    running.saw("running", times=3)  # twice ours; uvicorn itself prints it once
     publish(server.folder, 2)
     running.saw("finished 2")
     assert running.out.splitlines()[:4] == ["running", "begun 1", "done 1", "stopped"]
@@ -147,7 +148,7 @@ def test_a_changed_file_reloads(server: Server) -> None:
     assert running.out.count("stopped") == 2
 
 
-def test_handlers_that_cannot_start_end_the_server(server: Server) -> None:
+def test_the_server_ends_when_the_handlers_cannot_start(server: Server) -> None:
     (server.folder / "shop.py").write_text(SLOW)
     (server.folder / "shop.db").write_text("Dear diary, " * 100)
     running = server.start("shop:api")
@@ -157,7 +158,7 @@ def test_handlers_that_cannot_start_end_the_server(server: Server) -> None:
     assert "Uvicorn running" not in running.err
 
 
-def test_the_example_takes_requests_and_handles_their_events(server: Server) -> None:
+def test_the_example_accepts_requests_and_handles_their_events(server: Server) -> None:
     (server.folder / "fastapi_app.py").write_text(source("fastapi_app.py"))
     running = server.start("fastapi_app:api")
     address = url(running)
@@ -183,5 +184,5 @@ def test_the_example_ends_the_server_when_its_handlers_fail(server: Server) -> N
     assert "RuntimeError: boom" in running.err
 
 
-def test_the_page_shows_the_example() -> None:
+def test_the_docs_page_shows_the_example() -> None:
     assert source("fastapi_app.py") in (ROOT / "docs/fastapi.md").read_text(encoding="utf-8")

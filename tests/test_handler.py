@@ -91,7 +91,7 @@ def test_the_event_is_optional_and_found_by_its_annotation() -> None:
 
 
 @pytest.mark.parametrize("annotation", [Packed, Modelled, Classy, dict, str])
-def test_an_undecodable_value_is_an_error_of_ours(annotation: Any) -> None:
+def test_an_undecodable_value_raises_undecodable(annotation: Any) -> None:
     async def handler(value):  # type: ignore[no-untyped-def]
         return value
 
@@ -101,11 +101,11 @@ def test_an_undecodable_value_is_an_error_of_ours(annotation: Any) -> None:
 
 
 def test_a_value_that_may_be_anything_must_be_json() -> None:
-    with pytest.raises(Undecodable, match="the value is no JSON"):
+    with pytest.raises(Undecodable, match="the value cannot be decoded as JSON"):
         decoder(Any)(b"{")
 
 
-def test_a_tombstone_for_a_handler_that_takes_none_says_the_cure() -> None:
+def test_the_error_for_an_unexpected_tombstone_names_the_cure() -> None:
     async def handler(order: Packed) -> None: ...
 
     with pytest.raises(Undecodable, match=r"\| None"):

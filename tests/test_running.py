@@ -1,4 +1,4 @@
-"""`async with app.running()`: the handlers beside a body, in another program's event loop."""
+"""`async with app.running()`: the handlers run while the body runs, in another program's event loop."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ def app(tmp_path: Path) -> Onward:
 
 
 def noting(app: Onward, *, takes_s: float = 0.0) -> tuple[list[int], list[int]]:
-    """A handler that notes what it has begun and what it has finished."""
+    """A handler that records which events it has begun and which it has finished."""
     begun: list[int] = []
     done: list[int] = []
 
@@ -37,7 +37,7 @@ def noting(app: Onward, *, takes_s: float = 0.0) -> tuple[list[int], list[int]]:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From the call on, a consumer ends with an error as soon as it receives something."""
+    """A function. Once it was called, a consumer ends with an error as soon as it receives something."""
 
     def begin() -> None:
         def take(self: Consumer, messages: Any) -> None:
@@ -48,7 +48,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return begin
 
 
-def test_the_body_begins_as_a_member_and_ends_with_everything_settled(app: Onward) -> None:
+def test_the_body_begins_after_joining_and_ends_after_everything_is_settled(app: Onward) -> None:
     begun, done = noting(app, takes_s=0.2)
 
     async def main() -> None:
@@ -58,14 +58,14 @@ def test_the_body_begins_as_a_member_and_ends_with_everything_settled(app: Onwar
             assert (group.group, len(group.members)) == ("billing", 1)
             await app.publish("orders", {"n": 1}, key="k")
             await until(lambda: begun == [1])
-        assert done == [1], "what runs is finished before the body's end is over"
+        assert done == [1], "the body ended before the running event did"
         assert not app.health().ready
         async with app.running():
             await app.publish("orders", {"n": 2}, key="k")
             await until(lambda: 2 in done)
 
     asyncio.run(main())
-    assert done == [1, 2], "what was done was settled"
+    assert done == [1, 2], "a finished event was not settled"
 
 
 def test_an_application_that_was_open_stays_open(app: Onward) -> None:
@@ -82,7 +82,7 @@ def test_an_application_that_was_open_stays_open(app: Onward) -> None:
     asyncio.run(main())
 
 
-def test_signals_are_left_alone(app: Onward) -> None:
+def test_running_does_not_change_signal_handlers(app: Onward) -> None:
     noting(app)
 
     async def main() -> None:
@@ -93,7 +93,7 @@ def test_signals_are_left_alone(app: Onward) -> None:
     asyncio.run(main())
 
 
-def test_run_names_the_program_whose_signals_it_takes(app: Onward, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_logs_the_signal_handler_that_it_replaces(app: Onward, caplog: pytest.LogCaptureFixture) -> None:
     noting(app)
 
     def mine(number: int, frame: Any) -> None: ...
@@ -105,7 +105,7 @@ def test_run_names_the_program_whose_signals_it_takes(app: Onward, caplog: pytes
         asyncio.run(running)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert "takes SIGTERM over from <function" in caplog.text
+    assert "replaces the SIGTERM handler <function" in caplog.text
     assert "async with app.running()" in caplog.text
 
 
@@ -121,10 +121,10 @@ def test_a_consumer_that_fails_ends_the_body_with_its_error(app: Onward, monkeyp
 
         with pytest.raises(RuntimeError, match="boom") as raised:
             await body()
-        assert raised.value.__context__ is None, "the cancellation explains nothing"
+        assert raised.value.__context__ is None, "the error shows the cancellation that it replaced"
         task = asyncio.current_task()
         assert task is not None
-        assert not task.cancelling(), "what follows is not cancelled"
+        assert not task.cancelling(), "the code after the body is still cancelled"
         await asyncio.sleep(0)
 
     asyncio.run(main())
@@ -145,12 +145,12 @@ def test_a_cancellation_from_outside_is_not_replaced_by_a_failure(
                 try:
                     await asyncio.sleep(0.01)
                 except asyncio.CancelledError:
-                    body.cancel()  # and another task does so too
+                    body.cancel()  # as if another task had cancelled it too
                     raise
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(main())
-    assert "the handlers have failed too" in caplog.text
+    assert "the handlers also failed" in caplog.text
 
 
 def test_a_body_that_fails_lets_the_handlers_finish(app: Onward) -> None:
@@ -167,7 +167,7 @@ def test_a_body_that_fails_lets_the_handlers_finish(app: Onward) -> None:
     assert done == [1]
 
 
-def test_a_cancelled_body_drains_and_a_second_cancellation_cuts(app: Onward) -> None:
+def test_a_cancelled_body_drains_and_a_second_cancellation_ends_the_drain(app: Onward) -> None:
     begun, done = noting(app, takes_s=2.0)
 
     async def body() -> None:
@@ -195,7 +195,7 @@ def test_a_cancelled_body_drains_and_a_second_cancellation_cuts(app: Onward) -> 
     asyncio.run(main())
 
 
-def test_what_cannot_start_is_raised_and_the_body_does_not_begin(app: Onward, tmp_path: Path) -> None:
+def test_an_error_at_the_start_is_raised_and_the_body_does_not_begin(app: Onward, tmp_path: Path) -> None:
     noting(app)
     other = Onward(f"sqlite:///{tmp_path}/shop.db", partitions=3)
     noting(other)
@@ -224,7 +224,7 @@ def test_a_stop_ends_the_handlers_and_not_the_body(app: Onward) -> None:
     asyncio.run(main())
 
 
-def test_the_handlers_run_once(app: Onward) -> None:
+def test_the_handlers_cannot_run_twice_at_once(app: Onward) -> None:
     noting(app)
 
     async def main() -> None:
@@ -250,15 +250,15 @@ async def beside(app: Onward, end: asyncio.Event) -> None:
 
 @pytest.mark.parametrize("second", [entered, beside, lambda app, _: app.run()])
 @pytest.mark.parametrize("first", [entered, beside])
-def test_of_two_that_open_the_application_at_once_one_is_refused(app: Onward, first: Any, second: Any) -> None:
-    """Declaring a topology takes a moment, in which the application is not open yet."""
+def test_if_two_tasks_open_the_application_at_once_one_is_refused(app: Onward, first: Any, second: Any) -> None:
+    """Declaring a topology takes a moment. During it the application is not open yet."""
     _, done = noting(app)
     app.topology(TopicSpec("orders", 4))
 
     async def main() -> None:
         end = asyncio.Event()
         one, two = asyncio.create_task(first(app, end)), asyncio.create_task(second(app, end))
-        with pytest.raises(ConfigError, match=r"already open.*use the open one"):
+        with pytest.raises(ConfigError, match=r"already open.*`async with app:` once"):
             await two
         await until(lambda: app._opened is not None or one.done())
         await app.publish("orders", {"n": 1}, key="k")
@@ -269,10 +269,10 @@ def test_of_two_that_open_the_application_at_once_one_is_refused(app: Onward, fi
 
     threads = threading.active_count()
     asyncio.run(asyncio.wait_for(main(), 20))
-    assert threading.active_count() == threads, "every broker was closed"
+    assert threading.active_count() == threads, "a broker was not closed"
 
 
-def test_an_application_whose_opening_was_cut_or_failed_can_be_opened_again(app: Onward) -> None:
+def test_an_application_whose_opening_was_cancelled_or_failed_can_be_opened_again(app: Onward) -> None:
     _, done = noting(app)
     app.topology(TopicSpec("orders", 4))
 
@@ -294,7 +294,7 @@ def test_an_application_whose_opening_was_cut_or_failed_can_be_opened_again(app:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_stop_that_comes_after_a_run_does_not_concern_the_next(app: Onward) -> None:
+def test_a_stop_after_a_run_has_no_effect_on_the_next_run(app: Onward) -> None:
     _, done = noting(app)
 
     async def main() -> None:
@@ -317,8 +317,8 @@ def test_a_stop_that_comes_after_a_run_does_not_concern_the_next(app: Onward) ->
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_a_stop_while_a_run_begins_is_not_forgotten(app: Onward, steps: int) -> None:
-    """The run was called; it has not taken a step, it opens the application, or it declares the topology."""
+def test_a_stop_while_a_run_begins_takes_effect(app: Onward, steps: int) -> None:
+    """`run` was called, and has not taken a step, is opening the application, or is declaring the topology."""
     noting(app)
     app.topology(TopicSpec("orders", 4))
 
@@ -328,13 +328,13 @@ def test_a_stop_while_a_run_begins_is_not_forgotten(app: Onward, steps: int) -> 
             await asyncio.sleep(0)
         app.stop()
         with pytest.raises(ConfigError):
-            await asyncio.create_task(app.run())  # the stop still concerns the first
+            await asyncio.create_task(app.run())  # the stop still ends the first run
         await running
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_stop_before_the_handlers_of_an_open_application_start(app: Onward) -> None:
+def test_a_stop_before_the_handlers_of_an_open_application_start_takes_effect(app: Onward) -> None:
     begun, done = noting(app)
 
     async def main() -> None:
@@ -352,7 +352,7 @@ def test_a_stop_before_the_handlers_of_an_open_application_start(app: Onward) ->
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_the_shortest_lease_is_long_enough_to_work_with(tmp_path: Path) -> None:
+def test_the_shortest_allowed_lease_works(tmp_path: Path) -> None:
     app = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=0.1, takeover_grace_s=0.1)
     _, done = noting(app)
 

@@ -1,4 +1,4 @@
-"""What a URL's scheme decides: which broker is opened, which settings it takes, what can be asked before it is open."""
+"""What a URL's scheme decides: the broker, the settings that it accepts, and the checks before it is open."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another package that has two schemes and claims a third without having it."""
+    """Another package with two schemes, and a third whose module does not exist."""
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     points = {"later": "elsewhere:open_broker", "once": "elsewhere:open_at_once", "broken": "no_such_module:open"}
     folder = tmp_path / "elsewhere-1.0.dist-info"
@@ -55,12 +55,12 @@ class TestAnotherPackage:
         assert opened("later://host/x") == ("later://host/x", 10.0)
         assert opened("once://host/x?retention_bytes=5&durability=window&client.a=b") == ("once://host/x", 5)
 
-    def test_may_say_that_there_is_nothing_to_open(self) -> None:
+    def test_may_report_that_its_store_is_absent(self) -> None:
         assert brokers.absent(settings.load("later://host")) == "no server"
         assert brokers.holder(settings.load("later://host")) is None
         assert brokers.label(settings.load("later://host")) == "later"
 
-    def test_that_cannot_be_imported_is_named(self) -> None:
+    def test_that_cannot_be_imported_is_named_in_the_error(self) -> None:
         for ask in (brokers.absent, brokers.holder, lambda given: opened(given.url)):
             with pytest.raises(MissingExtra, match="no_such_module"):
                 ask(settings.load("broken://host"))
@@ -79,13 +79,15 @@ class TestSettings:
             ("sqlite:///a.db?client.x=1", {}, "client={'x': [*]{3}} from the URL: SQLite .* for Kafka"),
         ],
     )
-    def test_one_that_the_broker_does_not_take_is_refused(self, url: str, keywords: dict[str, Any], says: str) -> None:
+    def test_a_setting_of_another_broker_is_refused(self, url: str, keywords: dict[str, Any], says: str) -> None:
         with pytest.raises(BadSetting, match=says):
             Onward(url, **keywords)
         with pytest.raises(BadSetting, match=says):
             opened(url, **keywords)
 
-    def test_so_is_one_from_the_environment_or_the_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_is_refused_in_the_environment_and_the_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "onward.toml").write_text("retention_bytes = 7\n")
         Onward("sqlite:///a.db")
         with pytest.raises(BadSetting, match=r"retention_bytes=7 from onward\.toml: Kafka"):
@@ -95,17 +97,17 @@ class TestSettings:
             Onward("kafka://host")
 
     @pytest.mark.parametrize("scheme", SCHEMES)
-    def test_every_one_that_a_scheme_takes_is_a_setting(self, scheme: str) -> None:
+    def test_every_setting_that_a_scheme_lists_exists(self, scheme: str) -> None:
         assert SCHEMES[scheme].takes <= {field.name for field in msgspec.structs.fields(Settings)}
 
-    def test_a_lease_is_the_schemes_own_unless_it_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_default_lease_depends_on_the_scheme(self, monkeypatch: pytest.MonkeyPatch) -> None:
         slow = msgspec.structs.replace(SCHEMES["sqlite"], lease_s=25.0)
         monkeypatch.setattr(brokers, "SCHEMES", {**SCHEMES, "sqlite": slow})
         assert Onward("sqlite:///a.db").settings.lease_s == 25.0
         assert Onward("sqlite:///a.db?lease_s=10").settings.lease_s == 10.0
         assert Onward("kafka://host").settings.lease_s == SCHEMES["kafka"].lease_s
 
-    def test_what_is_completed_or_made_by_hand_stays_as_it_is(self) -> None:
+    def test_completed_settings_do_not_change_again(self) -> None:
         made = Settings(url="kafka://host", retention_bytes=7, lease_s=2.0)
         assert brokers.completed(made) is made
         done = brokers.completed(settings.load("sqlite:///a.db", lease_s=2.0))
@@ -129,6 +131,6 @@ class TestWhatIsThere:
         assert brokers.absent(settings.load("kafka://host")) == ""
         assert brokers.holder(settings.load("kafka://host")) is None
 
-    def test_brokers_have_names_for_people(self) -> None:
+    def test_brokers_have_display_names(self) -> None:
         assert brokers.label(settings.load("sqlite:///a.db")) == "SQLite"
         assert brokers.label(settings.load("kafka://host")) == "Kafka"

@@ -1,4 +1,4 @@
-"""The handles of the real servers do what they promise, and leave nothing behind."""
+"""The test servers start, stop, break and recover as promised, and leave nothing behind."""
 
 import asyncio
 import os
@@ -37,11 +37,11 @@ LOST = (OSError, RedisError, psycopg.Error, pymysql.Error, KafkaException, aio_p
 
 @dataclass(frozen=True)
 class Client:
-    """One value put into a server and got from it, through the client that users have."""
+    """Puts a value into a server and gets it back, through the client library that users have."""
 
     put: Callable[[str, str], None]
     get: Callable[[str, int], str]
-    has_kept: Callable[[Server], bool] = lambda server: True  # what was put, though it be killed
+    has_kept: Callable[[Server], bool] = lambda server: True  # whether the value would survive a kill now
 
 
 @contextmanager
@@ -111,9 +111,9 @@ async def rabbitmq_put(url: str, value: str) -> None:
 
 
 def rabbitmq_has_kept(server: Server) -> bool:
-    """The message is on disk; that there is such a queue stands in Mnesia's log, which is written two seconds later."""
+    """Whether Mnesia's log has the queue. The message is already on disk, but the log is written two seconds later."""
     files = [path for path in (server.folder / "mnesia").glob("*/*.*") if path.is_file()]
-    at_rest = time.time() - 2.5  # the log is written every two seconds: the end of the transaction may come later
+    at_rest = time.time() - 2.5  # the log is written every two seconds: the end of a transaction may follow later
     return any(path.stat().st_mtime < at_rest and b"proof" in path.read_bytes() for path in files)
 
 
@@ -167,7 +167,7 @@ class Case:
         return self.client.get(url, PATIENT_S) == "kept"
 
     def lost(self, url: str) -> bool:
-        """Whether a client that waits a moment gets an error, instead of an answer."""
+        """Whether a client that waits a moment gets an error instead of an answer."""
         try:
             self.client.get(url, IMPATIENT_S)
         except LOST:
@@ -179,11 +179,11 @@ class Case:
 def case(request: pytest.FixtureRequest) -> Case:
     client, server = CLIENTS[request.param], request.getfixturevalue(request.param)
     client.put(server.url, "kept")
-    until(lambda: client.has_kept(server), PATIENT_S, f"{server.name} does not keep what it was given", server.log)
+    until(lambda: client.has_kept(server), PATIENT_S, f"{server.name} does not store the value", server.log)
     return Case(server, client)
 
 
-def test_what_was_confirmed_survives_kill_9(case: Case) -> None:
+def test_a_confirmed_value_survives_kill_9(case: Case) -> None:
     server, port, pid = case.server, case.server.port, case.server.pid
     server.kill()
     assert case.lost(server.url)
@@ -211,9 +211,9 @@ def test_the_proxy_cuts_stalls_and_mends(case: Case) -> None:
 
 
 def test_nothing_listens_beyond_loopback(case: Case) -> None:
-    heard = listening(descendants())
-    assert case.server.port in {port for _, port in heard}
-    assert {address for address, _ in heard} <= {
+    sockets = listening(descendants())
+    assert case.server.port in {port for _, port in sockets}
+    assert {address for address, _ in sockets} <= {
         "0100007F",  # 127.0.0.1
         "00000000000000000000000001000000",  # ::1
         "0000000000000000FFFF00000100007F",  # 127.0.0.1 inside IPv6
@@ -238,7 +238,7 @@ def test_a_connection_through_a_stalled_proxy_gets_its_answer_later(redis_server
         assert time.monotonic() - began >= 0.2
 
 
-def test_a_server_that_was_stopped_in_order_starts_again(redis_server: RedisServer) -> None:
+def test_a_server_that_was_stopped_gracefully_starts_again(redis_server: RedisServer) -> None:
     redis_put(redis_server.url, "kept")
     redis_server.stop()
     assert not redis_server.running
@@ -257,7 +257,7 @@ def test_a_server_that_cannot_start_shows_its_log() -> None:
         server.start()
 
 
-def test_a_server_never_takes_another_for_itself(redis_server: RedisServer) -> None:
+def test_a_server_does_not_mistake_another_for_itself(redis_server: RedisServer) -> None:
     with closing(RedisServer()) as rival:
         rival.port = redis_server.port
         with pytest.raises(ServerFailed, match="taken"):
@@ -275,7 +275,7 @@ class OnePage(BaseHTTPRequestHandler):
         self.wfile.write(PAGE)
 
     def log_request(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_chromium_renders_and_clicks(page: Page, site: str) -> None:
     assert page.screenshot().startswith(b"\x89PNG")
 
 
-def test_chromium_comes_back_after_kill_9(chromium_server: ChromiumServer, site: str) -> None:
+def test_chromium_restarts_after_kill_9(chromium_server: ChromiumServer, site: str) -> None:
     chromium_server.kill()
     chromium_server.restart()
     with chromium_server.page() as page:
@@ -323,7 +323,7 @@ time.sleep(60)
     ],
 )
 @pytest.mark.usefixtures("redis_server", "postgres_server")
-def test_a_run_that_dies_leaves_nothing(module: str, kind: str, end: signal.Signals) -> None:
+def test_a_test_run_that_dies_leaves_nothing_behind(module: str, kind: str, end: signal.Signals) -> None:
     code = START_AND_WAIT.format(module=module, kind=kind)
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -349,14 +349,14 @@ def test_the_installer_names_what_is_missing(
     monkeypatch.setattr(install, "install_packages", lambda: None)
     monkeypatch.setattr(install, "fetch_jars", lambda: None)
     got = install.main()
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == len(SERVERS)
-    assert said[-1] == "Teapot      missing: kettle (get it with: boil water)"
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(SERVERS)
+    assert lines[-1] == "Teapot      missing: kettle (get it with: boil water)"
     assert got == code
 
 
 def child_pytest(*arguments: str, **env: str) -> str:
-    """What a test run of this file prints, with `env` instead of ours where it is given."""
+    """The output of a test run of this file, in our environment changed by `env`."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_servers.py", *arguments]
     done = subprocess.run(
         command, cwd=PROJECT, env=os.environ | env, capture_output=True, text=True, timeout=100, check=False
@@ -366,13 +366,13 @@ def child_pytest(*arguments: str, **env: str) -> str:
 
 @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])
 def test_without_its_server_a_test_is_skipped_but_fails_in_ci(ci: str, outcome: str) -> None:
-    said = child_pytest("-k", "stopped_in_order", PATH="/nowhere", CI=ci)
-    assert outcome in said
-    assert "apt-get install -y --no-install-recommends redis-server" in said
+    output = child_pytest("-k", "stopped_gracefully", PATH="/nowhere", CI=ci)
+    assert outcome in output
+    assert "apt-get install -y --no-install-recommends redis-server" in output
 
 
 def test_a_test_that_uses_a_server_is_marked() -> None:
-    said = child_pytest("--collect-only", "-q", "-m", "not servers")
-    assert "test_a_test_that_uses_a_server_is_marked" in said
-    assert "chromium" not in said
-    assert "kill_9" not in said
+    output = child_pytest("--collect-only", "-q", "-m", "not servers")
+    assert "test_a_test_that_uses_a_server_is_marked" in output
+    assert "chromium" not in output
+    assert "kill_9" not in output

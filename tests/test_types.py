@@ -1,4 +1,4 @@
-"""Event types: what an event is published with, and what a handler takes."""
+"""Event types: publishing with a type, and handlers that select by type."""
 
 import asyncio
 from pathlib import Path
@@ -63,13 +63,13 @@ def test_a_type_that_no_broker_could_carry_is_refused(app: Onward, odd: Any) -> 
         ("a+b(c)", ["a+b(c)"], ["aab(c)"]),
     ],
 )
-def test_a_star_is_any_text_and_all_else_is_literal(pattern: str, takes: list[str], leaves: list[str]) -> None:
+def test_a_star_matches_any_text_and_the_rest_is_literal(pattern: str, takes: list[str], leaves: list[str]) -> None:
     wants = type_filter(["nothing.else", pattern], "bill")
     assert [type_ for type_ in (*takes, *leaves) if wants(type_)] == takes
 
 
 @pytest.mark.parametrize("odd", ["order.*", [], [""], [7], ["order.#"], ["order.?"], ["[a]"], ["a\n"], {"order.*"}, 3])
-def test_patterns_that_cannot_be_meant_are_refused(app: Onward, odd: Any) -> None:
+def test_invalid_patterns_are_refused(app: Onward, odd: Any) -> None:
     async def bill(order: dict[str, int]) -> None: ...
 
     with pytest.raises(BadHandler, match="types"):
@@ -78,7 +78,7 @@ def test_patterns_that_cannot_be_meant_are_refused(app: Onward, odd: Any) -> Non
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 10}, {"engine": "threads"}, {"ordering": "none"}])
-def test_a_handler_takes_its_types_and_the_others_are_done(app: Onward, options: dict[str, Any]) -> None:
+def test_a_handler_gets_its_types_and_the_others_are_done(app: Onward, options: dict[str, Any]) -> None:
     seen: list[int] = []
 
     def note(orders: Any) -> None:
@@ -110,7 +110,7 @@ def test_a_handler_takes_its_types_and_the_others_are_done(app: Onward, options:
             async with app.running():
                 await app.publish("orders", Order(20), key="k", type="order.placed")
                 await until(lambda: 20 in seen)
-                assert app.readings()[0].filtered == 0, "what was filtered is not delivered again"
+                assert app.readings()[0].filtered == 0, "filtered events were delivered again"
 
     asyncio.run(main())
     assert sorted(seen) == [n for n in range(20) if n % 2 == 0] + [20]
@@ -118,7 +118,7 @@ def test_a_handler_takes_its_types_and_the_others_are_done(app: Onward, options:
         assert seen == sorted(seen)
 
 
-def test_a_failing_event_holds_its_key_and_not_what_is_filtered(app: Onward) -> None:
+def test_a_failing_event_holds_its_key_but_not_filtered_events(app: Onward) -> None:
     tries: list[int] = []
 
     @app.handler("orders", group="billing", types=["order.*"], retry=Retry(attempts=2, first_delay_s=0.3, jitter=0))

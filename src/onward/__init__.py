@@ -1,7 +1,9 @@
-"""Onward carries an event from a database commit to the code that must act on it and to the browser that must show it.
+"""Onward publishes events to a broker (SQLite or Kafka) and runs handlers for them, in order for each key.
 
-The path, and the room of each stage: brokers (transport), flow (control), engines (execution), failure (retries and
-what is given up). `app` composes them; `testing` proves them.
+It retries failed events, stores those it gives up on as dead letters, and with an inbox lets each effect happen once.
+
+The packages, in the order of an event's path: `brokers` (transport), `flow` (control), `engines` (execution),
+`failure` (retries and dead letters), `inbox` (effects once). `app` composes them; `testing` has their test suites.
 """
 
 from onward.app import Onward

@@ -1,4 +1,4 @@
-"""Onward: an application declares its handlers, publishes, and runs them."""
+"""Onward: an application that declares handlers, publishes events and runs the handlers."""
 
 import asyncio
 import contextlib
@@ -53,18 +53,18 @@ class Onward:
         self.settings = completed(settings_.load(url, **settings))
         if not isinstance(retry, Retry | None):
             raise BadSetting(f"retry={retry!r}: use Retry(attempts=...)")
-        self.retry = Retry() if retry is None else retry  # of handlers that have none of their own
+        self.retry = Retry() if retry is None else retry  # for handlers without `retry=`
         self.handlers: list[Handler] = []
         self.declared = Topology()  # by `topology`
         self.registry = Registry()  # of metrics
         self.endpoint: str | None = None  # host:port where this process serves readings; part of its member name
-        self.supervised: Supervised | None = None  # set by `onward run` in a process that it started
+        self.supervised: Supervised | None = None  # `onward run` sets it in the processes that it starts
         self._hooks: list[Hook] = []
         self._opening = False
         self._opened: Opened | None = None
         self._door = SyncDoor(self.settings, self._open)
         self._crew: Crew | None = None  # while the handlers run
-        self._stops = 0  # calls of `stop` so far; a run heeds those that come after it was called
+        self._stops = 0  # calls of `stop` so far; a run stops when this grows after `run` was called
         _apps.add(self)
 
     # -- declaring ----------------------------------------------------------------------------------------------
@@ -88,26 +88,29 @@ class Onward:
         inbox: Inbox | None = None,
         types: Sequence[str] | None = None,
     ) -> Callable[[AnyFunction], AnyFunction]:
-        """Declare a function that handles a topic's events for a group (by default: named like the function).
+        """Declare a function that handles the events of a topic for a group. The group's default is the function's
+        name.
 
         An `async def` runs in tasks, a `def` in threads. `engine="processes"` is for CPU-bound work: up to `workers`
-        processes (by default one per processor) run one call at a time each, and are replaced after
-        `max_events_per_worker`. At most `concurrency` events are handled at once.
-        With `batch_size` the handler takes lists of up to that many events, which wait up to `batch_wait_s` to fill.
-        `on_dead="hold"`: a key stands still behind a dead event until that is replayed or dropped.
-        `inbox`: each event's effect happens once; a parameter annotated with what the inbox gives receives it.
-        `types`: only events of these types, such as `["order.placed", "notification.*"]`, where `*` is any text; events
-        of other types count as done.
+        processes (by default one per processor) run one call at a time each. A worker is replaced after
+        `max_events_per_worker` events. At most `concurrency` calls run at once.
+        With `batch_size` above 1 the handler gets lists of up to that many events. A batch waits up to `batch_wait_s`
+        to fill.
+        `on_dead="hold"`: the later events of a key wait behind its dead letter until you replay or drop the letter.
+        `inbox`: each event's effect happens once. A parameter annotated with the inbox's type, such as its connection,
+        receives it.
+        `types`: the handler gets only events of these types, such as `["order.placed", "notification.*"]`, where `*` is
+        any text. Events of other types count as done.
         """
 
         if not isinstance(topic, str):
-            raise BadHandler("write @app.handler('topic'): the topic comes first")
+            raise BadHandler("@app.handler needs a topic: write @app.handler('topic')")
 
         def declare(function: AnyFunction) -> AnyFunction:
             batch = batch_size > 1
             named = getattr(function, "__name__", "") if group is None else group
             if inbox is not None and not hasattr(inbox, "around"):
-                raise BadHandler(f"inbox={inbox!r} is no inbox: wrap it, as SqlInbox(engine) or RedisInbox(url)")
+                raise BadHandler(f"inbox={inbox!r} is not an inbox: use SqlInbox(engine) or RedisInbox(url)")
             if inbox is None:
                 call = bind(function, batch=batch)
             else:
@@ -148,10 +151,10 @@ class Onward:
                 )
 
     def topology(self, *objects: object) -> None:
-        """Declare topics, as TopicSpec("orders", 24), and objects of kinds that only this broker has.
+        """Declare topics, such as TopicSpec("orders", 24), and objects of kinds that only this broker has.
 
-        What does not exist is created when the application opens, unless `auto_declare` is off, or by
-        `onward topology apply`. PartitionsDiffer when it opens: a topic has another partition count.
+        The application creates missing ones when it opens, unless `auto_declare` is off; `onward topology apply`
+        creates them too. Opening raises PartitionsDiffer if a topic exists with another partition count.
         """
         topics = [each for each in objects if isinstance(each, TopicSpec)]
         own = [each for each in objects if not isinstance(each, TopicSpec)]
@@ -161,10 +164,10 @@ class Onward:
 
     @property
     def broker(self) -> Broker:
-        """The open broker; only while the application is open."""
+        """The open broker. Raises Closed while the application is not open."""
         if self._opened is None:
             raise Closed(
-                "the application is not open: do this within `async with app:`; plain scripts have publish_sync"
+                "the application is not open: do this within `async with app:`; in plain scripts use publish_sync"
             )
         return self._opened.broker
 
@@ -178,10 +181,10 @@ class Onward:
         headers: Mapping[str, str] | None = None,
         expires_s: float | None = None,
     ) -> Event:
-        """Returns when the event is durably accepted.
+        """Publish one event. Returns when the broker has stored it durably.
 
-        `type` is what handlers with `types=` select by; by default the name of the value's class. An event whose turn
-        has not come within `expires_s` seconds becomes a dead letter instead of being handled.
+        Handlers with `types=` select events by `type`; the default is the name of the value's class. An event that has
+        not started to run within `expires_s` seconds becomes a dead letter.
         """
         event = self.event(topic, value, key=key, type=type, headers=headers, expires_s=expires_s)
         await self.broker.publish([event])
@@ -194,7 +197,8 @@ class Onward:
         *,
         type: str | None = None,  # noqa: A002
     ) -> list[Event]:
-        """Publish (key, value) pairs in one call; returns when all are durably accepted. `type` is that of all."""
+        """Publish (key, value) pairs in one call. Returns when the broker has stored all of them durably. All get the
+        same `type`."""
         settings_.check_name("topic", topic)
         kind, pairs, now = check_type(type), checked_pairs(list(items)), time.time()
         limit = self.settings.max_event_bytes
@@ -220,7 +224,7 @@ class Onward:
         ends."""
         event = self.event(topic, value, key=key, type=type, headers=headers, expires_s=expires_s)
         opened = self._opened
-        if opened is not None:  # one broker object keeps each key's order
+        if opened is not None:  # order within a key is only certain if all events go through one broker object
             refuse_loop_thread()
             wait_for(opened.broker.publish([event]), opened.loop, self.settings, [event])
         else:
@@ -237,16 +241,16 @@ class Onward:
         headers: Mapping[str, str] | None = None,
         expires_s: float | None = None,
     ) -> Event:
-        """The event that `publish` would send, checked."""
+        """Check the arguments as `publish` does, and return the event that it would send."""
         settings_.check_name("topic", topic)
         now, limit = time.time(), self.settings.max_event_bytes
         checked, kind = checked_headers(headers, expires_s=expires_s, now=now), check_type(type)
         return build(new_id(), topic, key, value, headers=checked, type_=kind, now=now, max_bytes=limit)
 
     def idempotency_key(self, event: Event, *, group: str | None = None) -> str:
-        """A key for APIs that take one: the same for every run of this event by this group, on any machine.
+        """A key for APIs that accept one. It is the same for every run of this event by this group, on any machine.
 
-        In a handler the group is known. Elsewhere name it, unless only one handler takes the topic.
+        In a handler, the default group is the handler's. Elsewhere pass `group`, unless the topic has only one handler.
         """
         if group is None:
             group = context.group.get(None) or self._only_group(event.topic)
@@ -255,7 +259,7 @@ class Onward:
     def _only_group(self, topic: str) -> str:
         groups = [handler.group for handler in self.handlers if handler.topic == topic]
         if len(groups) != 1:
-            raise BadSetting(f"idempotency_key: {len(groups)} handlers take topic {topic!r}; name one with group=...")
+            raise BadSetting(f"idempotency_key: topic {topic!r} has {len(groups)} handlers; choose with group=...")
         return groups[0]
 
     # -- failing ------------------------------------------------------------------------------------------------
@@ -268,15 +272,16 @@ class Onward:
         return DeadLetters(self.broker, [(handler.topic, handler.group) for handler in self.handlers])
 
     def alert(self, hook: AnyHook) -> AnyHook:
-        """Call this with each Alert, such as more than `dead_threshold` dead letters. Use it as a decorator, or as
-        `app.alert(Webhook(...))`."""
+        """Register a function that is called with each Alert, for example when there are more than `dead_threshold`
+        dead letters. Use it as a decorator, or as `app.alert(Webhook(...))`."""
         if not callable(hook):
-            raise BadSetting(f"alert({hook!r}): a function that takes an Alert, a Webhook or a Mail")
+            raise BadSetting(f"alert({hook!r}): use a function that takes an Alert, a Webhook or a Mail")
         self._hooks.append(hook)
         return hook
 
     def health(self) -> Health:
-        """Ready: the handlers run, every partition moves, and progress can be stored. Else it says what is wrong."""
+        """Ready: the handlers run, every partition makes progress, and progress can be stored. If not, `troubles` says
+        what is wrong."""
         return self._crew.health() if self._crew is not None else Health(False, ("no handler runs",))
 
     # -- running ------------------------------------------------------------------------------------------------
@@ -284,8 +289,8 @@ class Onward:
     async def __aenter__(self) -> Self:
         if self._opening or self._opened is not None:
             raise ConfigError(
-                "the application is already open, or another task is opening it: use the open one, and write "
-                "`async with app:` once, around all of it"
+                "the application is already open, or another task is opening it: write `async with app:` once, around "
+                "all code that uses it"
             )
         self._opening = True
         try:
@@ -314,12 +319,12 @@ class Onward:
             await opened.broker.close()
 
     def run(self) -> Coroutine[Any, Any, None]:
-        """Run every handler until SIGTERM or SIGINT: stop intake, drain, settle, release, close.
+        """Run every handler until SIGTERM or SIGINT. Then stop intake, drain, settle, release and close.
 
-        A second signal ends the process at once; what was not settled is handled again by the next owner. Inside a
-        program that handles signals itself, such as a web server, use `running`.
+        A second signal ends the process at once; the next owner handles the unsettled events again. Inside a program
+        that handles signals itself, such as a web server, use `running`.
         """
-        return self._run(self._stops)  # read now: a stop may come before the coroutine's first step
+        return self._run(self._stops)  # read now: `stop` may be called before the coroutine's first step
 
     async def _run(self, stops: int) -> None:
         self._check_runnable()
@@ -330,12 +335,12 @@ class Onward:
             await asyncio.wait([await stack.enter_async_context(self._beside(stops))])
 
     def running(self) -> AbstractAsyncContextManager[Self]:
-        """Run the handlers beside the body, in this event loop, and leave signals alone.
+        """Run the handlers in this event loop while the body of `async with` runs. Signals are not touched.
 
         The body begins when every handler has joined its group. On exit: stop intake, drain, settle, release, and close
-        what this opened. This also happens when the body is cancelled; a second cancellation cuts the drain short.
-        If a handler's consumer fails, the body's task is cancelled and this raises the failure. `stop` ends the
-        handlers and leaves the body alone.
+        the application if this opened it. This also happens when the body is cancelled; a second cancellation cuts the
+        drain short. If a handler's consumer fails, the body's task is cancelled and the `async with` raises the
+        failure. `stop` ends the handlers but not the body.
         """
         return self._running(self._stops)
 
@@ -349,8 +354,8 @@ class Onward:
             yield self
 
     def stop(self) -> None:
-        """Ask the handlers to end gracefully. It concerns `run` and `running` from the moment they are called, and not
-        those that are called later."""
+        """Ask the handlers to end gracefully. This ends each `run` or `running` that was called before, even if it has
+        not begun; it has no effect on later calls."""
         self._stops += 1
         if self._crew is not None:
             self._crew.stop()
@@ -359,21 +364,21 @@ class Onward:
         if context.in_worker:
             raise ConfigError(
                 "a worker process started the application while it imported its handler: "
-                "put what starts the application under `if __name__ == '__main__':`"
+                "put the call that starts the application under `if __name__ == '__main__':`"
             )
         if not self.handlers:
-            raise ConfigError("nothing to run: no handler is declared; decorate one with @app.handler(topic)")
+            raise ConfigError("nothing to run: no handler is declared; decorate a function with @app.handler(topic)")
         if self._crew is not None:
             raise ConfigError(
                 "the handlers of this application already run: call app.run() or app.running() once; in the body of "
-                "`async with app.running():` they run until it ends. To run more of them at once, start another "
+                "`async with app.running():` they run until the body ends. To run more calls at once, start another "
                 "process, as `onward run --workers` does"
             )
 
     @contextlib.asynccontextmanager
     async def _beside(self, stops: int) -> AsyncIterator[asyncio.Task[None]]:
-        """The handlers in a task of their own. `stops`: how many there were when the run was called."""
-        from onward.beside import Beside  # a program that only publishes starts sooner without these
+        """Run the handlers in their own task. `stops`: the value of `_stops` when the run was called."""
+        from onward.beside import Beside  # imported late: a program that only publishes starts faster
         from onward.crew import Crew
 
         crew = self._crew = Crew(
@@ -393,14 +398,14 @@ class Onward:
         finally:
             self._crew = None
 
-    # -- seeing it ----------------------------------------------------------------------------------------------
+    # -- observing ----------------------------------------------------------------------------------------------
 
     def readings(self) -> list[Reading]:
-        """How each running handler is doing now, by partition too."""
+        """The current figures of each running handler and its partitions."""
         return self._crew.readings() if self._crew is not None else []
 
     def metrics(self) -> str:
-        """The readings and what stages have added to `registry`, as the text that Prometheus reads."""
+        """The readings and the metrics in `registry`, as the text that Prometheus reads."""
         from onward.observe.figures import figures
 
         families = [*figures(self.readings()), *self.registry.families()]
@@ -408,8 +413,8 @@ class Onward:
 
 
 def _close_in_child() -> None:
-    """A forked child has none of its parent's threads and loops: there every application is closed, and can be opened
-    again."""
+    """A forked child has none of its parent's threads and loops. Mark every application as closed there, so that it can
+    be opened again."""
     for app in list(_apps):
         _inherited.append((app._opened, app._door))  # noqa: SLF001 - of our own class
         app._opening, app._opened, app._crew = False, None, None  # noqa: SLF001
@@ -417,5 +422,5 @@ def _close_in_child() -> None:
 
 
 _apps: "weakref.WeakSet[Onward]" = weakref.WeakSet()
-_inherited: list[Any] = []  # never closed or collected in the child: the connections in it are its parent's
+_inherited: list[Any] = []  # never closed or collected in the child: these connections belong to the parent
 os.register_at_fork(after_in_child=_close_in_child)

@@ -1,4 +1,4 @@
-"""Work in a task of its own beside the body of an `async with`. Each learns when the other ends."""
+"""Runs work in its own task while the body of an `async with` runs. When one ends, the other is stopped."""
 
 import asyncio
 import logging
@@ -10,11 +10,12 @@ log = logging.getLogger("onward")
 
 
 class Beside:
-    """The body begins when the work has called `started`. When the body ends, the work is asked to stop and waited for.
+    """The body begins when the work has called `started`. When the body ends, `stop` is called and `__aexit__` waits
+    for the work to end. Work that ends without an error leaves the body running.
 
-    Work that fails cancels the body's task, and `__aexit__` raises the failure in place of that cancellation, as
-    asyncio.TaskGroup does. When the body is cancelled, the work still stops in good order. A second cancellation cuts
-    it.
+    If the work fails, it cancels the body's task, and `__aexit__` raises the failure in place of that cancellation, as
+    asyncio.TaskGroup does. If the body is cancelled, the work still stops gracefully. A second cancellation cancels the
+    work too.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Beside:
         if failure is not None:
             if not cut and (error is None or (ours and isinstance(error, asyncio.CancelledError))):
                 _raise(failure)
-            log.error("the handlers have failed too", exc_info=failure)
+            log.error("the handlers also failed", exc_info=failure)
         if cut:
             raise asyncio.CancelledError
 
@@ -63,7 +64,7 @@ class Beside:
             self._body.cancel()
 
     async def _ended(self) -> bool:
-        """Wait for its end. True: we were cancelled meanwhile, and have cut it."""
+        """Wait until the work has ended. True: we were cancelled meanwhile, and have cancelled the work."""
         try:
             await asyncio.wait([self._task])
         except asyncio.CancelledError:
@@ -77,7 +78,7 @@ class Beside:
 
 
 def _raise(failure: BaseException) -> None:
-    """Raise it with the context that it has: the cancellation that it replaces explains nothing."""
+    """Raise the failure with its own context, without the cancellation that it replaces."""
     context = failure.__context__
     try:
         raise failure

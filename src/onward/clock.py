@@ -1,6 +1,7 @@
-"""The clock of leases and deadlines: time since boot, which neither a wall-clock step nor a sleep disturbs.
+"""The clock for leases and deadlines: time since boot. It counts suspended time, and setting the wall clock does not
+change it.
 
-Unix time is only written down and shown; other publishers may have set it to anything.
+Unix time is only stored and shown. It may be wrong: other publishers may have set it to anything.
 """
 
 import functools
@@ -13,12 +14,12 @@ _CALENDAR_S = (-62_135_596_800.0, 253_402_300_800.0)  # the years 1 to 9999, in 
 
 
 def in_calendar(seconds: float) -> bool:
-    """Has this Unix time a date? NaN, the infinities and the year 10000 have none."""
+    """Whether this Unix time has a date. NaN, the infinities and the year 10000 have none."""
     return _CALENDAR_S[0] <= seconds < _CALENDAR_S[1]
 
 
 def moment(seconds: float, zone: tzinfo | None = None) -> datetime | None:
-    """The date and time of a Unix time, in this zone or in the local one; None if there is none."""
+    """The date and time of a Unix time, in this zone or in the local one. None: it has no date."""
     try:
         return datetime.fromtimestamp(seconds, zone)
     except (ValueError, OverflowError, OSError):
@@ -33,7 +34,7 @@ if sys.platform == "linux":
 
     @functools.cache  # a process lives in one boot
     def boot_id() -> str:
-        """Names this boot; a `now` of another boot cannot be compared."""
+        """The id of this boot. Values of `now` from different boots cannot be compared."""
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 else:
 
@@ -42,5 +43,6 @@ else:
         return time.monotonic()
 
     def boot_id() -> str:
-        """No boot id here: a lease that ends later than its own length from now is taken as another boot's."""
+        """Empty: there is no boot id here. Instead, a lease that ends later than its own length from now counts as one
+        of another boot."""
         return ""

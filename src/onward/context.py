@@ -1,4 +1,4 @@
-"""What a handler may ask about the run it is in: `current()`, in every engine."""
+"""`current()` gives a handler the facts about its run. It works in every engine."""
 
 import logging
 from collections.abc import Callable, MutableMapping
@@ -16,14 +16,14 @@ _log = logging.getLogger("onward.handler")
 _current: ContextVar[tuple[Delivery | tuple[Delivery, ...], float | None]] = ContextVar("onward.current")
 
 group: ContextVar[str] = ContextVar("onward.group")
-"""The group whose handler runs here; in a worker process of the engine it is not known."""
+"""The group whose handler runs here. It is not set in a worker process of the process engine."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One call of a handler. For a batch handler it tells of the first event; `batch` has them all.
+    """One call of a handler. In a batch handler the fields describe the first event; `batch` has all of them.
 
-    `deadline` is on `onward.clock`; None: there is no limit. `fence` numbers the ownership over the whole fleet: a
-    store that refuses a lower one than it has seen is safe from a run that outlived its ownership.
+    `deadline` is on `onward.clock`; None: there is no limit. `fence` is the number of the ownership over the whole
+    fleet. A store that refuses a lower fence than it has seen is safe from a run that outlived its ownership.
     """
 
     event: Event
@@ -36,7 +36,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def trace_id(self) -> str | None:
-        """From the event's `traceparent` header, by which its publisher's trace goes on."""
+        """The trace id in the event's `traceparent` header, which continues the publisher's trace. None: no header."""
         parts = self.event.headers.get("traceparent", "").split("-")
         return parts[1] if len(parts) >= 4 else None
 
@@ -65,17 +65,17 @@ class _Bound(logging.LoggerAdapter[logging.Logger]):
 
 
 def current() -> Run:
-    """The run that this code is part of; LookupError outside of a handler."""
+    """The run that this code is part of. Raises LookupError outside of a handler."""
     try:
         work, deadline = _current.get()
     except LookupError:
-        raise LookupError("no handler runs here: onward.context.current() tells a handler about its event") from None
+        raise LookupError("no handler runs here: call onward.context.current() inside a handler") from None
     batch = (work,) if isinstance(work, Delivery) else work
     first = batch[0]
     return Run(first.event, first.attempt, deadline, first.partition, first.position, first.fence, batch)
 
 
 def enter(call: Callable[[Any], Any], work: Delivery | tuple[Delivery, ...], deadline: float | None) -> Any:
-    """For engines, in the run's own context: call the handler so that `current` knows it."""
+    """Call the handler so that `current` works in it. Engines call this in the run's own context."""
     _current.set((work, deadline))
     return call(work)

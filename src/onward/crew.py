@@ -1,4 +1,4 @@
-"""The handlers of one process while they run: it composes the stages, and is the only file that knows them all."""
+"""The handlers of one process while they run. This is the only file that imports every stage."""
 
 import asyncio
 import functools
@@ -40,11 +40,11 @@ from onward.settings import Settings
 
 log = logging.getLogger("onward")
 
-_SECONDS = re.compile(r"\d[\d.,]* s\b")  # they grow while the trouble stays the same
+_SECONDS = re.compile(r"\d[\d.,]* s\b")  # seconds grow while the trouble stays the same
 
 
 class Identity(NamedTuple):
-    """Who this process is to the members of its groups."""
+    """How this process appears to the other members of its groups."""
 
     member: MemberInfo
     supervised: Supervised | None
@@ -56,8 +56,8 @@ class Identity(NamedTuple):
 
 
 class Crew:
-    """A consumer for each handler. Beside them: the inboxes' upkeep, the monitor of dead letters, the log line, and the
-    watch for partitions that stand still."""
+    """Runs a consumer for each handler. It also runs the upkeep of inboxes, the monitor of dead letters, the regular
+    log line, and the check for partitions that do not move."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Crew:
         self.consumers: list[Consumer] = []
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Until `stop`, or until one handler's consumer cannot go on: then all end, because half an application would
-        look healthy. Calls `started` when every handler has joined its group."""
+        """Run until `stop`, or until one handler's consumer fails. Then all handlers end, because half an application
+        would look healthy. Calls `started` when every handler has joined its group."""
         self._check_starts()
         try:
             await self._start_inboxes()
@@ -93,7 +93,7 @@ class Crew:
                 await inbox.close()
 
     def stop(self) -> None:
-        """Also when it has only begun to start."""
+        """End gracefully, also while the handlers are still starting."""
         self._phase = "stopping"
         for consumer in self.consumers:
             consumer.stop()
@@ -157,7 +157,7 @@ class Crew:
             self.consumers = []
 
     def _joining(self, started: Callable[[], None]) -> Callable[[], None]:
-        """What each consumer calls when it has joined its group."""
+        """A function that each consumer calls when it has joined its group. The last call calls `started`."""
         left = len(self.consumers)
 
         def joined() -> None:
@@ -170,8 +170,8 @@ class Crew:
         return joined
 
     async def _watch(self) -> None:
-        """Look often enough to know how long a partition has stood still, whenever readiness is asked for. Log each
-        partition that has begun to stand still, and each new trouble of a consumer."""
+        """Check the partitions every EVERY_S seconds, so that `health` can tell how long one has not moved. Log each
+        partition that has stopped moving, and each new trouble of a consumer."""
         before: set[str] = set()
         while True:
             await asyncio.sleep(EVERY_S)
@@ -184,19 +184,19 @@ class Crew:
             before = set(found)
 
     def _check_starts(self) -> None:
-        """Refuse a handler whose `start` this broker does not offer, before anything is consumed."""
+        """Refuse a handler whose `start` this broker does not support, before anything is consumed."""
         starts = self._broker.features.starts
         for handler in self._handlers:
             if (handler.start if isinstance(handler.start, str) else "time") not in starts:
                 offered = ", ".join("a Unix time" if each == "time" else repr(each) for each in sorted(starts))
-                raise BadHandler(f"{handler.name}: start={handler.start!r}; this broker offers {offered}")
+                raise BadHandler(f"{handler.name}: start={handler.start!r}; this broker supports {offered}")
 
     async def _all_of(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         self.stop()
         errors = [end for end in await asyncio.gather(*tasks, return_exceptions=True) if end is not None]
         for other in errors[1:]:
-            log.error("and another: %s", other, exc_info=None if isinstance(other, OnwardError) else other)
+            log.error("another handler failed: %s", other, exc_info=None if isinstance(other, OnwardError) else other)
         if errors:
             raise errors[0]
 
@@ -204,12 +204,12 @@ class Crew:
         grace_s = self._settings.revoke_grace_s
         if handler.timeout_s is None or handler.timeout_s > grace_s:
             log.warning(
-                "%s may run longer than revoke_grace_s=%g: when members come or go, its run may overlap with the next "
-                "owner's",
+                "%s may run longer than revoke_grace_s=%g: when members join or leave, a run may overlap with one of "
+                "the next owner",
                 *(handler.name, grace_s),
             )
         log.info(
-            "%s takes %s for group %s (engine %s, ordering %s, concurrency %d, durability %s)",
+            "%s handles topic %s for group %s (engine %s, ordering %s, concurrency %d, durability %s)",
             *(handler.name, handler.topic, handler.group, handler.engine, handler.ordering),
             *(handler.concurrency, self._broker.features.durability),
         )
@@ -217,11 +217,11 @@ class Crew:
     # -- inboxes ------------------------------------------------------------------------------------------------
 
     def _is_shared(self, handler: Handler) -> bool:
-        """Several members hold its partitions at once."""
+        """Whether several members hold its partitions at once."""
         return self._broker.features.shared and handler.ordering == "none"
 
     def _is_stable(self, handler: Handler) -> bool:
-        """A position names the same event in every delivery, and a fence grows with every ownership."""
+        """Whether a position names the same event in every delivery, and a fence grows with every ownership."""
         features = self._broker.features
         return features.stable_positions and features.fence and not self._is_shared(handler)
 
@@ -229,7 +229,7 @@ class Crew:
         return {id(each.inbox): each.inbox for each in self._handlers if each.inbox is not None}.values()
 
     async def _start_inboxes(self) -> None:
-        """Refuse, before the first event, a handler whose effects could not be kept to once."""
+        """Start each inbox before the first event. It refuses a handler whose effects could happen twice."""
         for handler in self._handlers:
             if handler.inbox is not None:
                 ground = Ground(
@@ -247,7 +247,7 @@ class Crew:
         return Monitor(self._tallies, self._hooks, thresholds=thresholds, every_s=self._settings.dead_check_s)
 
     async def _tallies(self) -> list[Tally]:
-        """Of the groups that are ours to count: over the fleet, one process counts each."""
+        """The dead letters of the groups that this process counts. One process of the fleet counts each group."""
         if not self._broker.features.aside:
             return []
         letters = DeadLetters(self._broker, [(each.topic, each.group) for each in self._handlers])
@@ -258,7 +258,8 @@ class Crew:
         return found
 
     async def _counts(self, handler: Handler, consumer: Consumer) -> bool:
-        """The owner of partition 0 counts. Of several that share it, the one with the lowest member name does."""
+        """Whether this process counts the group's dead letters. The owner of partition 0 does; of several members that
+        share it, the one with the lowest name."""
         if Partition(handler.topic, 0) not in consumer.plane.held:
             return False
         if not self._is_shared(handler):
@@ -269,14 +270,14 @@ class Crew:
         return ours == min((*names, ours))
 
     def _dead_depth(self, handler: Handler) -> dict[str, Any]:
-        """As the monitor last counted."""
+        """The dead letters at the monitor's last count."""
         tally = self._counted.get((handler.topic, handler.group))
         depth, age_s = (tally.depth, tally.oldest_age_s) if tally is not None else (None, None)
         return {"dead_letters": depth, "dead_oldest_s": age_s}
 
 
 def partition_readings(consumer: Consumer) -> tuple[PartitionReading, ...]:
-    """How each partition that the consumer holds is doing."""
+    """The current figures of each partition that the consumer holds."""
     return tuple(_partition_reading(partition, lag) for partition, lag in sorted(consumer.lags().items()))
 
 

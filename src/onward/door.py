@@ -1,4 +1,4 @@
-"""publish for callers without an event loop: plain scripts and threads."""
+"""Publishing for callers without an event loop: plain scripts and threads."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from onward.settings import Settings
 
 Answer = TypeVar("Answer")
 
-_LOOP_PATIENCE_S = 5.0  # beyond the broker's own time limit, for a loop that is slow to turn
+_LOOP_PATIENCE_S = 5.0  # added to the broker's own time limit, for a busy event loop
 
 
 def refuse_loop_thread() -> None:
@@ -23,15 +23,15 @@ def refuse_loop_thread() -> None:
 
 
 class SyncDoor:
-    """A broker on an event loop in a thread of its own, for callers that have no loop. The first publish opens it.
+    """A broker on an event loop in its own thread, for callers that have no loop. The first publish opens it.
 
-    It ends with the process: what publish has returned for is durable, so there is nothing left to finish.
+    It is never closed and ends with the process. Events that `publish` has returned for are stored, so no work is left.
     """
 
     def __init__(self, settings: Settings, opening: Callable[[], Coroutine[Any, Any, Broker]]) -> None:
         self._settings = settings
         self._open_broker = opening
-        self._opening = threading.Lock()  # several threads may come first
+        self._opening = threading.Lock()  # several threads may publish first at the same time
         self._opened: tuple[Broker, asyncio.AbstractEventLoop] | None = None
 
     def publish(self, events: list[Event]) -> None:
@@ -61,14 +61,15 @@ def wait_for(
     settings: Settings,
     events: Sequence[Event] = (),
 ) -> Answer:
-    """The answer of work on a loop in another thread. The broker keeps its own time limit; this one is for the loop."""
+    """Run the work on a loop in another thread, and return its result. The broker has its own time limit; the limit
+    here is for a blocked loop."""
     waiting = asyncio.run_coroutine_threadsafe(work, loop)
     limit_s = settings.publish_timeout_s + _LOOP_PATIENCE_S
     try:
         return waiting.result(limit_s)
     except TimeoutError:
         if waiting.done():
-            raise  # the work's own
+            raise  # the work itself raised TimeoutError
         waiting.cancel()
         raise PublishError(
             f"no answer within {limit_s:g} s: the application's event loop is blocked or has ended; look for a handler "

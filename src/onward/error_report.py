@@ -1,7 +1,7 @@
-"""An error as text that every store takes, whatever happens when the error is looked at.
+"""Turns an error into text that every store accepts, also if reading the error raises.
 
-An exception of a user's may raise from `__str__`, `__class__` or the name of its class, and its text may hold half a
-surrogate pair, which no encoding has. Texts of errors enter here and nowhere else.
+A user's exception may raise from `__str__`, `__class__` or the name of its class. Its text may contain half a surrogate
+pair, which no encoding can represent. Every error text passes through this module before it is stored.
 """
 
 from traceback import format_exception, format_tb
@@ -11,30 +11,30 @@ import msgspec
 from onward.errors import GiveUp, RemoteError, RetryLater, Skip, Undecodable, class_name, kind_name
 
 _MAX_TEXT = 20_000  # characters of an error's message, and of its traceback
-_traceback = BaseException.__dict__["__traceback__"].__get__  # whatever a subclass makes of the name
+_traceback = BaseException.__dict__["__traceback__"].__get__  # a subclass may override the attribute
 _DECISIONS: tuple[type[BaseException], ...] = (Undecodable, RetryLater, GiveUp, Skip)
 
 
 class ErrorReport(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of an error, fit to be sent and stored."""
+    """A description of an error that can be sent and stored."""
 
     name: str
     message: str
     kinds: list[str]  # its class and all its bases, as module.name
     trace: str
-    decision: str = ""  # the name of the class by which the error decides what becomes of its event; empty: it does not
-    after_s: float = 0.0  # of RetryLater
+    decision: str = ""  # the name of the class in `_DECISIONS` that the error belongs to; empty: none
+    after_s: float = 0.0  # only for RetryLater
 
 
 def storable(text: str) -> str:
-    """Text that every store takes, cut in the middle if it is long. Half a surrogate pair is escaped."""
+    """The text as every store accepts it: half a surrogate pair is escaped, and a long text is cut in the middle."""
     if len(text) > _MAX_TEXT:
         text = f"{text[: _MAX_TEXT // 2]} … {text[-_MAX_TEXT // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def name_of(error: BaseException) -> str:
-    """The name of its class."""
+    """The name of the error's class."""
     return error.name if issubclass(type(error), RemoteError) else storable(class_name(type(error)))  # type: ignore[attr-defined]
 
 
@@ -58,7 +58,7 @@ def report(error: BaseException) -> ErrorReport:
     decision = next((each for each in _DECISIONS if issubclass(kind, each)), None)
     after_s = getattr(error, "after_s", None) if decision is RetryLater else 0.0
     if not isinstance(after_s, float):
-        decision, after_s = None, 0.0  # a RetryLater that does not say when is a failure like any other
+        decision, after_s = None, 0.0  # a RetryLater without a valid time is an ordinary failure
     return ErrorReport(
         name=name_of(error),
         message=message_of(error),
@@ -70,7 +70,7 @@ def report(error: BaseException) -> ErrorReport:
 
 
 def revived(reported: ErrorReport) -> BaseException:
-    """An error that stands for the reported one."""
+    """An error built from the report. It leads to the same outcome as the original one."""
     error = RemoteError(reported.name, reported.message, reported.kinds, reported.trace)
     decision = next((each for each in _DECISIONS if each.__name__ == reported.decision), None)
     if decision is None:
@@ -81,9 +81,9 @@ def revived(reported: ErrorReport) -> BaseException:
 
 
 def harmless(error: BaseException) -> BaseException:
-    """The error, or one that stands for it if looking at it raises."""
+    """The error, or a replacement if reading the error raises."""
     try:
-        error.__class__  # noqa: B018  # isinstance asks for it
+        error.__class__  # noqa: B018  # isinstance reads it
         if isinstance(error, RetryLater):
             float(error.after_s)
     except BaseException:

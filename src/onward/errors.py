@@ -1,42 +1,42 @@
 """Every error that Onward raises.
 
 OnwardError
-├── ConfigError                 something was declared or set wrongly; nothing has been written
-│   ├── UnknownScheme           no broker speaks this URL
+├── ConfigError                 a declaration or a setting is wrong; nothing has been written
+│   ├── UnknownScheme           no broker has the scheme of this URL
 │   ├── MissingExtra            the broker's client library is not installed
-│   ├── BadSetting              a setting has no such name or no such value
-│   ├── BadName                 a topic or group name that a broker would refuse
-│   ├── BadHandler              a handler that cannot be called, or a second one for its topic and group
-│   └── PartitionsDiffer        the topic is stored with another partition count
+│   ├── BadSetting              there is no setting of this name, or it cannot have this value
+│   ├── BadName                 brokers would refuse this topic or group name
+│   ├── BadHandler              the handler cannot run as declared, or its topic and group already have a handler
+│   └── PartitionsDiffer        the broker stores the topic with another partition count
 ├── PayloadError                the event cannot be published; nothing has been written
-│   ├── Unserialisable          the value has no bytes form
+│   ├── Unserialisable          the value cannot be turned into bytes
 │   └── TooLarge                the value exceeds max_event_bytes
 ├── Undecodable                 a stored value does not fit the handler's annotation
 ├── BrokerError                 the broker failed, or its answer was lost
-│   ├── BadStore                not our file, a damaged file, or one from a newer version
+│   ├── BadStore                the file is damaged, is not Onward's, or is from a newer version
 │   │   └── StoreLost           the file was deleted, replaced or overwritten while it was in use
 │   ├── GroupDropped            the group was dropped while this member was away
 │   ├── Closed                  the broker, subscription or application is closed
 │   ├── PublishError            some events were refused, or it is unknown whether they were stored
 │   │   ├── Backlogged          a limit is reached: max_backlog_bytes, or max_outgoing_bytes in this process
 │   │   └── RelayFenced         a newer outbox relay publishes for this shard
-│   └── AsideError              records could not be set aside; names the partitions in which nothing was done
+│   └── AsideError              records could not be stored aside; names the partitions in which nothing was done
 ├── NoSuchLetter                no dead letter has this id
-├── AlertError                  an alert could not be handed over
-├── Decision                    raised by a handler: what is to become of its event
-│   ├── RetryLater              not now: again in so many seconds
-│   ├── GiveUp                  never: to the dead letters at once
-│   └── Skip                    nothing to do: it counts as handled
+├── AlertError                  an alert could not be delivered
+├── Decision                    raised by a handler to decide what happens to its event
+│   ├── RetryLater              try again in so many seconds
+│   ├── GiveUp                  do not try again: the event becomes a dead letter at once
+│   └── Skip                    there is nothing to do: the event counts as handled
 └── HandlerError                how a handler's run ended
     ├── HandlerTimeout          the handler ran longer than timeout_s
-    ├── Expired                 the event's time was over before its turn came
-    ├── RemoteError             the handler raised in a worker process; its error, told in text
-    ├── Unfinished              nobody's failure: the event stays open and runs again, no attempt charged
-    │   ├── Busy                another run of the same event holds the inbox
-    │   ├── InDoubt             the answer to a commit was lost; the next run sees what became of it
+    ├── Expired                 the event expired before its turn came
+    ├── RemoteError             the handler raised in a worker process; carries that error as text
+    ├── Unfinished              not a failure: the event stays open and runs again, no attempt is charged
+    │   ├── Busy                another run of the same event has it claimed in the inbox
+    │   ├── InDoubt             the answer to a commit was lost; the next run finds out whether it took effect
     │   ├── Superseded          a newer owner of the partition has written; this run took no effect
-    │   └── Unreachable         the inbox cannot be asked or told; it runs again when it may be back
-    └── WorkerDied              the worker running the handler died
+    │   └── Unreachable         the inbox cannot be reached; the event waits and runs again
+    └── WorkerDied              the worker that ran the handler died
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ __all__ = [
 
 
 class OnwardError(Exception):
-    """The root. Its text names the thing, the cause and the cure."""
+    """The base of every error here. Its text names the thing, the cause and the cure."""
 
 
 class ConfigError(OnwardError):
@@ -159,8 +159,8 @@ class Closed(BrokerError):
 class PublishError(BrokerError):
     """Every event of the call that is in neither list was accepted.
 
-    `refused`: certainly not accepted; publish them again in this order.
-    `unknown`: the broker's answer was lost; publishing again may make duplicates.
+    `refused`: these were certainly not accepted. Publish them again in this order.
+    `unknown`: the broker's answer for these was lost. Publishing them again may make duplicates.
     """
 
     def __init__(self, why: str, *, refused: Sequence[Event] = (), unknown: Sequence[Event] = ()) -> None:
@@ -178,10 +178,10 @@ class RelayFenced(PublishError):
 
 
 class AsideError(BrokerError):
-    """A settle whose records could not all be stored.
+    """Some records of a settle could not be stored.
 
-    `partitions`: nothing was done there. `lost`: no longer ours, nothing was done there either. In all other
-    partitions of the call the settle took effect.
+    `partitions`: the settle did nothing in these. `lost`: they are no longer ours, and it did nothing there either. In
+    all other partitions of the call it took effect.
     """
 
     def __init__(self, why: str, *, partitions: Sequence[Partition], lost: Sequence[Partition] = ()) -> None:
@@ -199,28 +199,28 @@ class AlertError(OnwardError):
 
 
 class Decision(OnwardError):
-    """For handlers to raise. In a batch it is taken once the batch is split and the event stands alone."""
+    """For handlers to raise. A batch handler's decision counts only when the batch has been split down to one event."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
 
 
 class RetryLater(Decision):
-    """Try this event again in `after_s` seconds. It counts as a failed attempt, so that retries end."""
+    """Try this event again in `after_s` seconds. This counts as a failed attempt, so that retries end."""
 
     def __init__(self, after_s: float, reason: str = "") -> None:
         if not 0 <= after_s < float("inf"):
-            raise ValueError(f"RetryLater({after_s}): seconds from now, 0 or more")
+            raise ValueError(f"RetryLater({after_s}): give the seconds from now, 0 or more")
         super().__init__(reason or f"again in {after_s:g} s")
         self.after_s = float(after_s)
 
 
 class GiveUp(Decision):
-    """No further attempt would help: the event is a dead letter with this reason."""
+    """No further attempt would help: the event becomes a dead letter with this reason."""
 
 
 class Skip(Decision):
-    """There is nothing to do for this event: it counts as handled, and is counted as skipped."""
+    """There is nothing to do for this event. It counts as handled; a metric counts it as skipped."""
 
 
 class HandlerError(OnwardError):
@@ -236,10 +236,10 @@ class Expired(HandlerError):
 
 
 class RemoteError(HandlerError):
-    """What a handler raised in another process. The error itself stays there: not every error can be pickled. It also
-    stands for an error that raises when it is looked at.
+    """Describes an error that a handler raised in another process. The error itself stays there, because not every
+    error can be pickled. This class also replaces an error that raises when its text or class is read.
 
-    `name` is its class, `kinds` that class and all its bases as module.name, `trace` the traceback's text.
+    `name` is the error's class, `kinds` that class and all its bases as module.name, `trace` the traceback's text.
     """
 
     def __init__(self, name: str, message: str, kinds: Sequence[str], trace: str) -> None:
@@ -252,7 +252,7 @@ class RemoteError(HandlerError):
         return f"{self.name}({str(self)!r})"
 
     def is_a(self, kinds: Sequence[type[BaseException]]) -> bool:
-        """`isinstance`, for the error that it tells of."""
+        """`isinstance`, for the error that this one describes."""
         return any(kind_name(kind) in self.kinds for kind in kinds)
 
 
@@ -281,7 +281,7 @@ class WorkerDied(HandlerError):
 
 
 def class_name(kind: type) -> str:
-    """Also of a class whose metaclass raises when it is asked."""
+    """The name of a class, also if its metaclass raises from `__qualname__`."""
     return type.__dict__["__qualname__"].__get__(kind)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""A declared handler: which events it takes, how it runs, and how it is called."""
+"""A declared handler: which events it handles, how it runs, and how it is called."""
 
 import functools
 import inspect
@@ -39,7 +39,7 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     batch_wait_s: float
     inbox: Inbox | None = None
-    wants: Callable[[str], bool] | None = None  # by the event's type; None: all of them
+    wants: Callable[[str], bool] | None = None  # called with an event's type; None: all types
 
     @property
     def is_batch(self) -> bool:
@@ -47,14 +47,16 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(function: Function, engine: EngineName | None) -> EngineName:
-    """The engine for this function: `async def` runs in tasks, `def` in threads, unless `engine` says processes."""
+    """The engine for this function: tasks for `async def`, threads for `def`, unless `engine` is "processes"."""
     where, is_async = f"handler {function.__qualname__}", inspect.iscoroutinefunction(function)
     if engine is None:
         return "tasks" if is_async else "threads"
     if engine not in get_args(EngineName):
         raise BadHandler(f"{where}: engine={engine!r}; choose 'tasks', 'threads' or 'processes', or leave it out")
     if engine == "tasks" and not is_async:
-        raise BadHandler(f"{where} is not `async def`, and engine='tasks' would stop for it; leave engine out: threads")
+        raise BadHandler(
+            f"{where} is not `async def`, so engine='tasks' would block the event loop; leave engine out to use threads"
+        )
     if engine == "threads" and is_async:
         raise BadHandler(f"{where} is `async def`, which needs no thread; leave engine out, or make it a plain `def`")
     if engine == "processes":
@@ -63,48 +65,50 @@ def choose(function: Function, engine: EngineName | None) -> EngineName:
 
 
 def check_choices(handler: Handler) -> None:
-    """BadHandler, if one of the choices it was declared with is impossible."""
+    """Raises BadHandler if an option of the declaration is impossible."""
     if handler.ordering not in ("key", "partition", "none"):
         raise BadHandler(f"{handler.name}: ordering={handler.ordering!r}; choose 'key', 'partition' or 'none'")
     if not isinstance(handler.retry, Retry):
         raise BadHandler(f"{handler.name}: retry={handler.retry!r}; use Retry(attempts=...)")
     if not isinstance(handler.concurrency, int) or handler.concurrency < 1:
-        raise BadHandler(f"{handler.name}: concurrency={handler.concurrency!r}; a number, at least 1")
+        raise BadHandler(f"{handler.name}: concurrency={handler.concurrency!r}; use a whole number, at least 1")
     for name, value in (("workers", handler.workers), ("max_events_per_worker", handler.max_events_per_worker)):
         if value is not None and (handler.engine != "processes" or value < 1):
-            raise BadHandler(f"{handler.name}: {name}={value}; at least 1, and only with engine='processes'")
+            raise BadHandler(f"{handler.name}: {name}={value}; use at least 1, and only with engine='processes'")
     if handler.timeout_s is not None and handler.timeout_s <= 0:
-        raise BadHandler(f"{handler.name}: timeout_s={handler.timeout_s}; more than 0, or None for no limit")
+        raise BadHandler(f"{handler.name}: timeout_s={handler.timeout_s}; use more than 0, or None for no limit")
     if handler.batch_size < 1 or handler.batch_wait_s < 0:
         raise BadHandler(
-            f"{handler.name}: batch_size={handler.batch_size} or batch_wait_s={handler.batch_wait_s} is too low"
+            f"{handler.name}: batch_size={handler.batch_size} must be at least 1, and "
+            f"batch_wait_s={handler.batch_wait_s} at least 0"
         )
     if handler.on_dead not in ("pass", "hold") or (handler.on_dead == "hold" and handler.ordering != "key"):
-        raise BadHandler(f"{handler.name}: on_dead={handler.on_dead!r}; 'pass', or 'hold' with ordering='key'")
+        raise BadHandler(f"{handler.name}: on_dead={handler.on_dead!r}; use 'pass', or 'hold' with ordering='key'")
     if isinstance(handler.start, str) and handler.start not in ("earliest", "latest"):
-        raise BadHandler(f"{handler.name}: start={handler.start!r}; 'earliest', 'latest' or a Unix time")
+        raise BadHandler(f"{handler.name}: start={handler.start!r}; use 'earliest', 'latest' or a Unix time")
 
 
 def type_filter(types: Sequence[str], name: str) -> Callable[[str], bool]:
-    """Whether an event type matches one of the patterns. `*` is any text, dots included; everything else is literal.
+    """A function that returns whether an event type matches one of the patterns. `*` is any text, dots included;
+    everything else is literal.
 
-    Characters that have a meaning in the patterns of other tools are refused."""
+    Raises BadHandler for characters that have a meaning in the patterns of other tools."""
     if isinstance(types, str) or not isinstance(types, Sequence) or not types:
         raise BadHandler(
-            f"handler {name}: types={types!r}; a list of types, such as ['order.placed', 'notification.*']"
+            f"handler {name}: types={types!r}; use a list of types, such as ['order.placed', 'notification.*']"
         )
     for pattern in types:
         if not isinstance(pattern, str) or not pattern or not pattern.isprintable():
             raise BadHandler(f"handler {name}: types has {pattern!r}; use printable text, such as 'order.*'")
         if odd := set(pattern) & set("?[]#"):
             raise BadHandler(
-                f"handler {name}: types has {pattern!r} with {' '.join(sorted(odd))}, which means nothing here; "
+                f"handler {name}: types has {pattern!r} with {' '.join(sorted(odd))}, which has no meaning here; "
                 "use * for any text"
             )
     parts = ("".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", each)) for each in types)
     match = re.compile("|".join(f"(?:{part})" for part in parts), re.DOTALL).fullmatch
 
-    @functools.lru_cache(maxsize=1024)  # a topic has few types; the limit is for one that has not
+    @functools.lru_cache(maxsize=1024)  # most topics have few types; the limit is for those with many
     def wants(type_: str) -> bool:
         return match(type_) is not None
 
@@ -112,10 +116,11 @@ def type_filter(types: Sequence[str], name: str) -> Callable[[str], bool]:
 
 
 def bind(function: Function, *, batch: bool = False) -> Call:
-    """The function with its decoding: from a delivery to its run, or to the coroutine that is its run.
+    """A callable that decodes a delivery's value and calls the function. It runs a `def`, or returns the coroutine of
+    an `async def`.
 
-    A parameter annotated `Event` gets the event; the other one gets the value, decoded by its annotation. A batch
-    handler takes lists: `list[Event]`, and a list of values.
+    A parameter annotated `Event` gets the event; the other parameter gets the value, decoded by its annotation. A batch
+    handler gets lists: `list[Event]`, and a list of values.
     """
     where = _name(function)
     hints = _hints(function, where)
@@ -128,17 +133,17 @@ def bind(function: Function, *, batch: bool = False) -> Call:
         return call if inspect.iscoroutinefunction(function) else _finished(call, where)
     takes = ", ".join(name for name, _ in _parameters(function)) or "nothing"
     raise BadHandler(
-        f"{where} must take the value, an Event, or both; it takes {takes}. A connection or session needs inbox="
+        f"{where} must take the value, an Event, or both; it takes {takes}. For a connection or session, set inbox="
     )
 
 
 def bind_once(function: Function, inbox: Inbox, *, group: str, engine: EngineName | None, batch: bool = False) -> Call:
-    """`bind`, with the inbox around it: one more parameter may take what the inbox gives, such as its connection."""
+    """`bind`, wrapped by the inbox. One more parameter may receive what the inbox provides, such as its connection."""
     where = _name(function)
     hints = {name: hint for name, hint in _hints(function, where).items() if name != "return"}
     given = [hint for hint in hints.values() if inbox.gives(hint)]
     if len(given) > 1:
-        raise BadHandler(f"{where}: only one parameter can take what its inbox gives; it has {len(given)}")
+        raise BadHandler(f"{where}: the inbox can fill only one parameter; {len(given)} have its type")
     if batch:
         hints = {n: hint if inbox.gives(hint) else _element(hint, n, where) for n, hint in hints.items()}
     annotations = [hints.get(name, Any) for name, _ in _parameters(function)]
@@ -168,7 +173,9 @@ def _name(function: Function) -> str:
     if not inspect.isroutine(function):
         raise BadHandler(f"{function!r} is not a function; decorate a `def` or an `async def`")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise BadHandler(f"handler {function.__qualname__} has a `yield`, so calling it would run nothing; remove it")
+        raise BadHandler(
+            f"handler {function.__qualname__} has a `yield`, so calling it would run nothing; remove the `yield`"
+        )
     return f"handler {function.__qualname__}"
 
 
@@ -191,15 +198,15 @@ def _batch_runner(function: Function, slots: list[str], decode: Decode | None) -
 
 
 def _finished(call: Call, where: str) -> Call:
-    """A plain function has run when it returns. If it returns a coroutine, its work has not been done: that is an
-    error, or the event would count as handled."""
+    """A call that raises BadHandler if a plain function returns a coroutine. Its work has not been done then, but the
+    event would count as handled."""
 
     def finished(work: Any) -> None:
         result = call(work)
         if result is not None and inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            raise BadHandler(f"{where} is a plain function, but returned something to await; declare it `async def`")
+            raise BadHandler(f"{where} is a plain function, but returned an awaitable; declare it `async def`")
 
     return finished
 
@@ -247,7 +254,7 @@ def _element(annotation: Any, name: str, where: str) -> Any:
 def _hints(function: Function, where: str) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
-    except Exception as error:  # whatever evaluating an annotation may raise
+    except Exception as error:  # evaluating an annotation may raise anything
         raise BadHandler(
             f"{where}: an annotation cannot be resolved ({error}); import the type, and define it at module level"
         ) from error
@@ -263,5 +270,7 @@ def _parameters(function: Function) -> list[tuple[str, inspect.Parameter]]:
 
 def _slot(annotation: Any, parameter: inspect.Parameter, where: str) -> str:
     if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-        raise BadHandler(f"{where}: parameter {parameter.name!r} must be an ordinary one")
+        raise BadHandler(
+            f"{where}: parameter {parameter.name!r} cannot be filled; use positional parameters, or give it a default"
+        )
     return "event" if annotation is Event else "value"

@@ -1,4 +1,4 @@
-"""Between a user's values and bytes, by annotation: pydantic, msgspec.Struct, dataclass, dict, str, bytes."""
+"""Converts between values and bytes, by annotation: pydantic, msgspec.Struct, dataclass, dict, str, bytes."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ Decode = Callable[[bytes | None], Any]
 
 
 def encode(value: Any, topic: str = "") -> bytes | None:
-    """The bytes of a value. None is a tombstone, bytes stay as they are, str is UTF-8, everything else is JSON."""
+    """The bytes of a value. None is a tombstone, bytes stay as they are, str becomes UTF-8, everything else JSON."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, bytearray | memoryview):
@@ -23,10 +23,11 @@ def encode(value: Any, topic: str = "") -> bytes | None:
         data = value.encode() if isinstance(value, str) else _json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise Unserialisable(_why(value, topic, error)) from error
-    # NaN and the infinities become null: what the handler would get is not what was published.
+    # JSON turns NaN and the infinities into null, so the handler would not get what was published.
     if b"null" in data and (odd := _first(value, _is_no_number)):
         raise Unserialisable(
-            f"{_what(value, topic)} cannot be published: {odd} is not a number that JSON has; use None, or a str"
+            f"{_what(value, topic)} cannot be published: {odd} is not a finite number, and JSON has no NaN or "
+            "infinity; use None or a str"
         )
     return data
 
@@ -46,7 +47,7 @@ def _what(value: Any, topic: str) -> str:
 
 
 def _first(value: Any, odd: Callable[[Any], bool], path: str = "value") -> str | None:
-    """Where in a value the first odd leaf stands, as in `value.lines[3].price`."""
+    """The path of the first odd leaf of a value, such as `value.lines[3].price`."""
     if odd(value):
         return path
     if isinstance(value, Mapping):
@@ -69,12 +70,12 @@ def _is_half(leaf: Any) -> bool:
 
 
 def type_name(value: Any) -> str:
-    """The event type a value speaks of by itself: the name of its class, unless that is a plain container."""
+    """The default event type of a value: the name of its class; empty for a builtin."""
     return "" if type(value).__module__ == "builtins" else type(value).__name__
 
 
 def decoder(annotation: Any) -> Decode:
-    """A function from an event's bytes to what the handler asked for; it raises Undecodable."""
+    """A function that decodes an event's bytes into the annotated type. It raises Undecodable."""
     takes_none = annotation is Any or annotation is NoneType or NoneType in _options(annotation)
     decode = _from_bytes(annotation)
 
@@ -83,12 +84,12 @@ def decoder(annotation: Any) -> Decode:
             if takes_none:
                 return None
             raise Undecodable(
-                f"a tombstone (no value) for a handler that takes {_name(annotation)}; add `| None` to it"
+                f"the event is a tombstone (no value), but the handler takes {_name(annotation)}; add `| None` to it"
             )
         try:
             return decode(value)
         except (ValueError, msgspec.MsgspecError) as error:  # pydantic's and UTF-8's errors are ValueErrors
-            raise Undecodable(f"the value is no {_name(annotation)}: {error}") from error
+            raise Undecodable(f"the value cannot be decoded as {_name(annotation)}: {error}") from error
 
     return checked
 
@@ -108,7 +109,7 @@ def _from_bytes(annotation: Any) -> Callable[[bytes], Any]:
     info = msgspec.inspect.type_info(annotation)
     if isinstance(info, msgspec.inspect.CustomType):
         raise BadHandler(
-            f"{_name(annotation)} cannot be made from JSON; "
+            f"{_name(annotation)} cannot be decoded from JSON; "
             "annotate with bytes, str, dict, a dataclass, a msgspec.Struct or a pydantic model"
         )
     return msgspec.json.Decoder(annotation).decode
@@ -119,12 +120,12 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 
 
 def _has_pydantic(annotation: Any) -> bool:
-    """Is a model anywhere in it, as in list[Order]?"""
+    """Whether the annotation contains a model anywhere, as list[Order] does."""
     return _is_pydantic(annotation) or any(_has_pydantic(inner) for inner in get_args(annotation))
 
 
 def _is_pydantic(annotation: Any) -> bool:
-    # A model can only be annotated with when pydantic is imported, so this never imports it.
+    # An annotation can only be a model if pydantic is already imported, so this never imports it.
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)
 

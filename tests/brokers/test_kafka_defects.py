@@ -110,7 +110,7 @@ def test_defect_4_a_dead_letter_that_cannot_be_stored_stays_open(
             await until(lambda: len(begun) == 5)
             with harness.refuse_aside():
                 refused.set()
-                await until(lambda: "dead letters cannot be stored" in caplog.text)
+                await until(lambda: "dead events cannot be stored" in caplog.text)
                 assert stage.watermark() == 0, "committed an event that is neither done nor stored"
             await until(lambda: stage.watermark() == 5)
             app.stop()

@@ -84,7 +84,7 @@ def test_trap_15_a_dead_letter_is_complete_and_only_its_key_waits_until_it_is_st
                 await begun.wait()
                 with harness.refuse_aside():
                     refused.set()
-                    await until(lambda: "dead letters cannot be stored" in caplog.text)
+                    await until(lambda: "dead events cannot be stored" in caplog.text)
                     await until(lambda: len(done) == 5)
                     assert done == [f"good-{n}" for n in range(5)], "the bad key went on, or the other keys did not"
                     assert not stage.watermark()

@@ -196,7 +196,7 @@ def test_an_application_whose_leases_cannot_be_renewed_names_the_holder(
                     await until(lambda n=seconds: f"certain for {n} s" in str(app.health().troubles))  # type: ignore[misc]
                 lines = [each.getMessage() for each in caplog.records if "not ready: " in each.getMessage()]
                 assert len([line for line in lines if held in line]) == 1
-                assert len([line for line in lines if "ownership has not been certain" in line]) == 1
+                assert len([line for line in lines if "ownership has been uncertain" in line]) == 1
             await until(lambda: app.health().ready)
 
     async def until(condition: Callable[[], bool]) -> None:

@@ -52,7 +52,7 @@ def test_the_event_that_killed_a_supervised_worker_is_named(shell: Shell) -> Non
     (line,) = [
         line
         for line in running.err.splitlines()
-        if name in line and " is dead: it killed its process, time 1 of crash_limit=1" in line
+        if name in line and " is dead: it killed its process (crash 1 of crash_limit=1)" in line
     ]
     assert "key 'c-1'" in line
     assert stopped(running) == 0
@@ -75,7 +75,7 @@ def test_a_single_worker_goes_on_after_an_event_that_kills_it(shell: Shell) -> N
 def test_the_event_that_killed_an_engine_worker_is_named(shell: Shell) -> None:
     shell.write("deadly.py", DEADLY.format(options="engine='processes', workers=1"))
     running = shell.start("run", "deadly:app")
-    running.saw("takes orders")
+    running.saw("handles topic orders")
     deadly = publish(shell)
     running.saw("billed next")
     (line,) = [

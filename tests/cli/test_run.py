@@ -119,7 +119,7 @@ def test_a_second_signal_ends_it_at_once(shell: Shell) -> None:
     running = shell.start("run", "sleeper:app")
     running.saw("sleeping")
     running.send(signal.SIGTERM)
-    running.saw("once more ends at once")
+    running.saw("a second signal ends the process at once")
     time.sleep(ECHO_S)  # sooner it would be taken for the same signal sent twice
     running.send(signal.SIGTERM)
     assert running.ended() == -signal.SIGTERM
@@ -135,14 +135,14 @@ def test_a_signal_that_is_sent_twice_counts_once(shell: Shell, first: signal.Sig
     time.sleep(0.05)
     running.send(signal.SIGTERM)
     assert running.ended() == 0
-    assert running.err.count("once more ends at once") == 1
+    assert running.err.count("a second signal ends the process at once") == 1
 
 
 def test_a_signal_that_is_sent_twice_does_not_cut_the_last_moments(shell: Shell) -> None:
     """When the second one arrives, the handlers have ended and the process has not."""
     shell.write("lazy.py", "import atexit, time\nfrom shop import app\natexit.register(time.sleep, 1)\n")
     running = shell.start("run", "lazy:app")
-    running.saw("takes orders")
+    running.saw("handles topic orders")
     for _ in range(2):
         running.send(signal.SIGTERM)
         time.sleep(0.05)
@@ -155,7 +155,7 @@ def test_a_signal_that_is_sent_twice_does_not_cut_an_idle_process(shell: Shell, 
     codes = {}
     for gap_ms in (20, 50, 100):
         running = shell.start("run", "shop:app")
-        running.saw("takes orders")
+        running.saw("handles topic orders")
         running.send(number)
         time.sleep(gap_ms / 1000)
         running.send(number)
@@ -232,8 +232,8 @@ def test_engine_workers_do_not_outlive_a_process_that_is_cut(shell: Shell) -> No
 @pytest.mark.slow
 def test_logs_one_line_with_time_and_level(shell: Shell) -> None:
     running = shell.start("run", "shop:app")
-    running.saw("shop.bill takes orders")
-    assert " INFO    shop.bill takes orders for group billing" in running.err
+    running.saw("shop.bill handles topic orders")
+    assert " INFO    shop.bill handles topic orders for group billing" in running.err
     quiet = shell.start("run", "shop:app", "--log-level", "error")
     publish(shell.folder, *range(20))
     for each in (running, quiet):
@@ -248,7 +248,7 @@ def test_an_application_that_sets_up_logging_is_left_alone(shell: Shell) -> None
         "loud.py", "import logging\nlogging.basicConfig(level=10, format='mine %(message)s')\nfrom shop import app\n"
     )
     running = shell.start("run", "loud:app")
-    running.saw("mine shop.bill takes orders")
+    running.saw("mine shop.bill handles topic orders")
     running.send(signal.SIGTERM)
     assert running.ended() == 0
 
@@ -267,7 +267,7 @@ def test_the_application_is_found_without_an_argument(shell: Shell, source: str)
     else:
         shell.write("onward.toml", 'app = "shop:app"\n')
     running = shell.start("run")
-    running.saw("takes orders")
+    running.saw("handles topic orders")
     assert running.err.startswith(f"using shop:app ({source})\n")
     running.send(signal.SIGTERM)
     assert running.ended() == 0

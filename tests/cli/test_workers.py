@@ -67,7 +67,7 @@ def pids(running: Running) -> list[int]:
 
 def started(shell: Shell, *options: str, application: str = "shop:app", workers: int = 2) -> Running:
     running = shell.start("run", application, "--workers", str(workers), *options)
-    running.saw("takes orders", times=workers)
+    running.saw("handles topic orders", times=workers)
     return running
 
 
@@ -87,7 +87,7 @@ def tend_until_done(fleet: Supervisor) -> None:
 def test_a_killed_worker_is_replaced(shell: Shell) -> None:
     running = started(shell)
     os.kill(pids(running)[0], signal.SIGKILL)
-    running.saw("takes orders", times=3)
+    running.saw("handles topic orders", times=3)
     assert "was killed by SIGKILL; starting another" in running.err
     publish(shell.folder, *range(10))
     running.saw("billed", times=10)
@@ -100,7 +100,7 @@ def test_a_killed_worker_is_replaced(shell: Shell) -> None:
 def test_a_single_worker_is_replaced_too(shell: Shell) -> None:
     running = started(shell, workers=1)
     os.kill(pids(running)[0], signal.SIGKILL)
-    running.saw("takes orders", times=2)
+    running.saw("handles topic orders", times=2)
     assert stopped(running) == 0
 
 
@@ -153,7 +153,7 @@ def test_a_name_in_the_environment_that_is_no_setting_is_reported_once(shell: Sh
     shell.environment["ONWARD_SERVICE_HOST"] = "10.0.0.1"
     running = started(shell)
     os.kill(pids(running)[0], signal.SIGKILL)
-    running.saw("takes orders", times=3)
+    running.saw("handles topic orders", times=3)
     assert stopped(running) == 0
     (line,) = [line for line in running.err.splitlines() if "ONWARD_SERVICE_HOST" in line]
     assert " WARNING ignored these environment variables" in line
@@ -189,14 +189,14 @@ def test_what_is_wrong_with_a_topic_is_not_tried_again(shell: Shell) -> None:
 
 def test_reload_restarts_on_an_edit(shell: Shell) -> None:
     running = shell.start("run", "shop:app", "--reload")
-    running.saw("takes orders")
+    running.saw("handles topic orders")
     good = (shell.folder / "shop.py").read_text()
     shell.write("shop.py", "1 / 0")
     running.saw("shop.py changed: restarting")
     running.saw("ZeroDivisionError")
     running.saw("waiting for a file to change")
     shell.write("shop.py", good.replace("billed", "charged"))
-    running.saw("takes orders", times=2)
+    running.saw("handles topic orders", times=2)
     publish(shell.folder, 1)
     running.saw("charged 1")
     assert stopped(running) == 0
@@ -218,7 +218,7 @@ def test_a_stopped_worker_that_holds_the_lock_is_killed(shell: Shell) -> None:
     running = started(shell, application="freezer:app")
     publish(shell.folder, "freeze")
     running.saw("has held the lock of")
-    running.saw("takes orders", times=3)
+    running.saw("handles topic orders", times=3)
     running.saw("billed freeze")
     assert stopped(running) == 0
 

@@ -1,4 +1,4 @@
-"""Handlers and an application that worker processes can import. The environment says which database and which log."""
+"""Handlers and an application that worker processes can import. The environment sets the database and the log."""
 
 import os
 import time
@@ -53,7 +53,7 @@ def handle(order: Order, event: Event) -> None:
     if order.deadly and context.current().attempt == 1:
         os.kill(os.getpid(), 9)
     end = time.monotonic() + order.seconds
-    while time.monotonic() < end:  # busy, so that only the system can end it
+    while time.monotonic() < end:  # busy, so that only a signal of the system can end it
         pass
     _write(order, "end")
 

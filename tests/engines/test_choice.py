@@ -38,7 +38,7 @@ def test_the_function_chooses_its_engine_by_default(app: Onward) -> None:
     assert [type(_engine(handler)) for handler in app.handlers] == [TaskEngine, ThreadEngine]
 
 
-def test_processes_take_both_by_word(app: Onward) -> None:
+def test_processes_are_chosen_explicitly(app: Onward) -> None:
     from tests.engines import programs
 
     app.handler("c", engine="processes", workers=3, max_events_per_worker=10)(programs.never_there)
@@ -61,7 +61,7 @@ def refused() -> list[tuple[Callable[..., Any], dict[str, Any], str]]:
 
 
 @pytest.mark.parametrize(("function", "options", "says"), refused())
-def test_what_cannot_work_is_refused_with_its_cure(
+def test_an_impossible_choice_is_refused_with_its_cure(
     app: Onward, function: Callable[..., Any], options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(BadHandler, match=says):

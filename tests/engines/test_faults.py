@@ -1,4 +1,4 @@
-"""Worker processes under the whole application: killed workers, Ctrl-C, a killed parent."""
+"""Worker processes under a complete application: killed workers, Ctrl-C, a killed parent."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ def app(log: Path) -> Onward:
 
 @pytest.fixture
 def program(app: Onward) -> Iterator[subprocess.Popen[bytes]]:
-    """The same as a process, in a process group of its own, like one that was started at a prompt."""
+    """The same application as a process, in its own process group, as if it was started at a prompt."""
     command = [sys.executable, "-m", "onward", "run", "tests.engines.programs:app"]
     with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
         yield process
@@ -93,18 +93,18 @@ def assert_key_order(done: list[Line], keys: int = 20) -> None:
 
 
 @pytest.mark.slow
-def test_every_fiftieth_event_kills_its_worker_once(app: Onward, log: Path) -> None:
+def test_an_event_that_kills_its_worker_is_the_only_one_charged(app: Onward, log: Path) -> None:
     publish(app, [Order(n, deadly=n % 50 == 0) for n in range(1000)])
     run_until(app, lambda: len({line.n for line in lines(log, "end")}) == 1000)
     attempts: dict[int, list[int]] = defaultdict(list)
     for line in lines(log, "begin"):
         attempts[line.n].append(line.attempt)
     assert {n: tries for n, tries in attempts.items() if n % 50 == 0} == {n: [1, 2] for n in range(0, 1000, 50)}
-    assert {max(tries) for n, tries in attempts.items() if n % 50} == {1}, "a neighbour was charged"
+    assert {max(tries) for n, tries in attempts.items() if n % 50} == {1}, "another event was charged with an attempt"
     assert_key_order(lines(log, "end"))
 
 
-def test_a_few_events_that_kill_their_workers(app: Onward, log: Path) -> None:
+def test_only_events_that_kill_their_workers_run_twice(app: Onward, log: Path) -> None:
     publish(app, [Order(n, deadly=n % 50 == 0) for n in range(100)])
     run_until(app, lambda: len({line.n for line in lines(log, "end")}) == 100)
     tries = Counter(line.n for line in lines(log, "begin"))
@@ -112,7 +112,7 @@ def test_a_few_events_that_kill_their_workers(app: Onward, log: Path) -> None:
     assert_key_order(lines(log, "end"))
 
 
-def test_ctrl_c_in_the_middle_of_the_work(
+def test_ctrl_c_drains_and_repeats_nothing(
     app: Onward, log: Path, program: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(app, [Order(n, seconds=0.06) for n in range(120)])
@@ -121,15 +121,15 @@ def test_ctrl_c_in_the_middle_of_the_work(
     assert program.wait(timeout=30) == 0
     before = lines(log, "end")
     assert len(before) < 120
-    assert len(lines(log, "begin")) == len(before), "a drain lets what runs end"
+    assert len(lines(log, "begin")) == len(before), "the drain did not let a running event end"
     run_until(app, lambda: len(lines(log, "end")) >= 120)
-    assert Counter(line.n for line in lines(log, "end")) == Counter(range(120)), "a clean stop repeats nothing"
+    assert Counter(line.n for line in lines(log, "end")) == Counter(range(120)), "an event ran again after a clean stop"
     assert {line.attempt for line in lines(log, "end")} == {1}
     assert_key_order(lines(log, "end"))
 
 
 @pytest.mark.slow
-def test_ctrl_c_when_there_is_no_time_to_drain(
+def test_ctrl_c_without_time_to_drain_charges_no_attempt(
     app: Onward, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PROGRAM_DRAIN_S", "0.2")
@@ -197,19 +197,19 @@ def script(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize("how", [("shop.py",), pytest.param(("-m", "shop"), marks=pytest.mark.slow)])
-def test_a_handler_of_the_main_script_is_found(tmp_path: Path, how: tuple[str, ...]) -> None:
+def test_workers_find_a_handler_of_the_main_script(tmp_path: Path, how: tuple[str, ...]) -> None:
     ran = script(tmp_path, _SCRIPT + "if __name__ == '__main__': asyncio.run(main())", *how)
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "seen").read_text().split()[:2] == ["1", "__mp_main__"]
 
 
-def test_a_script_without_a_guard_gets_an_error_that_says_so(tmp_path: Path) -> None:
+def test_the_error_of_a_script_without_a_guard_names_the_guard(tmp_path: Path) -> None:
     ran = script(tmp_path, _SCRIPT.replace("workers=1", "workers=4") + "asyncio.run(app.run())")
     assert ran.returncode == 1
     assert "if __name__ == '__main__'" in ran.stderr.splitlines()[-1]
 
 
-def test_a_program_without_a_file_is_refused_when_it_declares(tmp_path: Path) -> None:
+def test_a_handler_in_a_program_without_a_file_is_refused(tmp_path: Path) -> None:
     ran = script(tmp_path, "", "-c", _SCRIPT)
     assert ran.returncode == 1
     assert "BadHandler: handler handle is defined in a program that has no file" in ran.stderr

@@ -1,4 +1,4 @@
-"""The process engine: what is its own. The rest is in the suite."""
+"""What only the process engine does. The suite tests the rest."""
 
 import asyncio
 import contextlib
@@ -49,14 +49,14 @@ def children() -> set[int]:
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left_behind() -> Iterator[None]:
-    """Servers of other tests may stand beside; no worker may."""
+def no_worker_is_left() -> Iterator[None]:
+    """Check that no worker process outlives its test. Servers of other tests may be running."""
     before = children()
     yield
     assert children() <= before
 
 
-def test_a_worker_is_replaced_after_its_share(trial: Callable[..., Trial]) -> None:
+def test_a_worker_is_replaced_after_max_events_per_worker(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
         async with trial(max_events_per_worker=10) as t:
             await t.all([t.order(n) for n in range(40)])
@@ -69,7 +69,7 @@ def test_a_worker_is_replaced_after_its_share(trial: Callable[..., Trial]) -> No
     asyncio.run(main())
 
 
-def test_a_stopped_worker_costs_its_event_and_the_others_go_on(trial: Callable[..., Trial]) -> None:
+def test_only_the_event_of_a_suspended_worker_fails(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
         async with trial(timeout_s=4.0) as t:
             await t.until(lambda: t.engine.health().workers == 2)
@@ -86,7 +86,7 @@ def test_a_stopped_worker_costs_its_event_and_the_others_go_on(trial: Callable[.
     asyncio.run(main())
 
 
-def test_a_worker_stopped_before_it_begins_costs_no_attempt(trial: Callable[..., Trial]) -> None:
+def test_a_worker_suspended_before_a_run_begins_costs_no_attempt(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
         async with trial(workers=1, timeout_s=2.0) as t:
             await t.all([t.order(1)])
@@ -98,11 +98,11 @@ def test_a_worker_stopped_before_it_begins_costs_no_attempt(trial: Callable[...,
     asyncio.run(main())
 
 
-def test_what_waits_behind_a_slow_run_is_called_back(trial: Callable[..., Trial]) -> None:
+def test_work_that_waits_behind_a_slow_run_is_recalled(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
         async with trial(timeout_s=None) as t:
             await t.until(lambda: t.engine.health().workers == 2)
-            await t.all([t.order(n) for n in range(200)])  # so quick that much is given at once
+            await t.all([t.order(n) for n in range(200)])  # so fast that a worker then gets much work at once
             t.submit([t.order(n, seconds=5.0 if n == 200 else 0.0) for n in range(200, 400)])
             await t.until(lambda: len(t.ended) == 399)
             assert 200 not in [first(each.work).position for each in t.ended]
@@ -112,15 +112,15 @@ def test_what_waits_behind_a_slow_run_is_called_back(trial: Callable[..., Trial]
     asyncio.run(main())
 
 
-def test_a_worker_begins_nothing_when_ownership_is_unsure_though_its_parent_stands_still(
+def test_a_worker_begins_nothing_after_sure_until_even_if_its_parent_is_blocked(
     trial: Callable[..., Trial],
 ) -> None:
     async def main() -> None:
         async with trial(workers=1, concurrency=64) as t:
-            await t.all([t.order(n) for n in range(200)])  # so quick that much is given at once
+            await t.all([t.order(n) for n in range(200)])  # so fast that a worker then gets much work at once
             t.sure_until = now() + 3.0
             t.submit([t.order(n, seconds=3.5 if n == 200 else 0.0) for n in range(200, 220)])
-            time.sleep(5.0)  # noqa: ASYNC251  # the engine cannot call work back meanwhile
+            time.sleep(5.0)  # noqa: ASYNC251  # the engine cannot recall work meanwhile
             assert [note.event for note in t.notes("begin") if int(note.event) >= 200] == ["200"]
             ended = await t.all()
             assert {first(each.work).position for each in ended if each.cancelled} == set(range(201, 220))
@@ -131,7 +131,7 @@ def test_a_worker_begins_nothing_when_ownership_is_unsure_though_its_parent_stan
     asyncio.run(main())
 
 
-def test_sixty_four_events_of_a_megabyte(trial: Callable[..., Trial]) -> None:
+def test_many_large_events_reach_the_workers(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
         async with trial(concurrency=64) as t:
             await t.all([t.order(n, filling=os.urandom(750_000)) for n in range(64)])
@@ -141,7 +141,7 @@ def test_sixty_four_events_of_a_megabyte(trial: Callable[..., Trial]) -> None:
 
 
 @pytest.mark.slow
-def test_an_event_of_fifty_megabytes_and_an_error_as_long(trial: Callable[..., Trial]) -> None:
+def test_a_huge_event_arrives_and_a_huge_error_is_cut(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
         async with trial(workers=1) as t:
             await t.all([t.delivery(1, b'"' + b"x" * 50_000_000 + b'"'), t.order(2)])
@@ -151,7 +151,7 @@ def test_an_event_of_fifty_megabytes_and_an_error_as_long(trial: Callable[..., T
     asyncio.run(main())
 
 
-def test_a_handler_that_cannot_be_imported_ends_the_engine_and_says_why(
+def test_a_handler_that_cannot_be_imported_ends_the_engine_with_the_reason(
     trial: Callable[..., Trial], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -170,7 +170,7 @@ def test_a_handler_that_cannot_be_imported_ends_the_engine_and_says_why(
 
 
 @pytest.mark.slow
-def test_a_name_that_is_not_there(trial: Callable[..., Trial]) -> None:
+def test_a_handler_name_that_does_not_exist_ends_the_engine(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
         async with trial("tests.engines.programs:no_such") as t:
             await t.until(lambda: t.engine.failure is not None)
@@ -179,7 +179,7 @@ def test_a_name_that_is_not_there(trial: Callable[..., Trial]) -> None:
     asyncio.run(main())
 
 
-def test_signals_that_mean_the_parent_do_not_end_a_worker(trial: Callable[..., Trial]) -> None:
+def test_signals_for_the_parent_do_not_end_a_worker(trial: Callable[..., Trial]) -> None:
     async def main() -> None:
         async with trial(workers=1) as t:
             t.submit([t.order(1, seconds=0.5)])
@@ -198,7 +198,7 @@ def test_close_leaves_no_process_behind(trial: Callable[..., Trial]) -> None:
             t.submit([t.order(n, seconds=30) for n in range(2)])
             await t.until(lambda: len(t.notes("begin")) == 2)
             begun = time.monotonic()
-        assert time.monotonic() - begun < 20, "it waits for what runs"
+        assert time.monotonic() - begun < 20, "close waited for a running event"
 
     asyncio.run(main())
 
@@ -218,30 +218,30 @@ def test_workers_that_are_killed_while_idle_are_replaced(trial: Callable[..., Tr
 
 
 def test_nothing_starts_between_a_recall_and_its_answer() -> None:
-    """A run that ends in between would count the returned work as ended too, and it would be lost."""
+    """If a run ended in between, the engine would count the returned work as ended too, and lose it."""
     ours, theirs = socket.socketpair()
     worker = ChildWorker(theirs, wire.StatusPage(wire.new_page()))
     worker._inbox.extend((number, cast("Delivery", None), math.inf) for number in range(3))
-    reading, writing = os.pipe()  # never closed: its end would end this process
-    speaks, may_speak = threading.Event(), threading.Event()
+    reading, writing = os.pipe()  # never closed: a closed leash ends the process
+    sending, may_send = threading.Event(), threading.Event()
     sent: list[wire.Up] = []
 
-    def say(message: wire.Up) -> None:
-        speaks.set()
-        assert may_speak.wait(10)
+    def send(message: wire.Up) -> None:
+        sending.set()
+        assert may_send.wait(10)
         sent.append(message)
 
-    worker._say = say  # type: ignore[method-assign]
+    worker._send = send  # type: ignore[method-assign]
     threading.Thread(target=worker.watch, args=(reading,), daemon=True).start()
     os.write(writing, b"r")
-    assert speaks.wait(10)
-    worker._inbox.append((3, cast("Delivery", None), math.inf))  # it has just been sent
+    assert sending.wait(10)
+    worker._inbox.append((3, cast("Delivery", None), math.inf))  # as if the engine had just sent it
     started: list[object] = []
     runner = threading.Thread(target=lambda: started.append(worker._next()))
     runner.start()
     runner.join(0.2)
-    assert started == [], "it starts work before the parent can know what was called back"
-    may_speak.set()
+    assert started == [], "it started work before it sent the answer to the recall"
+    may_send.set()
     runner.join(10)
     assert sent == [wire.Returned([0, 1, 2])]
     assert cast("tuple[int, object, float]", started[0])[0] == 3

@@ -1,4 +1,4 @@
-"""The task engine: what is its own. The rest is in the suite."""
+"""What only the task engine does. The suite tests the rest."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ class Run:
         return self.ended
 
 
-def test_work_ends_in_lists_not_one_by_one() -> None:
+def test_ended_runs_are_reported_in_lists() -> None:
     async def main() -> None:
         async def handler(delivery: Delivery) -> None: ...
 
@@ -61,7 +61,7 @@ def test_work_ends_in_lists_not_one_by_one() -> None:
 @pytest.mark.parametrize(
     "error", [ValueError("bad"), asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()]
 )
-def test_whatever_a_handler_raises_resolves_its_event_and_leaves_the_others(error: BaseException) -> None:
+def test_any_exception_ends_its_own_event_and_no_other(error: BaseException) -> None:
     async def main() -> None:
         async def handler(delivery: Delivery) -> None:
             await asyncio.sleep(0)
@@ -99,7 +99,7 @@ def test_each_event_runs_in_a_fresh_context() -> None:
     asyncio.run(main())
 
 
-def test_a_handler_over_its_time_fails_and_its_worker_goes_on() -> None:
+def test_a_handler_that_exceeds_its_time_fails_and_its_worker_goes_on() -> None:
     async def main() -> None:
         async def handler(delivery: Delivery) -> None:
             if delivery.position % 10 == 0:
@@ -119,7 +119,7 @@ async def pause(waiting: asyncio.Event) -> None:
     await waiting.wait()
 
 
-def test_a_timeout_says_where_the_handler_hung() -> None:
+def test_a_timeout_names_the_line_that_the_handler_had_reached() -> None:
     async def main() -> None:
         async def handler(delivery: Delivery) -> None:
             await asyncio.wait_for(pause(asyncio.Event()), 30) if delivery.position else await pause(asyncio.Event())
@@ -149,7 +149,7 @@ def test_a_handler_that_catches_its_cancellation_and_returns_has_failed(caplog: 
     assert caplog.text.count("has caught its cancellation after timeout_s=0.05, and returned") == 3
 
 
-def test_a_handler_that_ignores_its_cancellation_is_named_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_ignores_its_cancellation_is_logged_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         gate = asyncio.Event()
 
@@ -163,7 +163,7 @@ def test_a_handler_that_ignores_its_cancellation_is_named_while_it_runs(caplog: 
         async with asyncio.timeout(20):
             while "and is at" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # it is named once
+        await asyncio.sleep(0.2)  # time for a second log line, which must not appear
         gate.set()
         assert await run.engine.drain(20)
         await run.engine.close()
@@ -171,10 +171,10 @@ def test_a_handler_that_ignores_its_cancellation_is_named_while_it_runs(caplog: 
 
     with caplog.at_level(logging.WARNING, "onward"):
         asyncio.run(main())
-    assert caplog.text.count("cannot be ended") == 1
+    assert caplog.text.count("cannot be killed") == 1
 
 
-def test_close_releases_what_runs_and_what_waits() -> None:
+def test_close_cancels_running_and_waiting_work() -> None:
     async def main() -> None:
         five = asyncio.Barrier(6)
 
@@ -220,7 +220,7 @@ def test_close_does_not_wait_for_ever_for_a_handler_that_swallows_cancellation(m
     asyncio.run(main())
 
 
-def test_a_run_that_outlives_close_by_its_cancellation_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_cancelled_by_close_and_outlives_it_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.engines.tasks._CLOSE_S", 0.1)
 
     async def main() -> None:
@@ -259,7 +259,7 @@ def test_a_handler_that_cancels_itself_leaves_its_worker_clean() -> None:
     asyncio.run(main())
 
 
-def test_a_result_is_ignored() -> None:
+def test_the_return_value_of_a_handler_is_ignored() -> None:
     async def main() -> None:
         async def handler(delivery: Delivery) -> Any:
             return {"anything": 1}
@@ -270,7 +270,7 @@ def test_a_result_is_ignored() -> None:
 
 
 def test_a_worker_that_was_cancelled_while_idle_is_replaced() -> None:
-    """A timer of a library that outlives the handler's call may cancel the task it ran in."""
+    """A library's timer that outlives the handler's call may cancel the task that the handler ran in."""
 
     async def main() -> None:
         async def handler(delivery: Delivery) -> None:
@@ -284,16 +284,16 @@ def test_a_worker_that_was_cancelled_while_idle_is_replaced() -> None:
             async with asyncio.timeout(20):
                 while len(run.ended) < count:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)  # its timer ends meanwhile
+            await asyncio.sleep(0.05)  # its timer fires meanwhile
         await run.engine.close()
 
     asyncio.run(main())
 
 
-def test_handlers_that_block_let_the_loop_turn() -> None:
+def test_the_loop_runs_between_handlers_that_block() -> None:
     async def main() -> None:
         async def handler(delivery: Delivery) -> None:
-            time.sleep(0.01)  # noqa: ASYNC251 - what it must not do, and does
+            time.sleep(0.01)  # noqa: ASYNC251 - blocks the loop, as a bad handler does
 
         run = Run(handler, concurrency=50)
         run.engine.submit(deliveries(50))

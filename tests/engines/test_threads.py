@@ -1,4 +1,4 @@
-"""The thread engine: what is its own. The rest is in the suite."""
+"""What only the thread engine does. The suite tests the rest."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ async def until_ended(ended: list[Ended], count: int) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_the_variables_of_the_caller_are_seen_in_the_threads() -> None:
+def test_threads_get_the_context_variables_of_the_starter() -> None:
     tenant: ContextVar[str] = ContextVar("tenant", default="none")
     seen: set[str] = set()
 
@@ -42,7 +42,7 @@ def test_the_variables_of_the_caller_are_seen_in_the_threads() -> None:
     assert seen == {"acme"}
 
 
-def test_a_thread_over_its_time_is_named_once_and_keeps_its_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_that_exceeds_its_time_is_logged_once_and_keeps_its_slot(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
 
     def handler(work: Delivery) -> None:
@@ -59,7 +59,7 @@ def test_a_thread_over_its_time_is_named_once_and_keeps_its_place(caplog: pytest
             while "position 0" not in caplog.text:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert all(each.error is None for each in ended), "the stuck one was reported before it ended"
+        assert all(each.error is None for each in ended), "the stuck run was reported before it ended"
         assert (engine.health().workers, engine.health().busy) == (2, 1)
         gate.set()
         await until_ended(ended, 10)
@@ -68,7 +68,7 @@ def test_a_thread_over_its_time_is_named_once_and_keeps_its_place(caplog: pytest
 
     with caplog.at_level(logging.WARNING, "onward"):
         asyncio.run(main())
-    assert caplog.text.count("runs longer than timeout_s=0.9") == 1
+    assert caplog.text.count("has run longer than timeout_s=0.9") == 1
 
 
 def test_completions_reach_the_loop_in_bursts() -> None:

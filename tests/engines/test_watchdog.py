@@ -1,4 +1,4 @@
-"""A handler that blocks the event loop is named with its line."""
+"""The log names the handler that blocks the event loop, with its line."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line and "line_of" not in line)
 
 
-def test_a_blocking_handler_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_blocking_handler_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     app = Onward(f"sqlite:///{tmp_path}/shop.db")
     app.handler("orders", group="g")(blocking)
 
@@ -44,14 +44,16 @@ def test_a_blocking_handler_is_named_once(tmp_path: Path, caplog: pytest.LogCapt
 
     with caplog.at_level(logging.WARNING, "onward"):
         asyncio.run(main())
-    named = [record.getMessage() for record in caplog.records if "kept the event loop" in record.getMessage()]
+    named = [record.getMessage() for record in caplog.records if "blocked the event loop" in record.getMessage()]
     assert len(named) == 1
     assert named[0].startswith("blocking ")
     assert f"{__file__}:{line_of('# the line that is named')}" in named[0]
 
 
-def test_what_does_not_block_is_not_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.engines.watchdog.LIMIT_S", 2.0)  # a busy machine may keep us from running for a while
+def test_code_that_does_not_block_is_not_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.engines.watchdog.LIMIT_S", 2.0)  # a busy machine may suspend us for a while
 
     async def main() -> None:
         with Watchdog():
@@ -65,7 +67,7 @@ def test_what_does_not_block_is_not_named(caplog: pytest.LogCaptureFixture, monk
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_other_code_on_the_loop_is_named_too(
+def test_other_code_that_blocks_the_loop_is_logged_too(
     caplog: pytest.LogCaptureFixture, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     async def main() -> None:
@@ -78,10 +80,10 @@ def test_other_code_on_the_loop_is_named_too(
 
     with caplog.at_level(logging.WARNING, "onward"), asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
-    assert "task has kept the event loop" in caplog.text
+    assert "task has blocked the event loop" in caplog.text
 
 
-def test_what_a_library_does_is_not_blamed_on_a_handler(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_library_that_blocks_the_loop_is_not_blamed_on_a_handler(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         with Watchdog():
             await asyncio.sleep(0.1)
@@ -89,4 +91,4 @@ def test_what_a_library_does_is_not_blamed_on_a_handler(caplog: pytest.LogCaptur
             await asyncio.sleep(0.7)
 
     asyncio.run(main())
-    assert "kept the event loop" not in caplog.text
+    assert "blocked the event loop" not in caplog.text

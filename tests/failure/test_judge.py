@@ -59,7 +59,7 @@ def test_skipped_counts_as_handled() -> None:
         (RetryLater(1), 3, "exhausted", 3),
         (GiveUp("no such customer"), 1, "refused", 1),
         (KeyError("id"), 2, "refused", 2),
-        (Undecodable("the value is no Order"), 1, "undecodable", 1),
+        (Undecodable("the value cannot be decoded as Order"), 1, "undecodable", 1),
         (Expired("its time was over"), 2, "expired", 1),  # the second attempt was not made
         (WorkerDied("signal 9"), 3, "crashed", 3),
     ],

@@ -1,7 +1,7 @@
-"""The loop around the plane in miniature: a clock moved by hand, a broker of dictionaries, and what no run may break.
+"""A small loop around the plane: a clock moved by hand, a broker made of dictionaries, and checks of the promises.
 
-Like the real loop it ticks only when something happened or when the plane asked for it: a plane that forgets to ask
-stalls here too. Every tick is checked against the promises, whatever the test at hand is about.
+Like the real loop it ticks only when something happened or when the plane asked for it. So a plane that forgets to ask
+stalls here too. Every tick of every test is checked against the promises.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from onward.flow.quarantine import Quarantine
 
 P = Partition("orders", 0)
 Q = Partition("orders", 1)
-WALL = 1_700_000_000.0  # Unix time at the plane's zero: what is written on the wrong clock is off by decades
+WALL = 1_700_000_000.0  # Unix time at the plane's zero: a time from the wrong clock is off by decades
 LOG = "log-1"
 
 FAR_S = 1_000.0  # later than any park_after_s in these tests
@@ -45,7 +45,7 @@ def record(
     tries: Tries = Tries(),  # noqa: B008 - frozen
     partition: Partition = P,
 ) -> AsideRecord:
-    """As it lies in the store; `due` is Unix time."""
+    """A record as stored. `due` is Unix time."""
     body = event(key, size, partition, position)
     return AsideRecord(
         record_id("g", LOG, partition, position), "g", partition, position, state, due, body, tries, None
@@ -53,12 +53,12 @@ def record(
 
 
 def stored(watermark: int = 0, *above: tuple[int, int], tries: dict[int, Tries] | None = None) -> Progress:
-    """What an earlier owner of P has settled."""
+    """The progress that an earlier owner of P has settled."""
     return Progress(P, 0, watermark, above, (), tries or {})
 
 
 def claims(progress: Progress | None, position: int) -> bool:
-    """Does this progress say that the position is done?"""
+    """Whether this progress claims that the position is done."""
     if progress is None:
         return False
     return position < progress.watermark or any(a <= position < b for a, b in progress.done_above)
@@ -69,15 +69,15 @@ class Driver:
         self.limits = Limits(group="g", **({"settle_interval_s": 0.0} | limits))
         self.plane = ControlPlane(self.limits, quarantine)
         self.now = 100.0
-        self.wall = WALL  # of the plane's zero; a clock that is set changes it
+        self.wall = WALL  # Unix time at the plane's zero; setting the wall clock changes it
         self.sure_until = 1e9
         self.wake_at: float | None = None
-        # What the broker has.
+        # What the broker stores.
         self.progress: dict[Partition, Progress] = {}
         self.records: dict[str, AsideRecord] = {}
         self.page = 1_000
         self.store_down = False
-        # What is under way.
+        # What is in flight.
         self.epochs = 0
         self.owned: dict[Partition, int] = {}
         self.revoked: set[Partition] = set()
@@ -89,8 +89,8 @@ class Driver:
         self.seen: dict[Partition, dict[int, bool]] = {}  # delivered in this ownership: is it done?
         self.read: dict[Partition, int] = {}
         self.inherited: dict[Partition, Progress | None] = {}
-        self.fresh: dict[Partition, set[int]] = {}  # told as newly done, and answered
-        # What has been, for tests to look at.
+        self.fresh: dict[Partition, set[int]] = {}  # reported as newly done in an answered settle
+        # What has happened, for tests to check.
         self.starts: list[Delivery] = []
         self.settlements: list[SettleCall] = []
         self.drained: list[Partition] = []
@@ -101,10 +101,10 @@ class Driver:
     def at(self) -> Instant:
         return Instant(self.now, self.now + self.wall)
 
-    # -- what the broker says -----------------------------------------------------------------------------------
+    # -- what the broker reports --------------------------------------------------------------------------------
 
     def share(self, partition: Partition = P) -> int:
-        """Hold a partition together with other members. Its positions begin again with every ownership."""
+        """Hold a partition together with other members. Its positions start from 0 in every ownership."""
         self.epochs += 1
         self.progress.pop(partition, None)
         self._next[partition] = 0
@@ -122,7 +122,7 @@ class Driver:
         records: Iterable[AsideRecord] = (),
         load: bool = True,
     ) -> int:
-        """Own a partition, from what was settled last unless told otherwise; and load its records."""
+        """Own a partition and load its records. It starts from `stored`; the default is the last settled progress."""
         self.epochs += 1
         self.records |= {each.id: each for each in records}
         stored = stored or self.progress.get(partition)
@@ -147,7 +147,7 @@ class Driver:
         self.paused.discard(partition)
 
     def deliver(self, *keys: str | None, partition: Partition = P, size: int = 0, turn: bool = True) -> list[int]:
-        """Events of these keys at the next positions."""
+        """Deliver events of these keys at the next positions."""
         start = self._next.get(partition, 0)
         positions = list(range(start, start + len(keys)))
         self.deliver_at(dict(zip(positions, keys, strict=True)), partition=partition, size=size, turn=turn)
@@ -163,7 +163,7 @@ class Driver:
         tries: Tries | None = None,
         turn: bool = True,
     ) -> None:
-        """Events at these positions, by key."""
+        """Deliver events at these positions, with these keys."""
         current = self.owned.get(partition)
         epoch = epoch if epoch is not None else current or 0
         batch = [Delivery(event(key, size, partition, p), partition, p, epoch, tries=tries) for p, key in keys.items()]
@@ -191,12 +191,12 @@ class Driver:
         partition: Partition = P,
         turn: bool = True,
     ) -> None:
-        """An operator moves records in the store; the owner hears of it."""
+        """An operator moves records in the store, and the owner is notified."""
         ids = [record_id("g", LOG, partition, position) for position in positions]
         for id_ in ids:
             old = self.records.pop(id_)
             if to is None and old.position in self.seen[partition]:
-                self.seen[partition][old.position] = True  # it is not wanted any more
+                self.seen[partition][old.position] = True  # a removed event counts as done
             if to is not None:
                 self.records[id_] = old.moved(to, due)
         self.plane.moved(Moved(partition, self.owned[partition], ids, to, due), self.at)
@@ -236,7 +236,7 @@ class Driver:
     def end(
         self, outcomes: dict[int, Outcome], *, partition: Partition = P, epoch: int | None = None, turn: bool = True
     ) -> None:
-        """End the oldest runs of these positions, or those of an epoch."""
+        """End the oldest runs of these positions, or the runs of this epoch."""
         results = []
         for position, outcome in outcomes.items():
             run = min(r for r in self.runs if r[0] == partition and r[2] == position and r[1] == (epoch or r[1]))
@@ -257,7 +257,7 @@ class Driver:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Do what the plane asks for until it is quiet, at this time: ticks follow answers, never hope."""
+        """Do what the plane asks for until nothing is left to do now. It ticks only after answers and at `wake_at`."""
         for _ in range(10_000):
             self.tick()
             if self.loads:
@@ -270,10 +270,10 @@ class Driver:
                 return
             else:
                 self.now = max(self.now, self.wake_at)
-        raise AssertionError("the plane never comes to rest")
+        raise AssertionError("the plane never stops asking for something")
 
     def wait(self, seconds: float) -> None:
-        """Let time pass; the plane is ticked when it asked to be."""
+        """Let time pass. The plane is ticked when it asked for it."""
         until = self.now + seconds
         while self.wake_at is not None and self.wake_at <= until:
             self.now = max(self.now, self.wake_at)
@@ -300,7 +300,7 @@ class Driver:
         return actions
 
     def _start(self, work: Sequence[Delivery]) -> None:
-        """A call begins: its lanes must be free, and it must be ours to run."""
+        """A call begins. Its lanes must be free, and its partition must be ours."""
         call: set[Run] = set()
         assert len({delivery.partition for delivery in work}) == 1
         assert all(a.position < b.position for a, b in pairwise(work)), "a batch out of order"
@@ -308,7 +308,7 @@ class Driver:
         busy = {self._lane(delivery) for delivery in self.runs.values()} - {None}
         for delivery in work:
             partition, epoch, _ = run = (delivery.partition, delivery.epoch, delivery.position)
-            assert self.now < self.sure_until, "started when ownership was not sure"
+            assert self.now < self.sure_until, "started while ownership was uncertain"
             assert self.owned.get(partition) == epoch, f"started {run} of an ownership that has ended"
             assert partition not in self.revoked, f"started {run} of a revoked partition"
             assert self._lane(delivery) not in busy, f"started {run} while its lane was busy"
@@ -325,45 +325,45 @@ class Driver:
 
     def _check_settle(self, settlement: SettleCall) -> None:
         letters = {(each.partition, each.position) for each in settlement.aside}
-        for told in settlement.progress:
-            partition, before = told.partition, self.progress.get(told.partition)
-            assert self.owned.get(partition) == told.epoch, "settles what is not ours"
-            if not claims(self.inherited[partition], told.watermark - 1):
-                assert told.watermark <= self.read[partition], "claims what was not read"
-            if before is not None and before.epoch == told.epoch:
-                assert told.watermark >= before.watermark, "the watermark went back"
-            bounds = [told.watermark, *(bound for span in told.done_above for bound in span)]
+        for progress in settlement.progress:
+            partition, before = progress.partition, self.progress.get(progress.partition)
+            assert self.owned.get(partition) == progress.epoch, "settles a partition that is not ours"
+            if not claims(self.inherited[partition], progress.watermark - 1):
+                assert progress.watermark <= self.read[partition], "claims positions that were not read"
+            if before is not None and before.epoch == progress.epoch:
+                assert progress.watermark >= before.watermark, "the watermark went back"
+            bounds = [progress.watermark, *(bound for span in progress.done_above for bound in span)]
             assert all(a <= b for a, b in pairwise(bounds)), f"not ascending: {bounds}"
             stored = {each.position for each in self.records.values() if each.partition == partition}
             for position, is_done in self.seen[partition].items():
                 known = claims(self.inherited[partition], position) or position in stored
                 if not (is_done or known or (partition, position) in letters):
-                    assert not claims(told, position), f"claims {partition}:{position}, which is open"
+                    assert not claims(progress, position), f"claims {partition}:{position}, which is open"
 
     def _release(self, actions: Actions) -> None:
-        running = {partition for partition, _, _ in self.runs}  # a run of an earlier ownership may still go on
-        assert not running.intersection(actions.drained), "released as drained while it runs"
+        running = {partition for partition, _, _ in self.runs}  # may include a run of an earlier ownership
+        assert not running.intersection(actions.drained), "released as drained while a run goes on"
         assert running.issuperset(actions.undrained)
         self.drained += actions.drained
         self.undrained += actions.undrained
         for partition in (*actions.drained, *actions.undrained):
-            assert self.all_settled(partition), "released before what is done was settled"
+            assert self.all_settled(partition), "released before everything done was settled"
             self._lost(partition)
 
     def all_settled(self, partition: Partition) -> bool:
-        """Everything that was done in this ownership was settled: in the progress, and named as fresh."""
-        told, before = self.progress.get(partition), self.inherited[partition]
+        """Whether everything done in this ownership is settled: claimed by the progress, and reported as fresh."""
+        progress, before = self.progress.get(partition), self.inherited[partition]
         done = [p for p, is_done in self.seen[partition].items() if is_done and not claims(before, p)]
-        return all(claims(told, position) and position in self.fresh[partition] for position in done)
+        return all(claims(progress, position) and position in self.fresh[partition] for position in done)
 
     # -- answers ------------------------------------------------------------------------------------------------
 
     def answer_settle(self, lost: Iterable[Partition] = ()) -> None:
-        """The broker stored it, but for what is not ours any more."""
+        """The broker stored the settle, except for partitions that are no longer ours."""
         self.plane.settled(self._store(self.take_settlement(), lost), self.at)
 
     def refuse_settle(self, *partitions: Partition, lost: Iterable[Partition] = ()) -> None:
-        """The store took no records of these partitions (of none, if none is named); it settled the others."""
+        """The store refused the records of these partitions (of all, if none is named), and settled the others."""
         settlement = self.take_settlement()
         assert settlement.aside
         refused = partitions or tuple(each.partition for each in settlement.progress)
@@ -375,14 +375,14 @@ class Driver:
         self.plane.aside_refused(refused, self._store(kept, lost), self.at)
 
     def _store(self, settlement: SettleCall, lost: Iterable[Partition]) -> list[Partition]:
-        """Answers what is not ours any more."""
-        told = {each.partition: each for each in settlement.progress}
-        late = {each.partition for each in told.values() if self.owned.get(each.partition) != each.epoch}
+        """Store a settle. Returns the partitions that are no longer ours."""
+        by_partition = {each.partition: each for each in settlement.progress}
+        late = {each.partition for each in by_partition.values() if self.owned.get(each.partition) != each.epoch}
         lost = late.union(lost)
-        kept = [each for partition, each in told.items() if partition not in lost]
+        kept = [each for partition, each in by_partition.items() if partition not in lost]
         self.records |= {each.id: each for each in settlement.aside if each.partition not in lost}
         for each in kept:
-            assert not self.fresh[each.partition].intersection(each.fresh), "told as fresh twice"
+            assert not self.fresh[each.partition].intersection(each.fresh), "reported as fresh twice"
             self.fresh[each.partition].update(each.fresh)
         self.progress |= {each.partition: each for each in kept}
         for id_ in settlement.gone:
@@ -412,13 +412,13 @@ class Driver:
         ]
         return sorted(found, key=lambda each: each.position)[: self.page]
 
-    # -- what tests look at -------------------------------------------------------------------------------------
+    # -- what tests check ---------------------------------------------------------------------------------------
 
     def running(self, partition: Partition = P) -> list[int]:
         return sorted(position for owner, _, position in self.runs if owner == partition)
 
     def new_starts(self) -> list[int]:
-        """Positions started since this was asked last, in order."""
+        """Positions started since the last call of this, in order."""
         starts, self.starts = [delivery.position for delivery in self.starts], []
         return starts
 
@@ -428,14 +428,14 @@ class Driver:
         return {each.position: each.state for each in sorted(found, key=lambda each: each.position)}
 
     def letter(self, position: int, partition: Partition = P) -> AsideRecord:
-        """The record of a position as it lies in the store."""
+        """The stored record of a position."""
         return self.records[record_id("g", LOG, partition, position)]
 
     def lag(self, partition: Partition = P) -> Lag:
         return self.plane.lag(self.now)[partition]
 
     def run_out(self, outcome: Callable[[Delivery], Outcome] = lambda _: DONE) -> list[int]:
-        """End every run, in turn, until nothing runs; answers the positions in the order they ended."""
+        """End one run after the other until nothing runs. Returns the positions in the order in which they ended."""
         ended = []
         while self.runs:
             run = min(self.runs, key=lambda each: (each[2], each[1]))

@@ -1,4 +1,4 @@
-"""Events out of the flow: how they get there, how the next owner finds them, how they come back in order."""
+"""The aside: how events get there, how the next owner finds them, and how they come back in order."""
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ from onward.flow.entry import DONE
 
 
 class TestParkingByTime:
-    def test_a_late_retry_waits_aside_and_its_successors_are_held(self) -> None:
+    def test_a_retry_due_late_waits_in_the_aside_and_its_successors_are_held(self) -> None:
         d = working()
         d.deliver("a", "a", "b", "a")
         d.again(0, in_s=FAR_S)
@@ -19,7 +19,7 @@ class TestParkingByTime:
         assert d.progress[P].watermark == 4
         assert (d.plane.open, d.lag().parked) == (0, 3)
 
-    def test_a_retry_due_by_park_after_waits_in_place(self) -> None:
+    def test_a_retry_due_within_park_after_waits_in_memory(self) -> None:
         d = working(park_after_s=30.0)
         d.deliver("a", "b")
         d.again(0, in_s=30.0)
@@ -27,7 +27,7 @@ class TestParkingByTime:
         assert d.states() == {1: State.WAITING}
         assert d.lag().delayed == 1
 
-    def test_it_comes_back_when_it_is_due_and_its_key_drains_in_order(self) -> None:
+    def test_it_comes_back_when_it_is_due_and_its_successors_follow_in_order(self) -> None:
         d = working()
         d.deliver("a", "a", "a")
         d.again(0, in_s=FAR_S)
@@ -40,7 +40,7 @@ class TestParkingByTime:
         assert d.states() == {}
         assert d.lag().parked == 0
 
-    def test_a_clock_that_was_set_back_makes_no_wait_longer_than_it_was_asked_to_be(self) -> None:
+    def test_a_wall_clock_set_back_does_not_extend_a_wait_beyond_the_longest_retry(self) -> None:
         d = working(max_wait_s=60.0)
         an_hour_ahead = d.now + WALL + 3_600
         asked = msgspec.structs.replace(record(1, "b", State.WAITING, due=an_hour_ahead), failure=failure())
@@ -48,9 +48,9 @@ class TestParkingByTime:
         d.wait(59)
         assert d.running() == []
         d.wait(2)
-        assert d.running() == [0], "what a person put off stays put off"
+        assert d.running() == [0], "a record that an operator postponed ran early"
 
-    def test_a_clock_set_back_while_it_waits_makes_it_wait_no_longer_than_its_failure_asked_for(self) -> None:
+    def test_a_wall_clock_set_back_during_a_wait_does_not_extend_it(self) -> None:
         d = working()
         d.deliver("a")
         d.again(0, in_s=FAR_S)
@@ -62,18 +62,18 @@ class TestParkingByTime:
         d.wait(2)
         assert d.running() == [0]
 
-    def test_a_clock_set_back_makes_no_wait_begin_again_that_is_over(self) -> None:
+    def test_a_wall_clock_set_back_does_not_restart_a_wait_that_is_over(self) -> None:
         d = working()
         d.deliver("a")
         d.again(0, in_s=FAR_S)
         d.wait(FAR_S + 1)
-        d.again(0, in_s=5)  # in its lane: only the tries in its record are written again
+        d.again(0, in_s=5)  # waits in its lane: only the tries in its record are stored again
         d.fence(P)
         d.wall -= 10 * FAR_S
         d.assign()
         assert d.running() == [0]
 
-    def test_its_due_is_written_in_unix_time_and_read_back_from_it(self) -> None:
+    def test_its_due_is_stored_in_unix_time_and_converted_back(self) -> None:
         d = working()
         d.deliver("a")
         d.again(0, in_s=FAR_S)
@@ -97,9 +97,9 @@ class TestParkingByTime:
         d.run_out()
         assert d.new_starts() == [1, 2]
         d.deliver("a")
-        assert (d.running(), d.states()) == ([4], {}), "the key is not parked any more"
+        assert (d.running(), d.states()) == ([4], {}), "the key is still parked"
 
-    def test_attempts_go_on_counting_in_the_record(self) -> None:
+    def test_the_record_continues_the_count_of_attempts(self) -> None:
         d = working()
         d.deliver("a")
         d.again(0, in_s=FAR_S)
@@ -124,18 +124,18 @@ class TestParkingByTime:
         assert d.running() == [0]
         assert d.run_out() == [0, 1]
 
-    def test_the_record_is_gone_only_after_success(self) -> None:
+    def test_the_record_is_removed_only_after_success(self) -> None:
         d = working()
         d.deliver("a")
         d.again(0, in_s=FAR_S)
         d.wait(FAR_S + 1)
         assert 0 in d.states()
         d.end({0: DONE}, turn=False)
-        told = d.tick().settle
-        assert told is not None
-        assert list(told.gone) == [record_id("g", LOG, P, 0)]
+        call = d.tick().settle
+        assert call is not None
+        assert list(call.gone) == [record_id("g", LOG, P, 0)]
 
-    def test_a_full_parking_lets_events_wait_in_place(self) -> None:
+    def test_at_max_parked_events_wait_in_memory(self) -> None:
         d = working(max_parked=2)
         d.deliver("a", "b", "c")
         for position in range(3):
@@ -153,7 +153,7 @@ class TestParkingByTime:
         d.wait(6)
         assert d.running() == [0, 1]
 
-    def test_by_partition_every_retry_waits_in_place(self) -> None:
+    def test_with_partition_order_every_retry_waits_in_memory(self) -> None:
         d = working(ordering="partition")
         d.deliver("a", "b")
         d.again(0, in_s=FAR_S)
@@ -175,7 +175,7 @@ class TestParkingByTime:
         d.done(0)
         assert d.states() == {}
 
-    def test_a_timer_of_an_earlier_plan_does_not_shorten_a_later_wait(self) -> None:
+    def test_the_timer_of_an_earlier_wait_does_not_shorten_a_later_one(self) -> None:
         d = Driver()
         d.assign(stored=stored(1), records=[record(0, "a", State.WAITING, due=d.now + WALL + 20)])
         d.move(0, to=State.WAITING, due=d.now + WALL)
@@ -187,7 +187,7 @@ class TestParkingByTime:
 
 
 class TestParkingByShare:
-    def test_the_head_runs_on_and_successors_beyond_a_quarter_are_held(self) -> None:
+    def test_the_head_keeps_running_and_successors_beyond_a_quarter_are_held(self) -> None:
         d = working(max_in_flight=8)
         d.deliver(*["a"] * 6, "b")
         assert d.running() == [0, 6]
@@ -202,7 +202,7 @@ class TestParkingByShare:
         assert d.states() == {}
         assert d.progress[P].watermark == 7
 
-    def test_arrivals_during_the_drain_follow(self) -> None:
+    def test_events_that_arrive_meanwhile_follow_the_records(self) -> None:
         d = working(max_in_flight=4)
         d.deliver("a", "a", "a")
         d.done(0)
@@ -221,13 +221,13 @@ class TestParkingByShare:
         d.turn()
         assert d.running() == [1]
 
-    def test_by_partition_nothing_is_held(self) -> None:
+    def test_with_partition_order_nothing_is_held(self) -> None:
         d = working(max_in_flight=4, ordering="partition")
         d.deliver(*["a"] * 10)
         assert d.states() == {}
         assert d.paused == {P}
 
-    def test_a_late_retry_of_the_head_keeps_the_order_of_those_held_before(self) -> None:
+    def test_a_late_retry_of_the_head_keeps_the_order_of_events_held_before(self) -> None:
         d = working(max_in_flight=8)
         d.deliver(*["a"] * 4)
         d.again(0, in_s=FAR_S)
@@ -235,7 +235,7 @@ class TestParkingByShare:
         d.wait(FAR_S + 1)
         assert d.run_out() == [0, 1, 2, 3]
 
-    def test_events_that_found_no_room_are_read_again_when_their_turn_comes(self) -> None:
+    def test_events_that_did_not_fit_in_memory_are_read_again_when_their_turn_comes(self) -> None:
         d = working(max_in_flight=4, max_in_flight_bytes=100)
         for _ in range(20):
             d.deliver("a", size=60)
@@ -264,7 +264,7 @@ class TestAsideOnAssignment:
         assert d.running() == [0, 1]
 
     @pytest.mark.parametrize("early", [True, False], ids=["before the records", "after the records"])
-    def test_each_delivery_may_have_a_partition_object_of_its_own(self, early: bool) -> None:
+    def test_each_delivery_may_have_its_own_partition_object(self, early: bool) -> None:
         d = Driver()
         d.assign(load=not early)
         names = [Partition(P.topic, P.index) for _ in range(3)]
@@ -273,7 +273,7 @@ class TestAsideOnAssignment:
         d.turn()
         assert (d.plane.open, d.plane.counts.delivered, d.running()) == (3, 3, [0, 1, 2])
 
-    def test_a_load_is_asked_for_once_and_its_pages_one_after_the_other(self) -> None:
+    def test_pages_are_requested_once_and_one_after_the_other(self) -> None:
         d = Driver()
         d.page = 2
         d.assign(load=False, stored=stored(9), records=[record(position, "a") for position in range(5)])
@@ -287,7 +287,7 @@ class TestAsideOnAssignment:
         assert asked == [None, 1, 3, 4]
         assert d.running() == [0]
 
-    def test_a_page_for_an_earlier_ownership_opens_nothing(self) -> None:
+    def test_a_page_for_an_earlier_ownership_is_ignored(self) -> None:
         d = Driver()
         d.assign(load=False)
         d.tick()
@@ -308,8 +308,8 @@ class TestAsideOnAssignment:
         assert d.progress[P].watermark == 2
         assert d.plane.counts.skipped == 1
 
-    def test_it_stays_claimed_after_its_record_is_gone(self) -> None:
-        """Else a crash would run it again behind its successors."""
+    def test_it_stays_claimed_after_its_record_was_removed(self) -> None:
+        """Otherwise it would run again after a crash, behind its successors."""
         d = Driver()
         d.assign(records=[record(1, "x")])
         d.deliver("a", "x", "c", "x")
@@ -332,7 +332,7 @@ class TestAsideOnAssignment:
         d.deliver_at({4: "a"})
         assert d.running() == [2, 4]
 
-    def test_a_record_waits_also_for_what_is_lower_of_its_key(self) -> None:
+    def test_a_record_also_waits_for_lower_events_of_its_key(self) -> None:
         d = Driver()
         d.assign(records=[record(2, "a")])
         d.deliver("a", "b", "a")
@@ -340,7 +340,7 @@ class TestAsideOnAssignment:
         d.done(0)
         assert d.running() == [1, 2]
 
-    def test_a_log_read_past_it_by_reached_counts(self) -> None:
+    def test_a_reached_message_past_the_record_lets_it_run(self) -> None:
         d = Driver()
         d.assign(records=[record(4, "a")])
         d.reach(5)
@@ -353,8 +353,8 @@ class TestAsideOnAssignment:
         assert d.states() == {0: State.HELD, 2: State.HELD, 3: State.HELD}
         assert d.run_out() == [0, 2, 3]
 
-    def test_parking_that_was_stored_but_not_its_progress_keeps_the_order(self) -> None:
-        """A crash between the two: the log delivers everything again."""
+    def test_records_stored_without_their_progress_keep_the_order(self) -> None:
+        """The owner crashed between the two writes: the log delivers everything again."""
         d = Driver()
         d.assign(records=[record(0, "a", State.WAITING, due=WALL + 150)])
         d.deliver("a", "a", "a")
@@ -372,7 +372,7 @@ class TestMaxParked:
             d.deliver("a")
         assert d.paused == set()
 
-    def test_arrivals_behind_a_parked_key_do_not_exceed_it(self) -> None:
+    def test_arrivals_behind_a_parked_key_do_not_exceed_the_limit(self) -> None:
         d = working(max_parked=5, max_in_flight=8)
         d.deliver("a")
         d.again(0, in_s=FAR_S)
@@ -404,7 +404,7 @@ class TestMaxParked:
         assert d.paused == {P}
         assert d.running(Q) == [0]
 
-    def test_records_beyond_what_was_read_of_the_log_do_not_keep_it_from_being_read(self) -> None:
+    def test_records_that_the_log_was_not_read_past_do_not_pause_the_partition(self) -> None:
         d = Driver(max_parked=2)
         d.assign(stored=stored(0), records=[record(p, "a") for p in (1, 3, 5)])
         assert d.paused == set()
@@ -413,7 +413,7 @@ class TestMaxParked:
 
 
 class TestMaxGap:
-    def test_a_partition_is_paused_when_too_much_is_done_behind_one_event(self) -> None:
+    def test_a_partition_is_paused_when_too_many_events_are_done_behind_one(self) -> None:
         d = working(max_gap=10)
         d.deliver("stuck")
         while P not in d.paused:
@@ -423,7 +423,7 @@ class TestMaxGap:
         d.done(0)
         assert d.paused == set()
 
-    def test_it_stays_paused_while_another_keeps_the_gap(self) -> None:
+    def test_it_stays_paused_while_another_open_event_keeps_the_gap(self) -> None:
         d = working(max_gap=10)
         d.deliver("x", "y", "a", "a")
         d.done(2)

@@ -1,4 +1,4 @@
-"""Handlers that take several events at once."""
+"""Handlers that get several events at once."""
 
 import pytest
 from tests.flow.driver import Driver, P, Q, record, stored, working
@@ -11,14 +11,14 @@ class TestBatches:
     def calls(self, d: Driver) -> list[list[int]]:
         return [sorted(position for _, _, position in call) for call in d.calls]
 
-    def test_a_call_takes_up_to_its_size_of_one_partition(self) -> None:
+    def test_a_call_has_up_to_batch_size_events_of_one_partition(self) -> None:
         d = working(batch_size=3, concurrency=2)
         d.assign(Q)
         d.deliver(*[None] * 7, turn=False)
         d.deliver(*[None] * 2, partition=Q)
         assert sorted(self.calls(d)) == [[0, 1], [0, 1, 2]]
 
-    def test_a_batch_may_take_several_of_a_key_in_order(self) -> None:
+    def test_a_batch_may_have_several_events_of_a_key_in_order(self) -> None:
         d = working(batch_size=4)
         d.deliver("a", "b", "a", "a")
         assert self.calls(d) == [[0, 1, 2, 3]]
@@ -45,14 +45,14 @@ class TestBatches:
         d.deliver("c")
         assert self.calls(d) == [[0, 1, 2]]
 
-    def test_what_is_left_of_a_full_batch_waits_to_fill(self) -> None:
+    def test_events_left_after_a_full_batch_wait_to_fill(self) -> None:
         d = working(batch_size=3, batch_wait_s=1.0)
         d.deliver(*[None] * 4)
         assert self.calls(d) == [[0, 1, 2]]
         d.wait(1.1)
         assert self.calls(d) == [[0, 1, 2], [3]]
 
-    def test_a_slot_is_free_when_all_of_its_call_have_ended(self) -> None:
+    def test_a_slot_is_free_when_all_events_of_its_call_have_ended(self) -> None:
         d = working(batch_size=2, concurrency=1)
         d.deliver(None, None, None)
         d.done(0)
@@ -61,7 +61,7 @@ class TestBatches:
         assert self.calls(d) == [[2]]
 
     @pytest.mark.parametrize("bad", range(8))
-    def test_a_bad_event_never_fails_its_neighbours(self, bad: int) -> None:
+    def test_a_bad_event_never_fails_the_others_of_its_batch(self, bad: int) -> None:
         d = working(batch_size=8, concurrency=1)
         d.deliver("a", "b", "a", "c", "a", "b", None, "a")
         calls = 0
@@ -79,7 +79,7 @@ class TestBatches:
         assert all(delivery.attempt == 1 for delivery in d.starts)
         assert calls <= 12
 
-    def test_a_cancelled_batch_runs_again_as_it_was(self) -> None:
+    def test_a_cancelled_batch_runs_again_unchanged(self) -> None:
         d = working(batch_size=4)
         d.deliver("a", "a", "b")
         d.cancel(0, 1, 2)
@@ -95,8 +95,8 @@ class TestBatches:
         d.end({0: DONE, 1: DONE}, epoch=1)
         assert sorted(d.runs) == [(P, 2, 0), (P, 2, 1), (P, 2, 2)]
 
-    def test_marked_events_run_in_calls_of_their_own(self) -> None:
-        """A crash of a batch could not be blamed on one of them."""
+    def test_each_marked_event_runs_in_its_own_call(self) -> None:
+        """Otherwise a crash could not be blamed on one event of the batch."""
         d = Driver(batch_size=4)
         d.assign(unclean=True)
         d.deliver("a", "b", "c")

@@ -1,4 +1,4 @@
-"""Attempts survive a crash, and a crash finds its cause."""
+"""Attempts survive a crash, and the event that causes crashes is found."""
 
 from tests.flow.driver import FAR_S, WALL, Driver, P, Q, record, stored, working
 
@@ -7,7 +7,7 @@ from onward.flow.entry import DONE
 
 
 class TestAttempts:
-    def test_they_travel_in_the_progress(self) -> None:
+    def test_they_are_stored_with_the_progress(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.again(0, in_s=1)
@@ -20,7 +20,7 @@ class TestAttempts:
         d.end({0: DONE, 1: DONE}, epoch=1) if (P, 1, 0) in d.runs else None
         assert {run[2]: delivery.attempt for run, delivery in d.runs.items() if run[1] == 2}[0] == 3
 
-    def test_they_leave_with_the_event(self) -> None:
+    def test_they_are_removed_when_the_event_is_done(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.again(0, in_s=1)
@@ -28,7 +28,7 @@ class TestAttempts:
         d.done(0)
         assert d.progress[P].tries == {}
 
-    def test_those_of_what_was_not_delivered_again_yet_are_kept(self) -> None:
+    def test_those_of_events_not_yet_delivered_again_are_kept(self) -> None:
         d = Driver()
         d.assign(stored=stored(0, tries={0: Tries(1), 1: Tries(3)}))
         d.deliver("a")
@@ -51,18 +51,18 @@ class TestBlame:
         d.assign(stored=stored(0, tries=tries), unclean=True)
         return d
 
-    def test_starts_are_recorded_before_they_happen(self) -> None:
+    def test_after_a_crash_starts_are_recorded_before_the_events_run(self) -> None:
         d = self.unclean()
         d.deliver("a", "b", turn=False)
-        told = d.tick().settle
-        assert told is not None
-        assert told.progress[0].tries == {0: Tries(0, 1), 1: Tries(0, 1)}
+        call = d.tick().settle
+        assert call is not None
+        assert call.progress[0].tries == {0: Tries(0, 1), 1: Tries(0, 1)}
         assert d.running() == []
         d.answer_settle()
         d.tick()
         assert d.running() == [0, 1]
 
-    def test_after_a_clean_end_they_are_not_and_no_event_is_charged(self) -> None:
+    def test_after_a_clean_end_no_start_is_recorded_and_no_event_is_charged(self) -> None:
         d = Driver()
         d.assign(stored=stored(0, tries={0: Tries(0, 2)}))
         d.deliver("a", "b", turn=False)
@@ -71,7 +71,7 @@ class TestBlame:
         d.again(0, in_s=1)
         assert d.progress[P].tries == {0: Tries(1)}
 
-    def test_only_what_can_have_been_running_is_recorded(self) -> None:
+    def test_only_starts_of_events_that_could_have_been_running_are_recorded(self) -> None:
         d = self.unclean(max_in_flight=2)
         d.deliver("a", "b")
         d.done(0, 1)
@@ -79,14 +79,14 @@ class TestBlame:
         d.tick()
         assert d.running() == [2]
 
-    def test_it_is_recorded_also_where_positions_are_far_apart(self) -> None:
+    def test_starts_are_also_recorded_if_positions_are_far_apart(self) -> None:
         d = self.unclean(max_in_flight=10)
         d.deliver_at({1 << 40: "a", 2 << 40: "b"}, turn=False)
-        told = d.tick().settle
-        assert told is not None
-        assert set(told.progress[0].tries) == {1 << 40, 2 << 40}
+        call = d.tick().settle
+        assert call is not None
+        assert set(call.progress[0].tries) == {1 << 40, 2 << 40}
 
-    def test_one_that_ran_in_the_crash_runs_alone(self) -> None:
+    def test_an_event_that_was_running_in_the_crash_runs_alone(self) -> None:
         d = self.unclean({1: Tries(0, 1)})
         d.deliver("a", "b", "c")
         d.wait(1)
@@ -98,14 +98,14 @@ class TestBlame:
         assert all(running == [1] or 1 not in running for running in alone)
         assert d.progress[P].watermark == 3
 
-    def test_it_runs_by_itself_when_nothing_else_happens(self) -> None:
+    def test_a_suspect_runs_even_if_nothing_else_happens(self) -> None:
         d = self.unclean({0: Tries(0, 1)})
         d.deliver("a")
         d.wait(60)
         assert d.running() == [0]
         assert d.progress[P].tries == {0: Tries(0, 2)}
 
-    def test_alone_means_alone_in_this_process(self) -> None:
+    def test_a_suspect_runs_alone_over_all_partitions_of_this_process(self) -> None:
         d = Driver()
         d.assign(Q)
         d.deliver("x", "x", partition=Q)
@@ -117,21 +117,21 @@ class TestBlame:
         d.done(0)
         assert d.running(Q) == [1]
 
-    def test_a_crash_among_others_is_not_charged(self) -> None:
+    def test_a_crash_during_a_run_among_others_is_not_charged(self) -> None:
         d = self.unclean({0: Tries(0, 1)}, crash_limit=1)
         d.deliver("a")
         d.wait(1)
         assert d.running() == [0]
         assert d.progress[P].tries[0].crashes == 0
 
-    def test_a_crash_alone_is_charged(self) -> None:
+    def test_a_crash_during_a_lone_run_is_charged(self) -> None:
         d = self.unclean({0: Tries(2, 2, 0)})
         d.deliver("a")
         d.wait(1)
         assert d.progress[P].tries == {0: Tries(2, 2, 1)}
         assert d.starts[-1].attempt == 3
 
-    def test_at_the_crash_limit_it_is_a_dead_letter(self) -> None:
+    def test_at_the_crash_limit_the_event_becomes_a_dead_letter(self) -> None:
         d = self.unclean({0: Tries(0, 2, 2)}, crash_limit=3)
         d.deliver("a", "a", "b")
         d.wait(1)
@@ -141,7 +141,7 @@ class TestBlame:
         assert sorted(d.run_out()) == [1, 2]
         assert d.plane.counts.dead == 1
 
-    def test_what_was_charged_is_not_forgotten_by_a_clean_end(self) -> None:
+    def test_charged_crashes_survive_a_clean_end(self) -> None:
         d = self.unclean({0: Tries(0, 2, 1)})
         d.deliver("a", turn=False)
         d.revoke(P)
@@ -157,13 +157,13 @@ class TestBlame:
         d.again(0, in_s=1, crashed=True)
         assert d.progress[P].tries == {0: Tries(1, 0, 1)}
         d.wait(2)
-        assert d.running() == [1], "it runs alone, so it waits for the others"
+        assert d.running() == [1], "the suspect did not wait for the other run"
         d.done(1)
         d.wait(1)
         assert d.running() == [0]
         assert d.starts[-1].attempt == 2
 
-    def test_workers_that_die_end_at_the_crash_limit_too(self) -> None:
+    def test_deaths_of_workers_count_to_the_crash_limit_too(self) -> None:
         d = working(crash_limit=2)
         d.deliver("a", "a")
         for _ in range(2):
@@ -177,21 +177,21 @@ class TestBlame:
         d.assign(stored=stored(5), records=[record(0, "a", State.WAITING, due=WALL + 9)], unclean=True, load=False)
         while d.tick().load:
             d.answer_loads()
-        told = d.settlement
-        assert told is not None
-        assert [(each.tries, each.state, each.due) for each in told.aside] == [(Tries(0, 1), State.WAITING, WALL + 9)]
+        call = d.settlement
+        assert call is not None
+        assert [(each.tries, each.state, each.due) for each in call.aside] == [(Tries(0, 1), State.WAITING, WALL + 9)]
         assert d.running() == []
         d.turn()
         assert d.running() == [0]
 
-    def test_a_record_that_crashed_alone_is_charged(self) -> None:
+    def test_a_record_whose_lone_run_crashed_is_charged(self) -> None:
         d = Driver(crash_limit=2)
         d.assign(stored=stored(5), records=[record(0, "a", tries=Tries(0, 2, 1)), record(1, "a")], unclean=True)
         d.wait(1)
         assert d.states() == {0: State.DEAD, 1: State.HELD}
         assert d.running() == [1]
 
-    def test_a_fence_of_the_lone_one_frees_the_others(self) -> None:
+    def test_fencing_the_partition_of_the_lone_run_lets_the_others_start(self) -> None:
         d = working()
         d.assign(Q)
         d.deliver("x", "x", partition=Q)
@@ -203,7 +203,7 @@ class TestBlame:
         d.wait(1)
         assert d.running(Q) == [1]
 
-    def test_a_revoke_of_the_lone_one_frees_the_others(self) -> None:
+    def test_revoking_the_partition_of_the_lone_run_lets_the_others_start(self) -> None:
         d = working()
         d.assign(Q)
         d.deliver("x", "x", partition=Q)
@@ -216,7 +216,7 @@ class TestBlame:
         assert d.running(Q) == [1]
         assert d.drained == [P]
 
-    def test_a_cancelled_run_is_not_marked_as_started_any_more(self) -> None:
+    def test_a_cancelled_run_is_no_longer_marked_as_started(self) -> None:
         d = self.unclean(concurrency=1)
         d.deliver("a")
         d.revoke(P)
@@ -234,7 +234,7 @@ def test_tries_of_positions_that_became_holes_are_forgotten() -> None:
     assert set(d.progress[P].tries) == {3}
 
 
-def test_tries_outlive_a_letter_that_was_refused() -> None:
+def test_tries_survive_a_refused_dead_letter() -> None:
     d = Driver()
     d.assign(stored=stored(0, tries={0: Tries(2)}))
     d.deliver("a", "b")

@@ -1,4 +1,4 @@
-"""The loop around the plane, on a broker that answers as a test tells it to."""
+"""The loop around the plane, on a broker whose answers each test sets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -25,11 +25,11 @@ Q = Partition("orders", 1)
 
 
 class ScriptedBroker:
-    """Broker, subscription and aside in one: it delivers what it is given, and writes down what it is asked for."""
+    """Broker, subscription and aside in one. It delivers what a test gives it, and records the calls."""
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
-        self.error: Exception | None = None  # of settles that carry records
+        self.error: Exception | None = None  # raised by settles that carry records
         self.undelivered: Mapping[Partition, BrokerLag] = {}
         self.settles: list[tuple[Sequence[Progress], Sequence[AsideRecord]]] = []
         self.loads: list[Partition] = []
@@ -89,7 +89,7 @@ class ScriptedBroker:
 
 
 class RecordingInbox:
-    """Hears what was settled."""
+    """Records the settled partitions."""
 
     def __init__(self) -> None:
         self.partitions: list[Partition] = []
@@ -122,12 +122,12 @@ async def refuse(event: Event) -> None:
 
 
 def written(broker: ScriptedBroker) -> list[list[Partition]]:
-    """The partitions of the records of each settle that had some."""
+    """For each settle with records: the partitions of its records."""
     return [sorted(record.partition for record in aside) for _, aside in broker.settles if aside]
 
 
 async def give_up_in_both(broker: ScriptedBroker, consumer: Consumer) -> None:
-    """One event of each partition is given up, both in one settle: they wait for the one before."""
+    """Give up one event of each partition. Both are in one settle, because they wait for the settle before."""
     broker.gate.clear()
     for epoch, partition in enumerate((P, Q), 1):
         broker.messages.put_nowait(Assigned(partition, epoch, epoch, "log", None, False))
@@ -144,7 +144,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "ASIDE_RETRY_S", 0.1)
 
 
-def test_records_that_are_refused_in_one_partition_leave_the_others_settled() -> None:
+def test_if_records_of_one_partition_are_refused_the_others_are_settled() -> None:
     async def main() -> None:
         broker, inbox = ScriptedBroker(), RecordingInbox()
         handler = msgspec.structs.replace(declared(refuse), inbox=cast("Any", inbox))
@@ -157,7 +157,7 @@ def test_records_that_are_refused_in_one_partition_leave_the_others_settled() ->
             broker.error = None
             await until(lambda: not consumer.plane.open and not consumer.troubles, "everything is stored")
         of_q = [aside for aside in written(broker) if Q in aside]
-        assert len(of_q) == 1, "what was stored is not stored again"
+        assert len(of_q) == 1, "a stored record was stored again"
         assert (broker.settles[-1][0][-1].watermark, P in inbox.partitions) == (2, True)
         assert written(broker)[0] == [P, Q]
 
@@ -170,7 +170,7 @@ def test_a_partition_that_is_lost_when_another_is_refused_is_forgotten() -> None
         async with consuming(broker, declared(refuse)) as consumer:
             broker.error = AsideError("no room", partitions=[P], lost=[Q])
             await give_up_in_both(broker, consumer)
-            await until(lambda: consumer.plane.held == [P], "P alone is held")
+            await until(lambda: consumer.plane.held == [P], "only P is held")
             broker.error = None
             await until(lambda: not consumer.plane.open, "everything is stored")
         assert written(broker)[0] == [P, Q]
@@ -179,7 +179,7 @@ def test_a_partition_that_is_lost_when_another_is_refused_is_forgotten() -> None
     asyncio.run(main())
 
 
-def test_a_lag_joins_what_the_broker_says_with_what_is_here() -> None:
+def test_the_lag_combines_undelivered_and_open_events() -> None:
     async def main() -> None:
         broker, go = ScriptedBroker(), asyncio.Event()
         broker.undelivered = {P: BrokerLag(7, 30.0)}
@@ -202,7 +202,7 @@ def test_a_lag_joins_what_the_broker_says_with_what_is_here() -> None:
             assert (blocking.position, blocking.key, blocking.state) == (0, "k0", "running")
             await until(
                 lambda: (each := consumer.lags()[P].local.blocking) is not None and each.for_s > 0.05,
-                "the partition stands still",
+                "the partition is blocked",
             )
             behind = consumer.behind()
             assert (behind.undelivered, behind.undelivered_oldest_s, behind.open, behind.gap) == (7, 30.0, 1, 2)

@@ -1,4 +1,4 @@
-"""Events of a type that the handler does not take: done at intake, without a lane, a record or a run."""
+"""Events of a type that the handler filters out: done at intake, without a lane, a record or a run."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def settled(plane: ControlPlane, actions: Actions) -> Progress:
     return actions.settle.progress[0]
 
 
-def test_what_is_not_wanted_is_done_at_intake_and_the_rest_keeps_its_order() -> None:
+def test_filtered_events_are_done_at_intake_and_the_rest_keep_their_order() -> None:
     p = plane()
     p.loaded(LoadPage(P, 1, None), [], AT)
     deliver(p, "order.placed", "mail.sent", "order.paid", "mail.read")
@@ -57,7 +57,7 @@ def test_what_is_not_wanted_is_done_at_intake_and_the_rest_keeps_its_order() -> 
     assert (p.counts.delivered, p.counts.filtered, p.counts.done, p.counts.skipped) == (4, 2, 2, 0)
 
 
-def test_a_log_of_nothing_wanted_is_passed_without_a_slot() -> None:
+def test_a_log_of_only_filtered_events_is_passed_without_a_slot() -> None:
     p = plane(concurrency=1)
     p.loaded(LoadPage(P, 1, None), [], AT)
     deliver(p, *["mail.sent"] * 500)
@@ -67,7 +67,7 @@ def test_a_log_of_nothing_wanted_is_passed_without_a_slot() -> None:
     assert p.open == 0
 
 
-def test_what_came_before_the_records_were_known_is_filtered_when_they_are() -> None:
+def test_events_delivered_before_the_records_were_loaded_are_filtered_after_that() -> None:
     p = plane()
     deliver(p, "mail.sent", "order.placed")
     assert p.counts.filtered == 0
@@ -76,7 +76,7 @@ def test_what_came_before_the_records_were_known_is_filtered_when_they_are() -> 
     assert (p.counts.delivered, p.counts.filtered) == (2, 1)
 
 
-def test_what_is_not_wanted_is_not_held_behind_a_parked_key() -> None:
+def test_a_filtered_event_is_not_held_behind_a_parked_key() -> None:
     p = plane()
     waiting = AsideRecord(
         record_id("g", "log", P, 0), "g", P, 0, State.WAITING, 1e9, event("a", "order.placed"), Tries(1), None
@@ -92,7 +92,7 @@ def test_what_is_not_wanted_is_not_held_behind_a_parked_key() -> None:
     assert p.counts.filtered == 1
 
 
-def test_a_record_of_a_type_that_is_not_wanted_any_more_still_runs() -> None:
+def test_a_record_whose_type_is_now_filtered_still_runs() -> None:
     p = plane(Progress(P, 0, 5))
     held = AsideRecord(record_id("g", "log", P, 3), "g", P, 3, State.HELD, None, event("a", "mail.sent"), Tries(), None)
     p.loaded(LoadPage(P, 1, None), [held], AT)
@@ -101,7 +101,7 @@ def test_a_record_of_a_type_that_is_not_wanted_any_more_still_runs() -> None:
     assert works(p.tick(AT, 9.0)) == [3]
 
 
-def test_what_was_done_before_is_not_counted_as_filtered_again() -> None:
+def test_an_event_done_before_is_not_counted_as_filtered_again() -> None:
     p = plane(Progress(P, 0, 1))
     p.loaded(LoadPage(P, 1, None), [], AT)
     deliver(p, "mail.sent", "mail.sent")

@@ -1,4 +1,4 @@
-"""Lanes against naive lists: one of a lane at a time, first in first out, the oldest first among all."""
+"""Lanes against naive lists: one event of a lane at a time, first in first out, the oldest of all lanes first."""
 
 from collections.abc import Hashable
 from heapq import heappop
@@ -34,7 +34,7 @@ def positions(entries: list[Entry]) -> list[int]:
 
 
 class LanesMachine(RuleBasedStateMachine):
-    """The model: a list per lane, and a list of those that are free of any lane."""
+    """The model: a list for each lane, and a list of the events without a lane."""
 
     @initialize(ordering=st.sampled_from(["key", "partition", "none"]))
     def start(self, ordering: Ordering) -> None:
@@ -116,7 +116,7 @@ class LanesMachine(RuleBasedStateMachine):
 
     @rule()
     def abandon(self) -> None:
-        """Only what runs is remembered, so that its lane stays busy."""
+        """Only running events are remembered, so that their lanes stay busy."""
         self.lanes.abandon()
         for name, lane in list(self.model.items()):
             self.model[name] = [each for each in lane if each.stage is Stage.RUNNING]
@@ -125,8 +125,8 @@ class LanesMachine(RuleBasedStateMachine):
         self.free = []
 
     @rule(key=KEYS)
-    def a_stranger_changes_nothing(self, key: str | None) -> None:
-        """What was cut, or left already, is not in any lane."""
+    def an_unknown_event_changes_nothing(self, key: str | None) -> None:
+        """An event that was cut, or has already left, is not in any lane."""
         stranger = entry(10_000, key)
         assert not self.lanes.leave(stranger)
         assert self.lanes.cut(stranger) == []
@@ -144,13 +144,13 @@ class LanesMachine(RuleBasedStateMachine):
                 assert self.lanes.head(key) is (self.model[key][0] if key in self.model else None)
 
 
-def test_they_agree_with_naive_lists() -> None:
+def test_lanes_agree_with_naive_lists() -> None:
     run_state_machine_as_test(
         LanesMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
     )
 
 
-def test_a_batch_runs_several_of_a_lane_and_the_next_waits_for_the_last_of_them() -> None:
+def test_a_batch_runs_several_events_of_a_lane_and_the_next_waits_for_all_of_them() -> None:
     lanes = Lanes("key")
     first, second, third = entries = [entry(position, "a") for position in range(3)]
     for each in entries:
@@ -164,7 +164,7 @@ def test_a_batch_runs_several_of_a_lane_and_the_next_waits_for_the_last_of_them(
     assert lanes.head("a") is third
 
 
-def test_a_cut_leaves_what_runs_beside_the_head() -> None:
+def test_a_cut_leaves_events_that_run_with_the_head() -> None:
     lanes = Lanes("key")
     entries = [entry(position, "a") for position in range(4)]
     for each in entries:
@@ -201,7 +201,7 @@ def test_an_abandoned_batch_keeps_its_lane_busy_until_its_last_run_ends() -> Non
 
 
 @pytest.mark.parametrize("ordering", ["key", "none"])
-def test_keyless_events_are_free_of_any_lane(ordering: Ordering) -> None:
+def test_keyless_events_have_no_lane(ordering: Ordering) -> None:
     lanes = Lanes(ordering)
     for position in range(5):
         assert lanes.add(entry(position, None), 1)
@@ -218,7 +218,7 @@ def test_an_empty_key_is_a_key() -> None:
     assert None not in lanes
 
 
-def test_under_partition_order_keyless_events_stand_in_the_one_lane_too() -> None:
+def test_with_partition_order_keyless_events_are_in_the_same_lane() -> None:
     lanes = Lanes("partition")
     for position, key in enumerate(["a", None, "b"]):
         lanes.add(entry(position, key), NO_LIMIT)

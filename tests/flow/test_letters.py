@@ -1,4 +1,4 @@
-"""Dead letters: stored before anything passes them, moved by others, and a store that is down."""
+"""Dead letters: stored before a successor runs, moved by operators, and refused by a store that is down."""
 
 import msgspec
 import pytest
@@ -14,21 +14,21 @@ class TestDeadLetters:
         d = working()
         d.deliver("a", "a", "b")
         d.end({0: Dead(failure())}, turn=False)
-        told = d.tick().settle
-        assert told is not None
-        assert [(each.position, each.state) for each in told.aside] == [(0, State.DEAD)]
+        call = d.tick().settle
+        assert call is not None
+        assert [(each.position, each.state) for each in call.aside] == [(0, State.DEAD)]
         assert d.running() == [2]
         d.answer_settle()
         d.tick()
         assert d.running() == [1, 2]
 
-    def test_the_letter_goes_with_the_progress_that_says_done(self) -> None:
+    def test_the_letter_is_in_the_same_settle_as_the_progress_that_claims_it(self) -> None:
         d = working()
         d.deliver("a")
         d.end({0: Dead(failure())}, turn=False)
-        told = d.tick().settle
-        assert told is not None
-        assert (told.progress[0].watermark, list(told.progress[0].fresh)) == (1, [0])
+        call = d.tick().settle
+        assert call is not None
+        assert (call.progress[0].watermark, list(call.progress[0].fresh)) == (1, [0])
 
     def test_on_dead_pass_lets_successors_go_on(self) -> None:
         d = working(on_dead="pass")
@@ -39,7 +39,7 @@ class TestDeadLetters:
         assert d.progress[P].watermark == 2
         assert d.lag().parked == 0
 
-    def test_on_dead_hold_holds_its_successors_and_no_other_key(self) -> None:
+    def test_on_dead_hold_holds_its_successors_but_no_other_key(self) -> None:
         d = working(on_dead="hold")
         d.deliver("a", "a", "b")
         d.dead(0)
@@ -65,7 +65,7 @@ class TestDeadLetters:
         d.move(0, to=None)
         assert d.run_out() == [1, 2]
 
-    def test_held_keys_are_held_by_the_next_owner_too(self) -> None:
+    def test_held_keys_stay_held_under_the_next_owner(self) -> None:
         d = working(on_dead="hold")
         d.deliver("a", "a")
         d.dead(0)
@@ -83,7 +83,7 @@ class TestDeadLetters:
         d.dead(0)
         assert (d.running(), d.states()) == ([], {0: State.DEAD, 1: State.HELD})
 
-    def test_a_record_that_dies_lets_its_successors_pass_once_that_is_stored(self) -> None:
+    def test_a_record_that_dies_lets_its_successors_run_once_its_letter_is_stored(self) -> None:
         d = working()
         d.deliver("a", "a")
         d.again(0, in_s=FAR_S)
@@ -94,19 +94,19 @@ class TestDeadLetters:
         d.turn()
         assert (d.running(), d.states()) == ([1], {0: State.DEAD, 1: State.HELD})
 
-    def test_the_story_begins_with_the_first_failure(self) -> None:
+    def test_a_failure_has_the_time_of_the_first_one(self) -> None:
         d = working()
         d.deliver("a")
         first = d.now + WALL
         d.again(0, in_s=5)
         d.wait(5)
         d.dead(0)
-        story = d.letter(0).failure
-        assert story is not None
-        assert story.first == first
+        last = d.letter(0).failure
+        assert last is not None
+        assert last.first == first
         assert d.letter(0).tries == Tries(2)
 
-    def test_the_story_survives_the_crash_of_who_parked_it(self) -> None:
+    def test_the_failure_of_a_parked_event_survives_a_crash_of_its_owner(self) -> None:
         d = working()
         d.deliver("a")
         first = d.now + WALL
@@ -119,22 +119,22 @@ class TestDeadLetters:
         d.wait(FAR_S + 1)
         assert d.running() == [0]
         again = d.letter(0).failure
-        assert again == waiting, "its start was recorded, and nothing of its story is lost by that"
+        assert again == waiting, "recording its start changed the failure"
         d.dead(0)
-        story = d.letter(0).failure
-        assert story is not None
-        assert (story.first, story.error) == (first, "ValueError")
+        last = d.letter(0).failure
+        assert last is not None
+        assert (last.first, last.error) == (first, "ValueError")
 
-    @pytest.mark.parametrize(("reason", "said"), [("expired", "no; before that KeyError: no"), ("exhausted", "no")])
-    def test_an_end_that_the_handler_had_no_part_in_hides_nothing_of_what_it_said(self, reason: str, said: str) -> None:
+    @pytest.mark.parametrize(("reason", "message"), [("expired", "no; before that KeyError: no"), ("exhausted", "no")])
+    def test_the_failure_of_an_expired_event_shows_the_last_error_too(self, reason: str, message: str) -> None:
         d = working()
         d.deliver("a")
         d.again(0, in_s=5)
         d.wait(5)
         d.end({0: Dead(msgspec.structs.replace(failure("Expired"), reason=reason))})
-        story = d.letter(0).failure
-        assert story is not None
-        assert story.message == said
+        last = d.letter(0).failure
+        assert last is not None
+        assert last.message == message
 
     def test_letters_without_a_key_hold_no_key(self) -> None:
         d = working(on_dead="hold")
@@ -156,7 +156,7 @@ class TestAsideRefused:
         assert claims(d.progress[P], 2)
         assert (d.states(), d.lag().queued) == ({}, 2)
 
-    def test_it_is_tried_again_at_its_own_pace_until_it_is_stored(self) -> None:
+    def test_storing_the_letter_is_retried_until_it_succeeds(self) -> None:
         d = working()
         d.store_down = True
         d.deliver("a", "a")
@@ -168,7 +168,7 @@ class TestAsideRefused:
         d.wait(ASIDE_RETRY_S)
         assert (d.states(), d.running()) == ({0: State.DEAD}, [1])
 
-    def test_a_whole_parked_key_waits_for_the_store(self) -> None:
+    def test_all_events_of_a_parked_key_wait_for_the_store(self) -> None:
         d = working()
         d.store_down = True
         d.deliver("a", "a", "b")
@@ -196,7 +196,7 @@ class TestAsideRefused:
         assert not claims(d.progress[P], 0)
 
     def dead_in_both(self) -> Driver:
-        """A settle with a letter of each partition is under way."""
+        """A driver with a settle in flight that carries a letter of each partition."""
         d = working()
         d.assign(Q)
         for partition in (P, Q):
@@ -215,10 +215,10 @@ class TestAsideRefused:
         d.done(1, partition=Q)
         d.wait(ASIDE_RETRY_S)
         written = [each.partition for settlement in d.settlements for each in settlement.aside]
-        assert written == [P, Q, P], "what was stored is not written again"
+        assert written == [P, Q, P], "a stored letter was written again"
         assert (d.states(P), d.running(P)) == ({0: State.DEAD}, [1])
 
-    def test_what_is_lost_in_that_settle_is_forgotten(self) -> None:
+    def test_a_partition_that_is_lost_in_that_settle_is_forgotten(self) -> None:
         d = self.dead_in_both()
         d.refuse_settle(P, lost=[Q])
         d.turn()
@@ -226,7 +226,7 @@ class TestAsideRefused:
         d.wait(ASIDE_RETRY_S)
         assert (d.states(P), d.states(Q)) == ({0: State.DEAD}, {})
 
-    def test_what_was_lost_before_and_came_back_is_not_refused(self) -> None:
+    def test_a_refusal_does_not_apply_to_a_partition_that_was_assigned_again(self) -> None:
         d = self.dead_in_both()
         d.assign(P, load=False)
         d.refuse_settle(P)
@@ -235,7 +235,7 @@ class TestAsideRefused:
         d.deliver_at({0: "a"})
         assert d.running() == [0]
 
-    def test_records_to_remove_are_named_again(self) -> None:
+    def test_after_a_refusal_removals_are_sent_again(self) -> None:
         d = Driver()
         d.assign(stored=stored(5), records=[record(0, "a")])
         d.deliver_at({5: "b"})
@@ -243,7 +243,7 @@ class TestAsideRefused:
         d.end({0: DONE, 5: Dead(failure())})
         assert d.states() == {}
 
-    def test_after_a_fence_nothing_is_left_of_it(self) -> None:
+    def test_a_refused_letter_is_forgotten_after_a_fence(self) -> None:
         d = working()
         d.store_down = True
         d.deliver("a")
@@ -265,7 +265,7 @@ class TestMovesFromOutside:
         assert d.states() == {0: State.DEAD}
         return d
 
-    def test_a_replayed_letter_goes_before_what_waits_in_its_lane(self) -> None:
+    def test_a_replayed_letter_runs_before_events_that_wait_in_its_lane(self) -> None:
         d = self.dead_one()
         d.deliver("a", "a", "a")
         d.move(0, to=State.WAITING, due=0.0)
@@ -275,13 +275,13 @@ class TestMovesFromOutside:
         assert d.new_starts() == [0, 2, 3]
         assert d.states() == {}
 
-    def test_it_blocks_its_lane_like_any_event(self) -> None:
+    def test_a_replayed_letter_blocks_its_lane_like_any_event(self) -> None:
         d = self.dead_one()
         d.move(0, to=State.WAITING, due=0.0)
         d.deliver("a", "b")
         assert d.running() == [0, 2]
 
-    def test_it_runs_also_when_the_one_before_it_is_parked(self) -> None:
+    def test_a_replayed_letter_also_runs_if_the_event_before_it_is_parked(self) -> None:
         d = self.dead_one()
         d.deliver("a", "a")
         d.move(0, to=State.WAITING, due=0.0)
@@ -291,12 +291,12 @@ class TestMovesFromOutside:
         d.wait(FAR_S + 1)
         assert d.run_out() == [1, 2]
 
-    def test_its_attempts_are_counted_afresh(self) -> None:
+    def test_the_attempts_of_a_replayed_letter_are_counted_from_one(self) -> None:
         d = self.dead_one()
         d.move(0, to=State.WAITING, due=0.0)
         assert d.starts[-1].attempt == 1
 
-    def test_it_may_die_again(self) -> None:
+    def test_a_replayed_letter_may_die_again(self) -> None:
         d = self.dead_one()
         for _ in range(3):
             d.move(0, to=State.WAITING, due=0.0)
@@ -321,7 +321,7 @@ class TestMovesFromOutside:
         assert d.states() == {}
         assert d.progress[P].watermark == 2
 
-    def test_a_waiting_record_given_up_by_hand_lets_its_successors_go_on(self) -> None:
+    def test_a_waiting_record_that_an_operator_gives_up_lets_its_successors_go_on(self) -> None:
         d = working()
         d.deliver("a", "a")
         d.again(0, in_s=FAR_S)
@@ -345,7 +345,7 @@ class TestMovesFromOutside:
         d.move(0, to=None)
         assert d.states() == {}
 
-    def test_news_of_an_earlier_ownership_are_ignored(self) -> None:
+    def test_a_move_reported_to_an_earlier_ownership_is_ignored(self) -> None:
         d = self.dead_one()
         d.assign()
         d.owned[P] = 1
@@ -369,14 +369,14 @@ class TestMovesFromOutside:
         d.turn()
         assert d.running() == [0]
 
-    def test_a_replay_runs_also_when_there_is_no_room_to_keep_its_event(self) -> None:
+    def test_a_replay_also_runs_if_there_is_no_room_for_its_event(self) -> None:
         d = Driver(max_in_flight_bytes=10)
         late = record(1, "b", State.WAITING, due=WALL + 1e6, size=9)
         d.assign(stored=stored(5), records=[record(0, "a", State.DEAD, size=9), late])
         d.move(0, to=State.WAITING, due=0.0)
         assert d.running() == [0]
 
-    def test_a_replay_heard_of_while_a_page_is_read_is_not_forgotten(self) -> None:
+    def test_a_replay_reported_while_a_page_is_read_is_not_forgotten(self) -> None:
         d = Driver()
         late = record(9, "c", State.WAITING, due=WALL + 1e6)
         d.assign(stored=stored(10), records=[record(0, "a", State.DEAD), record(3, "b", State.DEAD), late])
@@ -427,7 +427,7 @@ def test_records_whose_marks_cannot_be_stored_hold_no_slots() -> None:
     assert d.run_out() == [0, 1]
 
 
-def test_a_suspicion_outlives_a_mark_that_was_not_stored() -> None:
+def test_a_suspect_whose_mark_was_not_stored_stays_a_suspect() -> None:
     d = Driver()
     d.assign(stored=stored(5), records=[record(0, "a", tries=Tries(0, 1))], unclean=True, load=False)
     d.store_down = True
@@ -439,7 +439,7 @@ def test_a_suspicion_outlives_a_mark_that_was_not_stored() -> None:
     assert d.letter(0).tries == Tries(0, 1)
 
 
-def test_by_partition_a_replay_goes_before_what_waits() -> None:
+def test_with_partition_order_a_replay_runs_before_waiting_events() -> None:
     d = working(ordering="partition")
     d.deliver("a")
     d.dead(0)
@@ -448,7 +448,7 @@ def test_by_partition_a_replay_goes_before_what_waits() -> None:
     assert d.run_out() == [1, 0, 2, 3]
 
 
-def test_by_partition_a_replay_goes_before_a_head_that_is_delayed() -> None:
+def test_with_partition_order_a_replay_runs_before_a_delayed_head() -> None:
     d = working(ordering="partition")
     d.deliver("a")
     d.dead(0)
@@ -462,7 +462,7 @@ def test_by_partition_a_replay_goes_before_a_head_that_is_delayed() -> None:
     assert d.run_out() == [1, 2]
 
 
-def test_by_partition_records_come_before_what_was_delivered_meanwhile() -> None:
+def test_with_partition_order_records_run_before_events_delivered_meanwhile() -> None:
     d = Driver(ordering="partition")
     d.assign(stored=stored(5), records=[record(3, None), record(1, None)], load=False)
     d.deliver("b", "c", turn=False)
@@ -470,7 +470,7 @@ def test_by_partition_records_come_before_what_was_delivered_meanwhile() -> None
     assert d.run_out() == [1, 3, 5, 6]
 
 
-def test_a_replay_goes_before_a_head_that_waits_for_a_slot() -> None:
+def test_a_replay_runs_before_a_head_that_waits_for_a_slot() -> None:
     d = working(concurrency=1)
     d.deliver("a")
     d.dead(0)
@@ -479,7 +479,7 @@ def test_a_replay_goes_before_a_head_that_waits_for_a_slot() -> None:
     assert d.run_out() == [1, 0, 2]
 
 
-def test_a_replay_goes_before_a_head_that_is_delayed() -> None:
+def test_a_replay_runs_before_a_delayed_head() -> None:
     d = working()
     d.deliver("a")
     d.dead(0)
@@ -489,13 +489,13 @@ def test_a_replay_goes_before_a_head_that_is_delayed() -> None:
     assert d.running() == [0]
     assert d.states() == {0: State.WAITING, 1: State.WAITING, 2: State.HELD}
     d.done(0)
-    assert d.running() == []  # the rest of its delay
+    assert d.running() == []  # it waits for the rest of its delay
     d.wait(20)
     assert d.run_out() == [1, 2]
     assert d.lag().delayed == 0
 
 
-def test_a_replay_goes_behind_an_older_one_that_waits_for_a_slot() -> None:
+def test_a_replay_runs_after_an_older_one_that_waits_for_a_slot() -> None:
     d = working(concurrency=1)
     d.deliver("a", "a")
     d.dead(0)
@@ -506,7 +506,7 @@ def test_a_replay_goes_behind_an_older_one_that_waits_for_a_slot() -> None:
     assert d.run_out() == [2, 0, 1, 3]
 
 
-def test_an_older_replay_goes_before_one_that_waits_for_a_slot() -> None:
+def test_an_older_replay_runs_before_one_that_waits_for_a_slot() -> None:
     d = working(concurrency=1)
     d.deliver("a", "a")
     d.dead(0)
@@ -517,7 +517,7 @@ def test_an_older_replay_goes_before_one_that_waits_for_a_slot() -> None:
     assert d.run_out() == [2, 0, 1, 3]
 
 
-def test_a_replay_takes_no_event_into_its_batch_that_waits_for_its_time() -> None:
+def test_a_delayed_event_does_not_join_the_batch_of_a_replay() -> None:
     d = working(ordering="partition", batch_size=4)
     d.deliver("a")
     d.dead(0)
@@ -527,8 +527,8 @@ def test_a_replay_takes_no_event_into_its_batch_that_waits_for_its_time() -> Non
     assert d.running() == [0]
 
 
-def test_the_letter_of_an_event_that_is_open_again_goes_before_it_runs() -> None:
-    """A broker that stores records before progress, and an owner that died in between."""
+def test_the_letter_of_an_event_that_is_open_again_is_removed_before_it_runs() -> None:
+    """The broker stores records before progress, and the owner died in between."""
     d = Driver()
     d.assign(stored=stored(0), records=[record(0, "a", State.DEAD)], unclean=True)
     d.deliver("a")
@@ -536,7 +536,7 @@ def test_the_letter_of_an_event_that_is_open_again_goes_before_it_runs() -> None
     assert d.states() == {}
 
 
-def test_a_letter_stays_when_its_owner_ended_well() -> None:
+def test_a_letter_stays_after_a_clean_end_of_its_owner() -> None:
     d = Driver()
     d.assign(stored=stored(1), records=[record(0, "a", State.DEAD)])
     d.deliver("a")
@@ -545,8 +545,8 @@ def test_a_letter_stays_when_its_owner_ended_well() -> None:
 
 
 @pytest.mark.parametrize("on_dead", ["pass", "hold"])
-def test_a_write_of_ours_that_came_after_a_move_is_what_counts(on_dead: str) -> None:
-    """An operator gave the record up while our write of it was on its way: it stands as we wrote it, and is tried."""
+def test_a_write_of_the_owner_after_a_move_counts(on_dead: str) -> None:
+    """An operator gave the record up while the owner's write was on its way. The write wins, and the event is tried."""
     d = working(on_dead=on_dead)
     d.deliver("a", "a")
     d.again(0, in_s=FAR_S)
@@ -560,7 +560,7 @@ def test_a_write_of_ours_that_came_after_a_move_is_what_counts(on_dead: str) -> 
 
 
 def test_a_page_read_before_a_replay_does_not_hide_the_record() -> None:
-    """Buried from outside, its page read, then replayed before the page was answered (simulator, seed 3620)."""
+    """An operator gave the record up and replayed it while its page was being read (simulator, seed 3620)."""
     d = Driver()
     far = d.at.wall + FAR_S
     d.assign(stored=stored(1), records=[record(0, "a", State.WAITING, due=far)])
@@ -575,7 +575,7 @@ def test_a_page_read_before_a_replay_does_not_hide_the_record() -> None:
 
 
 def test_a_replayed_letter_of_an_event_that_is_open_again_is_removed_with_it() -> None:
-    """Its progress was not stored, so the log brings the event again. An operator replays its letter meanwhile."""
+    """Its progress was not stored, so the log delivers the event again. An operator replays its letter meanwhile."""
     d = Driver()
     d.assign(records=[record(0, "a", State.DEAD)])
     d.deliver("a")
@@ -595,7 +595,7 @@ def test_a_replayed_letter_of_an_event_that_dies_again_stays() -> None:
 
 
 class TestRemovedWhileItsRecordWaitsToBeStored:
-    """The store has an older version of the record, which an operator removes (simulator)."""
+    """The store has an older version of the record, and an operator removes it (found by the simulator)."""
 
     def held_one(self) -> Driver:
         d = working()
@@ -610,7 +610,7 @@ class TestRemovedWhileItsRecordWaitsToBeStored:
         d.move(1, to=None)
         assert (d.progress[P].watermark, d.states()) == (2, {0: State.WAITING})
 
-    def test_its_event_is_done_also_when_the_store_refuses(self) -> None:
+    def test_its_event_is_also_done_if_the_store_refuses(self) -> None:
         d = self.held_one()
         d.store_down = True
         d.tick()
@@ -619,7 +619,7 @@ class TestRemovedWhileItsRecordWaitsToBeStored:
         assert (d.progress[P].watermark, d.states()) == (2, {0: State.WAITING})
         assert d.plane.open == 0
 
-    def test_its_event_is_done_also_when_it_was_just_stored(self) -> None:
+    def test_its_event_is_also_done_if_the_record_was_just_stored(self) -> None:
         d = self.held_one()
         d.tick()
         d.move(1, to=None)
@@ -627,8 +627,8 @@ class TestRemovedWhileItsRecordWaitsToBeStored:
         assert d.plane.open == 0
 
 
-def test_a_second_replay_that_empties_the_lane_lets_the_first_one_go() -> None:
-    """It took the last event, which waited for its next try, out of the lane of its key (simulator, seed 57903)."""
+def test_a_second_replay_that_empties_the_lane_lets_the_first_one_run() -> None:
+    """The second replay took the last event, a delayed one, out of the lane of its key (simulator, seed 57903)."""
     d = Driver()
     d.page = 1
     d.assign(stored=stored(6), records=[record(0, "a", State.DEAD), record(1, "a", State.DEAD), record(5, "a")])
@@ -646,8 +646,8 @@ def test_a_second_replay_that_empties_the_lane_lets_the_first_one_go() -> None:
 
 
 @pytest.mark.parametrize("to", [State.WAITING, State.DEAD])
-def test_a_record_that_was_moved_when_its_event_was_just_done_is_removed_all_the_same(to: State) -> None:
-    """It came back as a dead one that held its key, though the store had it no more (simulator, seed 229229)."""
+def test_a_record_that_is_moved_just_after_its_event_was_done_is_still_removed(to: State) -> None:
+    """It came back as a dead record that held its key, although the store had removed it (simulator, seed 229229)."""
     d = Driver(on_dead="hold")
     d.assign(stored=stored(2), records=[record(0, "a")])
     d.end({0: DONE}, turn=False)

@@ -1,7 +1,7 @@
-"""The control plane broken on purpose, in one way per test: the simulator must notice each.
+"""Each test breaks the control plane on purpose, in one way. The simulator must notice it.
 
-The first group breaks what the architecture promises. The second brings back, one by one, bugs that the simulator
-has found in the plane. A mutant that survives means that a checker, or a fault, is missing.
+The first group breaks the promises of the architecture. The second restores, one by one, bugs that the simulator has
+found in the plane. If a mutant survives, a checker or a fault is missing.
 """
 
 from collections.abc import Callable, Iterable
@@ -43,17 +43,17 @@ Patch = pytest.MonkeyPatch
 
 
 def caught_by(*checkers: str, shape: Shape | None = None) -> None:
-    """Some seed fails, and the first that does by one of these checkers. `shape`: what is seldom made frequent."""
+    """Some seed fails, and one of these checkers catches the first. `shape` makes rare cases frequent."""
     for seed in range(SEEDS):
         result = simulate(seed, shape=shape)
         if result.checker is not None:
             assert result.checker in checkers, f"seed {seed}: {result.message}"
             return
-    pytest.fail(f"no seed below {SEEDS} notices")
+    pytest.fail(f"no seed below {SEEDS} notices the mutant")
 
 
 def in_steps(profile: Profile) -> Profile:
-    """A slow broker without transactions, keys that park and drain all the time, and many faults between the steps."""
+    """A slow broker without transactions, keys that park and come back all the time, and many faults between writes."""
     limits = msgspec.structs.replace(profile.limits, ordering="key", max_in_flight=8, settle_interval_s=0.3)
     return msgspec.structs.replace(
         profile, shared=False, limits=limits, atomic=False, latency_s=0.1, keys=2, partitions=1, faults=60
@@ -61,7 +61,7 @@ def in_steps(profile: Profile) -> Profile:
 
 
 def deadly(profile: Profile) -> Profile:
-    """Many killers: each process dies of several, one after the other."""
+    """Many events that kill their process: each process dies of several, one after the other."""
     limits = msgspec.structs.replace(profile.limits, crash_limit=1, concurrency=4, batch_size=1)
     fates = (*profile.fates[:-1], 0.08)
     return msgspec.structs.replace(
@@ -75,7 +75,7 @@ def wrap(patch: Patch, owner: Any, name: str, around: Callable[..., Any]) -> Non
     patch.setattr(owner, name, lambda *args, **keywords: around(original, *args, **keywords))
 
 
-# -- what is promised --------------------------------------------------------------------------------------------
+# -- broken promises ---------------------------------------------------------------------------------------------
 
 
 def test_mutant_settles_before_done(monkeypatch: Patch) -> None:
@@ -83,7 +83,7 @@ def test_mutant_settles_before_done(monkeypatch: Patch) -> None:
     caught_by("settled")
 
 
-def test_mutant_claims_what_is_open_above_the_watermark(monkeypatch: Patch) -> None:
+def test_mutant_claims_open_events_above_the_watermark(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Tracker, "done_above", lambda tracker: [(tracker.watermark + 1, tracker.end + 1)])
     caught_by("settled")
 
@@ -142,7 +142,7 @@ def test_mutant_forgets_the_limit_of_records(monkeypatch: Patch) -> None:
 
 
 def one_key_far_behind(profile: Profile) -> Profile:
-    """Everything follows one event that waits."""
+    """All events have one key, and wait behind one that waits for its retry."""
     limits = msgspec.structs.replace(
         profile.limits, ordering="key", on_dead="pass", max_in_flight=8, max_parked=4, park_after_s=0.2
     )
@@ -165,7 +165,7 @@ def test_mutant_forgets_the_limit_of_the_gap(monkeypatch: Patch) -> None:
 
 
 def slow_heads(profile: Profile) -> Profile:
-    """Some are slow, and what is done above them must not grow without end."""
+    """Some events are slow, and the number of events done above them must stay bounded."""
     limits = msgspec.structs.replace(profile.limits, max_in_flight=8, max_gap=6, batch_size=1, ordering="none")
     fates = (1.0, 0.1, *profile.fates[2:])
     return msgspec.structs.replace(
@@ -173,7 +173,7 @@ def slow_heads(profile: Profile) -> Profile:
     )
 
 
-def test_mutant_takes_distances_of_positions_for_counts_of_events(monkeypatch: Patch) -> None:
+def test_mutant_counts_positions_instead_of_events(monkeypatch: Patch) -> None:
     spans = Tracker.done_above
     monkeypatch.setattr(Tracker, "gap", property(lambda tracker: sum(stop - start for start, stop in spans(tracker))))
     caught_by("lag", "liveness")
@@ -246,12 +246,12 @@ def test_mutant_dispatches_before_the_aside_is_loaded(monkeypatch: Patch) -> Non
     caught_by("loading", "order")
 
 
-def test_mutant_starts_when_ownership_is_not_sure(monkeypatch: Patch) -> None:
+def test_mutant_starts_events_while_ownership_is_uncertain(monkeypatch: Patch) -> None:
     wrap(monkeypatch, ControlPlane, "tick", lambda tick, plane, at, sure_until: tick(plane, at, sure_until + 1.0))
     caught_by("epochs")
 
 
-def test_mutant_starts_what_was_revoked(monkeypatch: Patch) -> None:
+def test_mutant_starts_events_of_a_revoked_partition(monkeypatch: Patch) -> None:
     def around(original: Any, dispatch: Dispatch, at: Instant) -> Any:
         dates = [(holding, holding.release_at) for holding in dispatch.ready]
         for holding, _ in dates:
@@ -302,7 +302,7 @@ def test_mutant_brings_records_back_in_the_wrong_order(monkeypatch: Patch) -> No
     caught_by("order", "repeats")
 
 
-def test_mutant_forgets_what_was_done_before_this_ownership(monkeypatch: Patch) -> None:
+def test_mutant_forgets_events_done_before_this_ownership(monkeypatch: Patch) -> None:
     def around(original: Any, tracker: Tracker, stored: Progress | None) -> None:
         original(tracker, msgspec.structs.replace(stored, done_above=()) if stored else None)
 
@@ -321,7 +321,7 @@ def test_mutant_releases_before_the_last_settle(monkeypatch: Patch) -> None:
     caught_by("repeats")
 
 
-def test_mutant_calls_a_release_drained_that_is_not(monkeypatch: Patch) -> None:
+def test_mutant_reports_an_undrained_release_as_drained(monkeypatch: Patch) -> None:
     def around(original: Any, *args: Any) -> Actions:
         actions: Actions = original(*args)
         drained = [*actions.drained, *actions.undrained]
@@ -349,7 +349,7 @@ def test_mutant_gives_up_too_early(monkeypatch: Patch) -> None:
     caught_by("records")
 
 
-def test_mutant_blames_who_ran_beside_a_killer(monkeypatch: Patch) -> None:
+def test_mutant_charges_events_that_ran_beside_the_cause_of_a_crash(monkeypatch: Patch) -> None:
     def charged(blame: Blame, tries: Tries) -> Tries:
         crashes = tries.crashes + (1 if blame.unclean and tries.started else 0)
         return Tries(tries.failed, 0, crashes)
@@ -358,7 +358,7 @@ def test_mutant_blames_who_ran_beside_a_killer(monkeypatch: Patch) -> None:
     caught_by("blame")
 
 
-def test_mutant_never_finds_a_killer(monkeypatch: Patch) -> None:
+def test_mutant_never_finds_the_cause_of_a_crash(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Blame, "charged", lambda _, tries: Tries(tries.failed))
     caught_by("blame", "liveness")
 
@@ -374,7 +374,7 @@ def test_mutant_lets_others_run_beside_a_suspect(monkeypatch: Patch) -> None:
     caught_by("blame")
 
 
-def test_mutant_runs_a_key_twice_after_it_came_back(monkeypatch: Patch) -> None:
+def test_mutant_runs_a_key_twice_at_once_after_a_new_assignment(monkeypatch: Patch) -> None:
     def abandon(lanes: Lanes) -> None:
         lanes.ready.clear()
         lanes._lanes.clear()
@@ -383,7 +383,7 @@ def test_mutant_runs_a_key_twice_after_it_came_back(monkeypatch: Patch) -> None:
     caught_by("lanes")
 
 
-def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> None:
+def test_mutant_does_not_reopen_refused_events(monkeypatch: Patch) -> None:
     def refused(part: SettlePart, now: float) -> None:
         for position in part.records:
             part.holding.pending.leaving.pop(position, None)
@@ -393,7 +393,7 @@ def test_mutant_does_not_reopen_what_the_store_refused(monkeypatch: Patch) -> No
     caught_by("settled")
 
 
-def test_mutant_takes_a_settle_that_was_refused_in_part_for_settled(monkeypatch: Patch) -> None:
+def test_mutant_treats_a_partly_refused_settle_as_settled(monkeypatch: Patch) -> None:
     def around(original: Any, plane: ControlPlane, _: Any, lost: Iterable[Partition], at: Instant) -> None:
         original(plane, (), lost, at)
 
@@ -401,7 +401,7 @@ def test_mutant_takes_a_settle_that_was_refused_in_part_for_settled(monkeypatch:
     caught_by("settled")
 
 
-def test_mutant_does_not_hear_what_was_lost_when_records_were_refused(monkeypatch: Patch) -> None:
+def test_mutant_ignores_lost_partitions_of_a_refused_settle(monkeypatch: Patch) -> None:
     def around(original: Any, plane: ControlPlane, refused: Iterable[Partition], _: Any, at: Instant) -> None:
         original(plane, refused, (), at)
 
@@ -409,17 +409,17 @@ def test_mutant_does_not_hear_what_was_lost_when_records_were_refused(monkeypatc
     caught_by("epochs", "exception", shape=refusing)
 
 
-def test_mutant_does_not_hear_how_far_the_log_was_read(monkeypatch: Patch) -> None:
+def test_mutant_ignores_how_far_the_log_was_read(monkeypatch: Patch) -> None:
     monkeypatch.setattr(ControlPlane, "reached", lambda *_: None)
     caught_by("liveness")
 
 
-def test_mutant_does_not_hear_of_moves(monkeypatch: Patch) -> None:
+def test_mutant_ignores_moves_by_operators(monkeypatch: Patch) -> None:
     monkeypatch.setattr(ControlPlane, "moved", lambda *_: None)
     caught_by("liveness", "removed", "order")
 
 
-def test_mutant_tries_again_at_once(monkeypatch: Patch) -> None:
+def test_mutant_retries_without_waiting(monkeypatch: Patch) -> None:
     def around(original: Any, holding: Holding, entry: Entry, again: Again, at: Instant) -> None:
         original(holding, entry, msgspec.structs.replace(again, at=min(again.at, at.now + 0.01)), at)
 
@@ -427,8 +427,8 @@ def test_mutant_tries_again_at_once(monkeypatch: Patch) -> None:
     caught_by("early")
 
 
-def test_mutant_leaves_the_letter_of_an_event_that_was_handled_after_all(monkeypatch: Patch) -> None:
-    """A letter was stored, its progress was not: the next owner ran the event again, with success."""
+def test_mutant_leaves_the_letter_of_an_event_that_later_succeeded(monkeypatch: Patch) -> None:
+    """A letter was stored but its progress was not. The next owner ran the event again, with success."""
 
     def around(original: Any, holding: Holding, entry: Entry, started: int) -> None:
         gone = list(holding.pending.gone)
@@ -441,7 +441,7 @@ def test_mutant_leaves_the_letter_of_an_event_that_was_handled_after_all(monkeyp
 
 
 def flaky_letters(profile: Profile) -> Profile:
-    """A broker without transactions, members that die between its steps, events that fail once."""
+    """A broker without transactions, members that die between its writes, events that fail once."""
     limits = msgspec.structs.replace(profile.limits, on_dead="pass", ordering="key", batch_size=1)
     fates = (0.5, 0.0, 1.0, 0.0, 0.0, 0.0)
     return msgspec.structs.replace(
@@ -457,14 +457,14 @@ def flaky_letters(profile: Profile) -> Profile:
     )
 
 
-def test_mutant_lets_events_pass_records_that_are_not_removed_yet(monkeypatch: Patch) -> None:
-    """The record of their predecessor was done, and would have run again, after them, if the owner had died then."""
+def test_mutant_runs_events_before_the_record_of_their_predecessor_is_removed(monkeypatch: Patch) -> None:
+    """The predecessor was done. If the owner had died then, its record would have run again, after the others."""
     wrap(monkeypatch, PendingRecords, "remove", lambda original, pending, id_, key: original(pending, id_, None))
     caught_by("suffix", "order", shape=rarely_settled)
 
 
 def rarely_settled(profile: Profile) -> Profile:
-    """Keys that park and drain all the time, settled in slow steps, and members that go between them."""
+    """Keys that park and come back all the time, slow settles, and members that leave between them."""
     limits = msgspec.structs.replace(
         profile.limits,
         ordering="key",
@@ -490,14 +490,14 @@ def rarely_settled(profile: Profile) -> Profile:
 
 
 def test_mutant_truncates_the_codec_from_the_bottom(monkeypatch: Patch) -> None:
-    """What is next to the watermark would run again although its successors would not."""
+    """Events next to the watermark would run again although their successors would not."""
     original = codec._done
 
-    def done(told: Progress, room: int) -> tuple[str, int]:
-        section, reached = original(told, room)
-        while told.done_above and reached < told.done_above[-1][1]:
-            told = msgspec.structs.replace(told, done_above=told.done_above[1:])
-            section, reached = original(told, room)
+    def done(progress: Progress, room: int) -> tuple[str, int]:
+        section, reached = original(progress, room)
+        while progress.done_above and reached < progress.done_above[-1][1]:
+            progress = msgspec.structs.replace(progress, done_above=progress.done_above[1:])
+            section, reached = original(progress, room)
         return section, reached
 
     monkeypatch.setattr(codec, "_done", done)
@@ -505,7 +505,7 @@ def test_mutant_truncates_the_codec_from_the_bottom(monkeypatch: Patch) -> None:
 
 
 def little_room(profile: Profile) -> Profile:
-    """Much is done above a slow event, and not all of it can be stored."""
+    """Many events are done above a slow one, and not all of them fit in the stored progress."""
     limits = msgspec.structs.replace(profile.limits, ordering="key", max_in_flight=64, max_gap=1_000, concurrency=8)
     fates = (1.0, 0.1, 0.0, 0.0, 0.0, 0.0)
     return msgspec.structs.replace(
@@ -533,7 +533,7 @@ def test_mutant_forgets_to_store_a_retry_of_a_shared_partition(monkeypatch: Patc
     caught_by("settled", shape=sharing)
 
 
-def test_mutant_keeps_what_a_shared_partition_delivers_again(monkeypatch: Patch) -> None:
+def test_mutant_remembers_records_that_a_shared_partition_delivers_again(monkeypatch: Patch) -> None:
     def around(original: Any, aside: AsideIndex, parked: ParkedRecord) -> ParkedRecord | None:
         aside.shared = False
         return cast("ParkedRecord | None", original(aside, parked))
@@ -542,7 +542,7 @@ def test_mutant_keeps_what_a_shared_partition_delivers_again(monkeypatch: Patch)
     caught_by("repeats", "records", shape=sharing)
 
 
-def test_mutant_ignores_the_tries_of_what_is_delivered_again(monkeypatch: Patch) -> None:
+def test_mutant_ignores_the_tries_of_an_event_that_is_delivered_again(monkeypatch: Patch) -> None:
     def around(original: Any, plane: ControlPlane, batch: list[Delivery], at: Instant) -> None:
         original(plane, [msgspec.structs.replace(delivery, tries=None) for delivery in batch], at)
 
@@ -551,12 +551,12 @@ def test_mutant_ignores_the_tries_of_what_is_delivered_again(monkeypatch: Patch)
 
 
 def test_mutant_retries_in_place_in_a_shared_partition(monkeypatch: Patch) -> None:
-    """The next member would not know of the tries."""
+    """The next member would not get the tries."""
     wrap(monkeypatch, Holding, "_in_place", lambda original, *args: args[0].aside.shared or original(*args))
     caught_by("records", shape=sharing)
 
 
-def test_mutant_takes_a_position_for_one_of_an_earlier_ownership(monkeypatch: Patch) -> None:
+def test_mutant_confuses_a_position_with_one_of_an_earlier_ownership(monkeypatch: Patch) -> None:
     ends: dict[tuple[ControlPlane, Partition], int] = {}
 
     def forget(original: Any, plane: ControlPlane, holding: Holding) -> None:
@@ -572,11 +572,11 @@ def test_mutant_takes_a_position_for_one_of_an_earlier_ownership(monkeypatch: Pa
     caught_by("liveness", shape=sharing)
 
 
-# -- what the simulator has found --------------------------------------------------------------------------------
+# -- bugs that the simulator has found ---------------------------------------------------------------------------
 
 
-def test_mutant_takes_the_end_of_the_log_for_the_end_of_the_work(monkeypatch: Patch) -> None:
-    """The end was reached before the records were loaded: what had been delivered before was taken for done."""
+def test_mutant_counts_delivered_events_as_done_at_the_end_of_the_log(monkeypatch: Patch) -> None:
+    """The end was reached before the records were loaded, and events delivered before that counted as done."""
 
     def reach(holding: Holding, position: int, now: float) -> None:
         holding.events.tracker.reached(position)
@@ -586,8 +586,8 @@ def test_mutant_takes_the_end_of_the_log_for_the_end_of_the_work(monkeypatch: Pa
     caught_by("settled", "loss", "order")
 
 
-def test_mutant_takes_an_old_answer_for_a_new_one(monkeypatch: Patch) -> None:
-    """A settle of an earlier ownership was answered late: lost. The partition had come back since."""
+def test_mutant_applies_an_old_answer_to_a_new_ownership(monkeypatch: Patch) -> None:
+    """A settle of an earlier ownership was answered late, as lost. The partition had been assigned again since."""
 
     def around(original: Any, plane: ControlPlane, lost: Iterable[Partition], at: Instant) -> None:
         original(plane, lost, at)
@@ -598,7 +598,7 @@ def test_mutant_takes_an_old_answer_for_a_new_one(monkeypatch: Patch) -> None:
 
 
 def test_mutant_forgets_a_suspect(monkeypatch: Patch) -> None:
-    """A suspect was found when nothing else ran: nothing called for it any more."""
+    """A suspect was found while nothing else ran, and no later tick was requested for it."""
 
     def around(original: Any, dispatch: Dispatch, now: float) -> Any:
         found_just_now = dispatch._lone.entry is None and not dispatch.running and not dispatch.ready
@@ -608,18 +608,18 @@ def test_mutant_forgets_a_suspect(monkeypatch: Patch) -> None:
     caught_by("liveness")
 
 
-def test_mutant_does_not_look_again_when_ownership_is_sure_again(monkeypatch: Patch) -> None:
+def test_mutant_does_not_check_again_whether_ownership_is_certain(monkeypatch: Patch) -> None:
     wrap(monkeypatch, ControlPlane, "_wake_at", lambda original, plane, now, *, sure: original(plane, now, sure=True))
     caught_by("liveness")
 
 
-def test_mutant_says_less_than_was_stored(monkeypatch: Patch) -> None:
-    """What was done before this ownership was skipped, and left out of the next progress."""
+def test_mutant_claims_less_than_was_stored(monkeypatch: Patch) -> None:
+    """Events done before this ownership were skipped, and left out of the next progress."""
     monkeypatch.setattr(Tracker, "_skip", lambda *_: None)
     caught_by("suffix", "repeats")
 
 
-def test_mutant_asks_to_be_called_at_once(monkeypatch: Patch) -> None:
+def test_mutant_always_asks_to_be_ticked_at_once(monkeypatch: Patch) -> None:
     def around(original: Any, plane: ControlPlane, now: float, *, sure: bool) -> float | None:
         at: float | None = original(plane, now, sure=sure)
         return min(now, at or now) if plane.running else at
@@ -628,8 +628,8 @@ def test_mutant_asks_to_be_called_at_once(monkeypatch: Patch) -> None:
     caught_by("spin")
 
 
-def test_mutant_takes_stale_pages_for_news(monkeypatch: Patch) -> None:
-    """A page was read before its records were done: they ran again, after their successors."""
+def test_mutant_accepts_records_of_outdated_pages(monkeypatch: Patch) -> None:
+    """A page was read before its records were done, and they ran again, after their successors."""
 
     def around(original: Any, aside: AsideIndex, *args: Any, **named: Any) -> Any:
         loaded, aside.loading.loaded = aside.loading.loaded, False
@@ -647,7 +647,7 @@ class Uncounted(dict[int, Entry]):
 
 
 def test_mutant_does_not_count_letters_that_are_being_stored(monkeypatch: Patch) -> None:
-    """While the store was down every try let more events in."""
+    """While the store was down, every retry let more events in."""
 
     def around(original: Any, holding: Holding, now: float) -> Any:
         posted = original(holding, now)
@@ -658,7 +658,7 @@ def test_mutant_does_not_count_letters_that_are_being_stored(monkeypatch: Patch)
     caught_by("bounds", "hysteresis")
 
 
-def test_mutant_runs_what_was_removed(monkeypatch: Patch) -> None:
+def test_mutant_runs_a_removed_record(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Entry, "removed", property(lambda _: False))
 
     def around(original: Any, holding: Holding, position: int, to: State | None, *times: float) -> None:
@@ -670,8 +670,9 @@ def test_mutant_runs_what_was_removed(monkeypatch: Patch) -> None:
     caught_by("removed")
 
 
-def test_mutant_starts_before_a_lone_end_is_recorded(monkeypatch: Patch) -> None:
-    """An innocent ended its lone run; before that was recorded a killer started, and the innocent was charged."""
+def test_mutant_starts_events_before_the_end_of_a_lone_run_is_recorded(monkeypatch: Patch) -> None:
+    """A harmless event ended its lone run. Before that was recorded, another event killed the process, and the harmless
+    one was charged."""
 
     def around(original: Any, dispatch: Dispatch, at: Instant) -> Any:
         dispatch._lone.ended = None

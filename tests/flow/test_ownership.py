@@ -1,4 +1,4 @@
-"""Whose a partition is: epochs, the wait before a release, and the end without one."""
+"""The ownership of partitions: epochs, the drain before a release, and losing a partition without a release."""
 
 from tests.flow.driver import Driver, P, Q, claims, failure, record, stored, working
 
@@ -15,7 +15,7 @@ class TestEpochs:
         assert d.running() == []
         assert (d.plane.counts.stale, d.plane.open) == (1, 0)
 
-    def test_a_delivery_of_what_is_not_ours_is_dropped_and_counted(self) -> None:
+    def test_a_delivery_of_a_partition_that_is_not_ours_is_dropped_and_counted(self) -> None:
         d = Driver()
         d.deliver_at({0: "a"}, epoch=1)
         assert (d.plane.counts.stale, d.plane.open, d.plane.held) == (1, 0, [])
@@ -41,7 +41,7 @@ class TestEpochs:
             assert d.settlements == []
             assert (d.plane.running, d.plane.open) == (0, 0)
 
-    def test_a_position_delivered_again_replaces_the_stale_one(self) -> None:
+    def test_an_event_delivered_again_replaces_its_stale_run(self) -> None:
         d = working()
         d.deliver(None)
         d.fence(P)
@@ -63,7 +63,7 @@ class TestEpochs:
         d.end({0: DONE}, epoch=1)
         assert sorted(d.runs) == [(P, 2, 0), (P, 2, 1)]
 
-    def test_it_stays_busy_over_several_ownerships(self) -> None:
+    def test_the_lane_stays_busy_over_several_ownerships(self) -> None:
         d = working()
         d.deliver("a")
         for _ in range(3):
@@ -74,7 +74,7 @@ class TestEpochs:
         d.end({0: DONE}, epoch=1)
         assert sorted(d.runs) == [(P, 4, 0)]
 
-    def test_the_partitions_lane_stays_busy_too(self) -> None:
+    def test_with_partition_order_the_lane_of_a_stale_run_stays_busy_too(self) -> None:
         d = working(ordering="partition")
         d.deliver("a")
         d.fence(P)
@@ -104,7 +104,7 @@ class TestEpochs:
         d.end({0: DONE}, epoch=1)
         assert d.running(Q) == [0]
 
-    def test_nothing_of_it_stays_when_its_last_run_has_ended(self) -> None:
+    def test_a_lost_partition_is_forgotten_when_its_last_run_has_ended(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.fence(P)
@@ -113,13 +113,13 @@ class TestEpochs:
         assert (d.plane.running, d.plane.counts.stale, d.plane.lag(d.now)) == (0, 2, {})
         assert not d.plane._holdings
 
-    def test_nothing_starts_when_ownership_is_not_sure(self) -> None:
+    def test_nothing_starts_while_ownership_is_uncertain(self) -> None:
         d = working()
         d.sure_until = d.now
         d.deliver("a")
         assert d.running() == []
 
-    def test_it_starts_by_itself_once_ownership_is_sure_again(self) -> None:
+    def test_events_start_by_themselves_once_ownership_is_certain_again(self) -> None:
         d = working()
         d.sure_until = d.now
         d.deliver("a")
@@ -127,14 +127,14 @@ class TestEpochs:
         d.wait(5)
         assert d.running() == [0]
 
-    def test_what_ended_is_still_settled_when_ownership_is_not_sure(self) -> None:
+    def test_ended_events_are_settled_while_ownership_is_uncertain(self) -> None:
         d = working()
         d.deliver("a")
         d.sure_until = d.now
         d.done(0)
         assert d.progress[P].watermark == 1
 
-    def test_an_answer_about_an_earlier_ownership_does_not_end_the_present_one(self) -> None:
+    def test_an_answer_about_an_earlier_ownership_does_not_end_the_current_one(self) -> None:
         d = working()
         d.deliver("a")
         d.end({0: DONE}, turn=False)
@@ -142,13 +142,13 @@ class TestEpochs:
         assert d.settlement is not None
         d.plane.fenced([P])
         d.assign(load=False)
-        d.answer_settle()  # it was not ours any more: lost
+        d.answer_settle()  # the earlier ownership is lost
         d.turn()
         assert d.plane.held == [P]
         d.deliver_at({0: "a"})
         assert d.running() == [0]
 
-    def test_what_the_settle_says_is_lost_is_fenced(self) -> None:
+    def test_a_partition_that_a_settle_reports_as_lost_is_fenced(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.end({0: DONE}, turn=False)
@@ -161,7 +161,7 @@ class TestEpochs:
 
 
 class TestRevoke:
-    def test_nothing_more_of_it_starts(self) -> None:
+    def test_no_more_events_of_it_start(self) -> None:
         d = working()
         d.deliver("a", "a")
         d.revoke(P)
@@ -169,7 +169,7 @@ class TestRevoke:
         d.tick()
         assert d.running() == []
 
-    def test_it_waits_for_what_runs_then_settles_then_releases(self) -> None:
+    def test_it_waits_for_runs_then_settles_then_releases(self) -> None:
         d = working()
         d.deliver("a", "a", "b")
         d.done(2)
@@ -184,7 +184,7 @@ class TestRevoke:
         assert (d.progress[P].watermark, list(d.progress[P].done_above)) == (1, [(2, 3)])
         assert (d.plane.held, d.plane.open) == ([], 0)
 
-    def test_at_the_deadline_it_is_released_undrained_with_what_was_done(self) -> None:
+    def test_at_the_deadline_it_is_released_undrained_and_done_events_are_settled(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.revoke(P, deadline_s=10)
@@ -212,7 +212,7 @@ class TestRevoke:
         assert d.drained == [P]
         assert d.progress[P].tries == {0: Tries(1)}
 
-    def test_before_its_records_were_loaded_too(self) -> None:
+    def test_it_is_released_at_once_also_before_its_records_were_loaded(self) -> None:
         d = Driver()
         d.assign(load=False)
         d.deliver_at({0: "a"}, turn=False)
@@ -220,7 +220,7 @@ class TestRevoke:
         assert d.drained == [P]
         assert d.progress == {}
 
-    def test_others_go_on(self) -> None:
+    def test_other_partitions_go_on(self) -> None:
         d = working()
         d.assign(Q)
         d.deliver("a")
@@ -230,7 +230,7 @@ class TestRevoke:
         assert d.running(Q) == [1]
         assert d.plane.held == [P, Q]
 
-    def test_a_second_one_cannot_put_off_the_deadline(self) -> None:
+    def test_a_second_revoke_cannot_extend_the_deadline(self) -> None:
         d = working()
         d.deliver("a")
         d.revoke(P, deadline_s=5)
@@ -238,7 +238,7 @@ class TestRevoke:
         d.wait(6)
         assert d.undrained == [P]
 
-    def test_of_nothing_or_of_strangers_is_normal(self) -> None:
+    def test_revoking_nothing_or_unknown_partitions_does_nothing(self) -> None:
         d = working()
         d.deliver("a")
         d.revoke()
@@ -247,7 +247,7 @@ class TestRevoke:
         assert (d.plane.held, d.drained, d.undrained) == ([P], [], [])
         assert d.running() == [0]
 
-    def test_a_letter_that_cannot_be_stored_does_not_put_off_the_release(self) -> None:
+    def test_a_dead_letter_that_cannot_be_stored_does_not_delay_the_release(self) -> None:
         d = working()
         d.deliver("a")
         d.revoke(P, deadline_s=5)
@@ -255,9 +255,9 @@ class TestRevoke:
         d.dead(0)
         d.wait(6)
         assert d.drained == [P]
-        assert not claims(d.progress.get(P), 0), "the next owner must find it open"
+        assert not claims(d.progress.get(P), 0), "the next owner would not run it"
 
-    def test_a_fence_ends_the_waiting(self) -> None:
+    def test_a_fence_ends_the_drain(self) -> None:
         d = working()
         d.deliver("a")
         d.revoke(P)
@@ -265,7 +265,7 @@ class TestRevoke:
         d.wait(20)
         assert (d.drained, d.undrained) == ([], [])
 
-    def test_a_revoked_partition_that_comes_back_starts_afresh(self) -> None:
+    def test_a_revoked_partition_that_is_assigned_again_starts_from_its_progress(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.done(1)
@@ -287,7 +287,7 @@ class TestFence:
         assert d.settlements == []
         assert (d.plane.open, d.plane.held) == (0, [])
 
-    def test_only_the_named_are_touched(self) -> None:
+    def test_only_the_fenced_partitions_are_forgotten(self) -> None:
         d = working()
         d.assign(Q)
         d.deliver("a")
@@ -297,13 +297,13 @@ class TestFence:
         assert d.running(Q) == [1]
         assert d.progress[Q].watermark == 1
 
-    def test_of_nothing_or_of_strangers_is_normal(self) -> None:
+    def test_fencing_nothing_or_unknown_partitions_does_nothing(self) -> None:
         d = working()
         d.fence()
         d.fence(Q)
         assert d.plane.held == [P]
 
-    def test_an_assignment_of_what_we_hold_is_a_new_ownership(self) -> None:
+    def test_an_assignment_of_a_partition_that_we_hold_is_a_new_ownership(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.assign()
@@ -313,7 +313,7 @@ class TestFence:
         assert d.settlements == []
         assert sorted(d.runs) == [(P, 2, 0), (P, 2, 1)]
 
-    def test_a_settle_in_flight_may_be_answered_after_it(self) -> None:
+    def test_a_settle_in_flight_may_be_answered_after_a_fence(self) -> None:
         d = working()
         d.assign(Q)
         d.deliver("a")

@@ -1,4 +1,4 @@
-"""Parking against a naive dictionary: records come back by position, and the events kept in memory are bounded."""
+"""Parking against a naive dictionary: records come back by position, and the events in memory are bounded."""
 
 import time
 
@@ -45,7 +45,7 @@ class ParkingMachine(RuleBasedStateMachine):
         self.musts.discard(position)
         self.model[position] = each
         self.parking.add(each)
-        assert each.event is not None or stored, "an event that is nowhere else was dropped"
+        assert each.event is not None or stored, "the only copy of an event was dropped"
 
     @rule(position=st.integers(0, 12))
     def remove(self, position: int) -> None:
@@ -69,7 +69,7 @@ class ParkingMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not each.stored for each in self.model.values()))
     @rule(data=st.data(), drawn=st.booleans())
     def store(self, data: st.DataObject, drawn: bool) -> None:
-        """Its record is stored: the event may be dropped when there is no room, unless it is in a lane."""
+        """A record is stored. Its event may be dropped if there is no room, unless it is in a lane."""
         unstored = sorted(each.position for each in self.model.values() if not each.stored)
         each = self.model[data.draw(st.sampled_from(unstored))]
         each.stored, each.drawn = True, drawn
@@ -94,13 +94,13 @@ class ParkingMachine(RuleBasedStateMachine):
 
     @invariant()
     def events_in_memory_are_bounded(self) -> None:
-        """Beyond the cache stand only those that are nowhere else, and those whose turn has come."""
+        """Only events without another copy, and those whose turn has come, may exceed the cache."""
         exempt = sum(each.size for each in self.model.values() if not each.stored or each.position in self.musts)
         assert self.kept() <= CACHE_BYTES + exempt
         assert self.parking._cached == self.kept() >= 0
 
     def teardown(self) -> None:
-        """Empty again, it keeps as much as a new one, and no more."""
+        """Once it is empty again, it holds as many events as a new one."""
         if not hasattr(self, "parking"):
             return
         for position in list(self.model):
@@ -112,13 +112,13 @@ class ParkingMachine(RuleBasedStateMachine):
         assert beyond.event is None
 
 
-def test_it_agrees_with_a_naive_dictionary() -> None:
+def test_parking_agrees_with_a_naive_dictionary() -> None:
     run_state_machine_as_test(
         ParkingMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
     )
 
 
-def test_a_key_comes_back_in_order_whatever_order_its_records_came_in() -> None:
+def test_records_of_a_key_come_back_by_position_in_whatever_order_they_were_added() -> None:
     parking = Parking(1_000)
     for position in (5, 1, 9, 3, 7, 4):
         parking.add(ref(position, "a"))
@@ -137,7 +137,7 @@ def test_records_without_a_key_park_no_key() -> None:
     assert 1 in parking
 
 
-def test_an_arrival_behind_many_records_costs_no_more_than_behind_few() -> None:
+def test_adding_a_record_takes_the_same_time_behind_many_and_few() -> None:
     def cost(records: int) -> float:
         parking = Parking(0)
         for position in range(records):
@@ -150,7 +150,7 @@ def test_an_arrival_behind_many_records_costs_no_more_than_behind_few() -> None:
     assert min(cost(100_000) for _ in range(3)) < 5 * min(cost(1_000) for _ in range(3))
 
 
-def test_what_is_removed_behind_the_head_of_a_key_does_not_come_back() -> None:
+def test_a_record_removed_behind_the_head_of_its_key_does_not_come_back() -> None:
     parking = Parking(1_000)
     for position in range(5):
         parking.add(ref(position, "a"))

@@ -1,4 +1,4 @@
-"""What flows: how far everything is done, what runs beside what, when it is settled, how much is taken in."""
+"""The flow of events: the watermark, what may run at the same time, settling, back-pressure and lag."""
 
 import msgspec
 import pytest
@@ -20,13 +20,13 @@ class TestTracker:
         d.done(0)
         assert (d.progress[P].watermark, list(d.progress[P].done_above)) == (3, [])
 
-    def test_each_done_position_is_named_as_fresh_once(self) -> None:
+    def test_each_done_position_is_reported_as_fresh_once(self) -> None:
         d = working()
         d.deliver("a", "b", "c")
         d.done(1)
         d.done(2)
         d.done(0)
-        assert [list(each.fresh) for told in d.settlements for each in told.progress] == [[1], [2], [0]]
+        assert [list(each.fresh) for call in d.settlements for each in call.progress] == [[1], [2], [0]]
 
     def test_holes_below_the_end_are_passed(self) -> None:
         d = working()
@@ -34,14 +34,14 @@ class TestTracker:
         d.done(3, 17)
         assert d.progress[P].watermark == 18
 
-    def test_what_was_read_and_not_delivered_is_a_hole(self) -> None:
+    def test_a_position_that_was_read_and_not_delivered_is_a_hole(self) -> None:
         d = working()
         d.deliver("a")
         d.done(0)
         d.reach(9)
         assert d.progress[P].watermark == 9
 
-    def test_a_log_read_further_does_not_pass_what_is_open(self) -> None:
+    def test_reading_the_log_further_does_not_pass_open_events(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.reach(9)
@@ -49,7 +49,7 @@ class TestTracker:
         assert d.progress[P].watermark == 0
         assert claims(d.progress[P], 8)
 
-    def test_a_log_read_while_records_load_does_not_pass_what_was_delivered(self) -> None:
+    def test_reading_the_log_while_records_load_does_not_pass_delivered_events(self) -> None:
         d = Driver()
         d.assign(load=False)
         d.deliver_at({0: "a"}, turn=False)
@@ -60,35 +60,35 @@ class TestTracker:
         d.done(0)
         assert d.progress[P].watermark == 5
 
-    def test_what_stored_says_is_done_is_skipped_and_counted(self) -> None:
+    def test_events_done_in_the_stored_progress_are_skipped_and_counted(self) -> None:
         d = Driver()
         d.assign(stored=stored(2, (3, 5)))
         d.deliver_at({2: "a", 3: "b", 4: "c", 5: "d"})
         assert d.running() == [2, 5]
         assert (d.plane.counts.skipped, d.plane.counts.delivered) == (2, 2)
 
-    def test_it_is_counted_also_when_it_came_before_the_records_were_loaded(self) -> None:
+    def test_they_are_also_counted_if_delivered_before_the_records_were_loaded(self) -> None:
         d = Driver()
         d.assign(stored=stored(0, (1, 2)), load=False)
         d.deliver_at({0: "a", 1: "b"})
         assert d.running() == [0]
         assert (d.plane.counts.skipped, d.plane.counts.delivered) == (1, 1)
 
-    def test_what_was_done_before_stays_claimed_between_open_events(self) -> None:
+    def test_events_done_before_stay_claimed_between_open_events(self) -> None:
         d = Driver()
         d.assign(stored=stored(0, (1, 2), (3, 4)))
         d.deliver("a", "b", "c", "d", "e")
         d.done(4)
         assert [claims(d.progress[P], position) for position in range(5)] == [False, True, False, True, True]
 
-    def test_it_stays_claimed_when_the_broker_does_not_deliver_it_again(self) -> None:
+    def test_they_stay_claimed_when_the_broker_does_not_deliver_them_again(self) -> None:
         d = Driver()
         d.assign(stored=stored(0, (1, 2), (3, 4)))
         d.deliver_at({0: "a", 2: "c", 4: "e"})
         d.done(4)
         assert [claims(d.progress[P], position) for position in range(5)] == [False, True, False, True, True]
 
-    def test_a_delivery_that_came_twice_runs_once(self) -> None:
+    def test_an_event_delivered_twice_runs_once(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.deliver_at({0: "a", 1: "b"})
@@ -100,25 +100,25 @@ class TestTracker:
 
 
 class TestLanes:
-    def test_a_key_runs_one_at_a_time_in_order(self) -> None:
+    def test_events_of_a_key_run_one_at_a_time_in_order(self) -> None:
         d = working()
         d.deliver("a", "a", "a")
         for position in range(3):
             assert d.running() == [position]
             d.done(position)
 
-    def test_other_keys_run_beside_it(self) -> None:
+    def test_other_keys_run_at_the_same_time(self) -> None:
         d = working()
         d.deliver("a", "a", "b", "c")
         assert d.running() == [0, 2, 3]
 
-    def test_by_partition_all_its_events_run_one_at_a_time(self) -> None:
+    def test_with_partition_order_all_its_events_run_one_at_a_time(self) -> None:
         d = working(ordering="partition")
         d.deliver("a", None, "b")
         assert d.run_out() == [0, 1, 2]
         assert [delivery.position for delivery in d.starts] == [0, 1, 2]
 
-    def test_partitions_are_ordered_each_for_itself(self) -> None:
+    def test_partition_order_does_not_reach_across_partitions(self) -> None:
         d = working(ordering="partition")
         d.assign(Q)
         d.deliver("a", "b")
@@ -135,14 +135,14 @@ class TestLanes:
         d.deliver(None, None, None)
         assert d.running() == [0, 1, 2]
 
-    def test_the_same_key_of_two_partitions_is_two_lanes(self) -> None:
+    def test_the_same_key_in_two_partitions_has_two_lanes(self) -> None:
         d = working()
         d.assign(Q)
         d.deliver("a")
         d.deliver("a", partition=Q)
         assert (d.running(P), d.running(Q)) == ([0], [0])
 
-    def test_the_oldest_runs_first_also_when_it_became_ready_last(self) -> None:
+    def test_the_oldest_event_runs_first_even_if_it_became_ready_last(self) -> None:
         d = working(concurrency=1)
         d.deliver("a", "a", "b", "c", "a")
         assert d.run_out() == [0, 1, 2, 3, 4]
@@ -155,7 +155,7 @@ class TestLanes:
         d.deliver(*[None] * 10, partition=Q)
         assert (d.running(P), d.running(Q)) == ([0, 1], [0, 1])
 
-    def test_what_one_partition_cannot_use_another_may(self) -> None:
+    def test_slots_that_one_partition_cannot_use_go_to_another(self) -> None:
         d = Driver(concurrency=4)
         for partition in (P, Q):
             d.assign(partition)
@@ -164,7 +164,7 @@ class TestLanes:
         assert (d.running(P), d.running(Q)) == ([0, 1, 2], [0])
 
     @pytest.mark.parametrize("idle_ticks", [0, 1, 2, 3])
-    def test_one_slot_goes_round_however_often_the_plane_is_ticked(self, idle_ticks: int) -> None:
+    def test_a_single_slot_goes_to_each_partition_in_turn_however_often_the_plane_ticks(self, idle_ticks: int) -> None:
         d = Driver(concurrency=1)
         for partition in (P, Q):
             d.assign(partition)
@@ -198,14 +198,14 @@ class TestLanes:
         assert d.running() == [0, 2]
         assert d.starts[-1].attempt == 2
 
-    def test_a_released_run_may_run_again_with_no_attempt_charged(self) -> None:
+    def test_a_released_event_runs_again_without_an_attempt_charged(self) -> None:
         d = working()
         d.deliver("a", "a")
         d.cancel(0)
         assert d.running() == [0]
         assert [delivery.attempt for delivery in d.starts] == [1, 1]
 
-    def test_a_released_run_may_have_to_wait_with_its_lane_alone(self) -> None:
+    def test_a_released_event_that_must_wait_delays_only_its_lane(self) -> None:
         d = working()
         d.deliver("a", "a", "b")
         d.end({0: Released(d.now + 5)})
@@ -216,7 +216,7 @@ class TestLanes:
         assert d.starts[-1].attempt == 1
         assert d.run_out() == [0, 1, 2]
 
-    def test_never_more_calls_than_slots(self) -> None:
+    def test_there_are_never_more_calls_than_slots(self) -> None:
         d = working(concurrency=3)
         d.deliver(*[None] * 20)
         assert d.running() == [0, 1, 2]
@@ -234,9 +234,9 @@ class TestSettling:
         assert d.tick().settle is None
         assert d.wake_at is None
         d.answer_settle()
-        told = d.tick().settle
-        assert told is not None
-        assert list(told.progress[0].fresh) == [1]
+        call = d.tick().settle
+        assert call is not None
+        assert list(call.progress[0].fresh) == [1]
 
     def test_settles_are_paced(self) -> None:
         d = working(settle_interval_s=1.0)
@@ -249,14 +249,14 @@ class TestSettling:
         d.wait(60)
         assert len(d.settlements) == 2
 
-    def test_a_lane_that_waits_for_its_record_is_not_paced(self) -> None:
+    def test_a_settle_that_a_lane_waits_for_is_not_paced(self) -> None:
         d = working(settle_interval_s=100.0)
         d.deliver("a", "a", "b")
         d.done(2)
         d.dead(0)
         assert d.running() == [1]
 
-    def test_what_ends_while_a_settle_is_in_flight_is_in_the_next(self) -> None:
+    def test_an_event_that_ends_while_a_settle_is_in_flight_is_in_the_next_one(self) -> None:
         d = Driver()
         d.assign(stored=stored(5), records=[record(0, "a"), record(1, "b")])
         d.deliver_at({5: "c", 6: "d"})
@@ -273,13 +273,13 @@ class TestSettling:
         d.wait(100)
         assert d.settlements == []
 
-    def test_only_partitions_with_news_are_in_it(self) -> None:
+    def test_a_settle_has_only_the_partitions_that_changed(self) -> None:
         d = working()
         d.assign(Q)
         d.deliver("a")
         d.deliver("a", partition=Q)
         d.done(0)
-        assert [told.partition for each in d.settlements for told in each.progress] == [P]
+        assert [progress.partition for each in d.settlements for progress in each.progress] == [P]
 
 
 class TestPressure:
@@ -314,7 +314,7 @@ class TestPressure:
         d.deliver(None, partition=Q)
         assert d.paused == {P}
 
-    def test_what_came_before_the_records_were_loaded_counts(self) -> None:
+    def test_events_delivered_before_the_records_were_loaded_count(self) -> None:
         d = Driver(max_in_flight=4)
         d.assign(load=False)
         d.tick()
@@ -349,13 +349,13 @@ class TestPressure:
         d.run_out()
         assert d.progress[P].watermark == 400
 
-    def test_records_brought_back_are_bounded_in_messages(self) -> None:
+    def test_drawn_records_are_bounded_in_messages(self) -> None:
         d = Driver(max_in_flight=4, concurrency=2)
         d.assign(stored=stored(60), records=[record(position, f"k{position}") for position in range(50)])
         assert d.plane.open <= 4
         assert d.run_out() == list(range(50))
 
-    def test_records_brought_back_are_bounded_in_bytes(self) -> None:
+    def test_drawn_records_are_bounded_in_bytes(self) -> None:
         d = Driver(max_in_flight=100, max_in_flight_bytes=1_000, concurrency=2)
         d.assign(stored=stored(60), records=[record(position, f"k{position}", size=500) for position in range(50)])
         assert d.plane.open <= 4
@@ -363,7 +363,7 @@ class TestPressure:
 
 
 class TestLag:
-    def test_it_counts_what_is_queued_running_delayed_and_parked(self) -> None:
+    def test_it_counts_queued_running_delayed_and_parked_events(self) -> None:
         d = working(concurrency=3, max_in_flight=100)
         d.deliver("a", "a", "b", "c", "d", "e")
         d.again(2, in_s=5)
@@ -371,13 +371,13 @@ class TestLag:
         lag = d.lag()
         assert (lag.queued, lag.running, lag.delayed, lag.parked) == (1, 3, 1, 1)
 
-    def test_what_came_before_the_records_were_loaded_is_queued(self) -> None:
+    def test_events_delivered_before_the_records_were_loaded_are_queued(self) -> None:
         d = Driver()
         d.assign(load=False)
         d.deliver_at({0: "a", 1: "b"}, turn=False)
         assert d.lag().queued == 2
 
-    def test_the_gap_is_what_is_done_above_the_watermark(self) -> None:
+    def test_the_gap_counts_events_done_above_the_watermark(self) -> None:
         d = working()
         d.deliver("a", "b", "c", "d")
         d.done(1, 3)
@@ -387,7 +387,7 @@ class TestLag:
 
     def test_the_gap_counts_events_and_not_positions(self) -> None:
         d = working()
-        first = 1_790_000_000_000 << 21  # as Redis numbers them: a time, beyond what a float can count
+        first = 1_790_000_000_000 << 21  # as on Redis: a time, beyond the integers that a float can represent
         positions = [first + number * 1_000_000 for number in range(4)]
         d.deliver_at(dict(zip(positions, "abcd", strict=True)))
         d.done(positions[1], positions[3])
@@ -395,7 +395,7 @@ class TestLag:
         d.done(positions[0])
         assert d.lag().gap == 1
 
-    def test_it_names_what_blocks_its_key_and_its_state(self) -> None:
+    def test_it_names_the_blocking_event_with_its_key_and_state(self) -> None:
         d = working(concurrency=1)
         d.deliver("a", "b")
         blocking = d.lag().blocking
@@ -408,7 +408,7 @@ class TestLag:
         assert (blocking := d.lag().blocking) is not None
         assert blocking.state == "queued"
 
-    def test_it_says_for_how_long(self) -> None:
+    def test_it_shows_for_how_long_an_event_blocks(self) -> None:
         d = working()
         d.deliver("a", "b")
         d.wait(100)
@@ -420,7 +420,7 @@ class TestLag:
         assert blocking.position == 1
         assert blocking.for_s == pytest.approx(7, abs=0.1)
 
-    def test_an_idle_partition_does_not_stand_still(self) -> None:
+    def test_an_idle_partition_is_not_blocked(self) -> None:
         d = working()
         d.deliver("a")
         d.done(0)
@@ -431,7 +431,7 @@ class TestLag:
         assert blocking.position == 1
         assert blocking.for_s == pytest.approx(3, abs=0.1)
 
-    def test_what_waits_for_records_that_cannot_be_read_stands_still(self) -> None:
+    def test_an_event_that_waits_for_unreadable_records_blocks(self) -> None:
         d = Driver()
         d.assign(load=False)
         d.tick()
@@ -446,7 +446,7 @@ class TestLag:
         assert (blocking := d.lag().blocking) is not None
         assert blocking.state == "running"
 
-    def test_it_says_for_how_long_also_while_the_store_is_down(self) -> None:
+    def test_it_shows_for_how_long_an_event_blocks_also_while_the_store_is_down(self) -> None:
         d = working()
         d.store_down = True
         d.deliver("a")
@@ -463,7 +463,7 @@ class TestLag:
         lag = d.lag()
         assert (lag.queued, lag.running, lag.gap, lag.blocking) == (0, 0, 0, None)
 
-    def test_over_all_partitions_and_what_the_broker_says_unknown_is_not_nothing(self) -> None:
+    def test_in_the_total_of_all_partitions_an_unknown_lag_is_not_zero(self) -> None:
         quiet = Lag(queued=0, running=0, delayed=0, parked=2, parked_keys=1, gap=0, blocking=None)
         busy = Lag(3, 2, 1, 5, 4, 7, Blocking(9, "a", "running", 1.5, published=WALL - 60, attempt=1))
         odd = msgspec.structs.replace(busy, blocking=Blocking(1, "b", "queued", 0.5, published=0.0, attempt=1))
@@ -477,7 +477,7 @@ class TestLag:
         nothing = total([unknown], WALL)
         assert (nothing.undelivered, nothing.oldest_open_s, nothing.blocked_s) == (None, None, 0.0)
 
-    def test_only_what_is_ours_has_a_lag(self) -> None:
+    def test_only_partitions_that_are_ours_have_a_lag(self) -> None:
         d = working()
         d.deliver("a")
         d.fence(P)
@@ -496,7 +496,7 @@ class TestCounts:
         counts = d.plane.counts
         assert (counts.delivered, counts.skipped, counts.done, counts.retried, counts.dead) == (3, 1, 2, 1, 1)
 
-    def test_a_completion_that_was_not_expected_is_counted_as_stale(self) -> None:
+    def test_an_unexpected_completion_is_counted_as_stale(self) -> None:
         d = working()
         d.deliver("a")
         d.plane.completed([(Delivery(Event("x", "orders", "a", b""), P, 7, 1), DONE)], d.at)

@@ -1,8 +1,8 @@
-"""The whole plane in random histories, against a naive model of what may run and what may be claimed.
+"""The complete plane in random histories, against a naive model of what may run and what may be claimed.
 
-The driver checks every tick (one per lane, no stale work, slots, claims). The machine adds the history: partitions
-come and go, the store refuses, pages are late, events fail, other members work meanwhile. At its end everything is
-let go well, and everything must have been done: nothing lost, nothing stuck, nothing left behind.
+The driver checks every tick (one event per lane, no stale work, slots, claims). The machine adds the history:
+partitions are assigned and lost, the store refuses, pages are late, events fail, other members work meanwhile. At the
+end all faults stop, and then every event must be done: nothing is lost, stuck or left in memory.
 """
 
 from collections import deque
@@ -34,21 +34,21 @@ SECONDS = st.sampled_from([0.0, 0.5, 2.0, 20.0, 200.0])
 
 
 class World(Driver):
-    """The driver, and what is true of each event over all ownerships."""
+    """The driver, and the state of each event over all ownerships."""
 
     def __init__(self, **limits: object) -> None:
         super().__init__(**limits)
         self.log: dict[Partition, dict[int, str | None]] = {P: {}, Q: {}}  # keys by position
         self.ends = {P: 0, Q: 0}
-        self.done_now: dict[Partition, set[int]] = {P: set(), Q: set()}  # as far as this ownership must know
+        self.done_now: dict[Partition, set[int]] = {P: set(), Q: set()}  # that the current ownership must know of
         self.replayed: set[tuple[Partition, int]] = set()
-        self.pages: deque[tuple[LoadPage, list[AsideRecord]]] = deque()  # read, and not yet handed over
-        self.closed: set[Partition] = set()  # those whose records are not all known yet
+        self.pages: deque[tuple[LoadPage, list[AsideRecord]]] = deque()  # read, and not yet passed to the plane
+        self.closed: set[Partition] = set()  # partitions whose records are not all loaded yet
 
     def own(self, partition: Partition, *, unclean: bool) -> None:
-        told = self.progress.get(partition)
+        progress = self.progress.get(partition)
         recorded = {each.position for each in self.records.values() if each.partition == partition}
-        self.done_now[partition] = {p for p in self.log[partition] if claims(told, p) and p not in recorded}
+        self.done_now[partition] = {p for p in self.log[partition] if claims(progress, p) and p not in recorded}
         self.closed.add(partition)
         self.assign(partition, unclean=unclean, load=False)
 
@@ -58,15 +58,15 @@ class World(Driver):
 
     def _start(self, work: Sequence[Delivery]) -> None:
         for delivery in work:
-            assert delivery.partition not in self.closed, "started before the records were known"
+            assert delivery.partition not in self.closed, "started before the records were loaded"
         super()._start(work)
         for delivery in work:
             self._in_turn(delivery, {each.position for each in work})
 
     def _in_turn(self, delivery: Delivery, beside: set[int]) -> None:
-        """It was not done already, and what stands before it in its lane is over."""
+        """Check that the event was not done, and that all earlier events of its lane are finished."""
         partition, position = delivery.partition, delivery.position
-        assert position not in self.done_now[partition], f"{partition}:{position} runs again though it is done"
+        assert position not in self.done_now[partition], f"{partition}:{position} runs again although it is done"
         assert delivery.event.key == self.log[partition][position]
         lane = self._lane(delivery)
         if lane is None:
@@ -89,7 +89,7 @@ class World(Driver):
             self.done_now[partition].add(position)
             letter = self.records.get(record_id("g", LOG, partition, position))
             if letter is not None and letter.state is State.DEAD:
-                del self.records[letter.id]  # stored without its progress, so it ran again: it is not wanted any more
+                del self.records[letter.id]  # stored without its progress, so the event ran again: the letter is wrong
         return super()._ended(run, outcome)
 
     def undelivered(self, partition: Partition) -> list[int]:
@@ -189,17 +189,17 @@ class PlaneMachine(RuleBasedStateMachine):
         self.tick()
 
     def others_work(self, partition: Partition) -> None:
-        """Another member owned it meanwhile, and did the oldest that were open and free of records."""
+        """Another member owned the partition meanwhile, and completed the oldest open events without records."""
         world = self.world
-        told = world.progress.get(partition)
+        progress = world.progress.get(partition)
         records = {each.position: each for each in world.records.values() if each.partition == partition}
         parked = {each.event.key for each in records.values()}
-        done = {p for p in world.log[partition] if claims(told, p) or p in records}
+        done = {p for p in world.log[partition] if claims(progress, p) or p in records}
         free = [p for p, key in world.log[partition].items() if p not in done and key not in parked]
         done |= set(free[:3])
         mark = next((p for p in world.log[partition] if p not in done), world.ends[partition])
         above = [(p, p + 1) for p in sorted(done) if p > mark]
-        world.progress[partition] = Progress(partition, 0, mark, above, (), told.tries if told else {})
+        world.progress[partition] = Progress(partition, 0, mark, above, (), progress.tries if progress else {})
 
     # -- intake -------------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class PlaneMachine(RuleBasedStateMachine):
 
     @rule(partition=PARTITIONS, what=st.sampled_from(["twice", "late", "reached"]))
     def delivered_oddly(self, partition: Partition, what: str) -> None:
-        """Again in this ownership, from an earlier one, or nothing but how far the log was read."""
+        """Deliver again in this ownership, deliver from an earlier one, or report only how far the log was read."""
         world = self.world
         if what == "late":
             stale = Delivery(event("a", 1, partition, 0), partition, 0, 0)
@@ -240,7 +240,7 @@ class PlaneMachine(RuleBasedStateMachine):
         in_s=SECONDS,
     )
     def ended(self, number: int, how: str, in_s: float) -> None:
-        """A call ends as one: alone it is judged, a batch that failed is split."""
+        """A call ends. A failed batch is split; a single event gets its outcome."""
         world = self.world
         runs = sorted(world.calls[number % len(world.calls)])
         outcomes: dict[str, Outcome] = {
@@ -263,13 +263,13 @@ class PlaneMachine(RuleBasedStateMachine):
         in_s=SECONDS,
     )
     def life_goes_on(self, count: int, every: int, how: str, in_s: float) -> None:
-        """The broker answers, time passes, calls end; one in so many of them badly."""
+        """The broker answers, time passes, calls end; one in `every` calls ends badly."""
         for number in range(count):
             if not self.step(how if number % every == 0 else "done", in_s):
                 return
 
     def step(self, how: str, in_s: float) -> bool:
-        """Answer what was asked, else end a call, else let time pass; False: there is nothing to do."""
+        """Answer a request, or end a call, or let time pass. False: there is nothing to do."""
         world = self.world
         if world.loads or world.pages:
             world.read_pages()
@@ -293,7 +293,7 @@ class PlaneMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.settlement)
     @rule(how=st.sampled_from(["stored", "stored", "refused", "lost", "half"]))
     def settled(self, how: str) -> None:
-        """Half: the records were stored, then ownership was lost; the contract says only what comes first."""
+        """Half: the records were stored, then ownership was lost. The contract fixes only the order of the writes."""
         world = self.world
         assert world.settlement is not None
         if how == "refused" and world.settlement.aside:
@@ -314,7 +314,7 @@ class PlaneMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.loads or self.world.pages)
     @rule(at_once=st.booleans())
     def a_page_is_read_or_handed_over(self, at_once: bool) -> None:
-        """What it says may be old when it is handed over."""
+        """The page may be outdated when it is passed to the plane."""
         if at_once or not self.world.pages:
             self.world.read_pages()
         if at_once or not self.world.loads:
@@ -324,7 +324,7 @@ class PlaneMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.letters())
     @rule(data=st.data(), to=st.sampled_from([State.WAITING, State.WAITING, None]))
     def a_letter_is_moved(self, data: st.DataObject, to: State | None) -> None:
-        """Replayed, or dropped."""
+        """An operator replays or drops a dead letter."""
         letter = data.draw(st.sampled_from(self.letters()))
         self.move(letter, to)
         self.tick()
@@ -389,15 +389,15 @@ class PlaneMachine(RuleBasedStateMachine):
         world = self.world
         world.store_down = False
         self.tick()
-        self.let_go()
+        self.finish()
         for letter in self.letters():
             self.move(letter, State.WAITING)
         self.tick()
-        self.let_go()
+        self.finish()
         self.check_the_end()
 
-    def let_go(self) -> None:
-        """Everything goes well from here on; time passes only as the plane asks for it."""
+    def finish(self) -> None:
+        """Run without faults until nothing is left to do. Time passes only as the plane asks for it."""
         world = self.world
         for _ in range(1_000):
             if self.step("done", 0.0):
@@ -408,13 +408,13 @@ class PlaneMachine(RuleBasedStateMachine):
                 self.delivered(late[0], 3)
             else:
                 return
-        raise AssertionError("the plane never comes to rest")
+        raise AssertionError("the plane never stops asking for something")
 
     def check_the_end(self) -> None:
         world, plane = self.world, self.world.plane
         for partition in (P, Q):
             missing = set(world.log[partition]) - world.done_now[partition]
-            assert not missing, f"{partition}: {sorted(missing)} never done"
+            assert not missing, f"{partition}: {sorted(missing)} were never done"
             assert world.all_settled(partition)
             if world.log[partition]:
                 assert all(claims(world.progress[partition], p) for p in world.log[partition])
@@ -423,14 +423,14 @@ class PlaneMachine(RuleBasedStateMachine):
         assert world.records == {}
         assert world.paused == set()
         assert (plane.open, plane.running) == (0, 0)
-        for holding in plane._holdings.values():  # no public number shows these, but a leak would fill them
+        for holding in plane._holdings.values():  # no public figure shows these, but a leak would fill them
             events, aside, pending = holding.events, holding.aside, holding.pending
             assert (events.bytes, len(events.lanes), len(aside.parking), holding.stale) == (0, 0, 0, {})
             assert (pending.leaving, pending.gone, pending.doubled) == ({}, [], set())
             assert (holding.blame.marking, aside.loading.wanted) == ({}, set())
         plane.fenced([P, Q])
         assert (plane.held, plane.open, plane.lag(world.now)) == ([], 0, {})
-        assert not plane._holdings, "something of an ended ownership was kept"
+        assert not plane._holdings, "the plane remembers an ended ownership"
 
 
 def test_the_plane_keeps_its_promises_in_any_history() -> None:

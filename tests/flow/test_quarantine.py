@@ -1,4 +1,4 @@
-"""What is charged with a crash runs alone in its whole process, which may have several handlers."""
+"""An event that is suspected of a crash runs alone in its process, also if that has several handlers."""
 
 from random import Random
 
@@ -20,7 +20,7 @@ def suspected(*positions: int) -> dict[int, Tries]:
 
 
 def advance(drivers: tuple[Driver, ...], seconds: float = 0.1) -> None:
-    """One clock for all of them; each is called when it asked for it."""
+    """Move one clock for all drivers. Each is ticked when it asked for it."""
     until = max(driver.now for driver in drivers) + seconds
     for driver in drivers:
         driver.wait(until - driver.now)
@@ -49,7 +49,7 @@ class TestTwoHandlers:
         advance((one, two))
         assert two.running() == [0]
 
-    def test_two_who_ask_take_turns(self) -> None:
+    def test_two_handlers_with_suspects_take_turns(self) -> None:
         one, two = pair()
         for driver in (one, two):
             driver.assign(stored=stored(0, tries=suspected(0, 1)), unclean=True)
@@ -63,7 +63,7 @@ class TestTwoHandlers:
             running.done(running.running()[0])
         assert order == [one, two, one, two]
 
-    def test_a_lost_partition_gives_it_back(self) -> None:
+    def test_losing_the_partition_gives_the_quarantine_back(self) -> None:
         one, two = pair()
         two.assign()
         two.deliver("a")
@@ -94,7 +94,7 @@ class TestTwoHandlers:
         two.deliver("a")
         assert two.running() == [0]
 
-    def test_an_ownership_that_is_not_sure_does_not_stop_the_others(self) -> None:
+    def test_a_handler_with_uncertain_ownership_does_not_stop_the_others(self) -> None:
         one, two = pair()
         two.assign()
         two.deliver("a")
@@ -108,7 +108,7 @@ class TestTwoHandlers:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_who_is_suspected_runs_alone_and_everything_ends(seed: int) -> None:
+def test_suspects_run_alone_and_everything_ends(seed: int) -> None:
     play(seed)
 
 
@@ -122,7 +122,7 @@ def test_mutant_starts_beside_a_lone_run_of_another_handler(monkeypatch: pytest.
     assert notices("does not run alone")
 
 
-def test_mutant_never_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_never_gives_the_quarantine_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quarantine, "give_back", lambda *_: None)
     assert notices("left open")
 

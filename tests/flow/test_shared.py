@@ -1,4 +1,4 @@
-"""Partitions that several members hold at once: each event goes to one of them, retries come back as deliveries."""
+"""Partitions that several members hold at once: each event goes to one member, and retries arrive as deliveries."""
 
 import pytest
 from tests.flow.driver import FAR_S, LOG, Driver, P, failure, record
@@ -14,11 +14,11 @@ def sharing(**limits: object) -> Driver:
 
 
 def fresh(d: Driver) -> list[int]:
-    """Positions named as newly done, in order."""
-    return [position for settlement in d.settlements for told in settlement.progress for position in told.fresh]
+    """Positions reported as newly done, in order."""
+    return [position for settlement in d.settlements for progress in settlement.progress for position in progress.fresh]
 
 
-def test_it_starts_without_reading_any_records() -> None:
+def test_a_shared_partition_starts_without_reading_records() -> None:
     d = Driver(ordering="none")
     d.plane.assigned(Assigned(P, 1, None, LOG, None, False, shared=True))
     d._begin(P, 1, None)
@@ -29,7 +29,7 @@ def test_it_starts_without_reading_any_records() -> None:
 
 @pytest.mark.parametrize("in_s", [0.0, 1.0, FAR_S])
 def test_a_retry_is_stored_and_forgotten(in_s: float) -> None:
-    """Also an immediate one: another member may get it, with its tries."""
+    """Also an immediate retry: another member may get it, with its tries."""
     d = sharing()
     d.deliver("a")
     d.again(0, in_s=in_s)
@@ -40,7 +40,7 @@ def test_a_retry_is_stored_and_forgotten(in_s: float) -> None:
     assert (d.running(), d.states()) == ([], {0: State.WAITING})
 
 
-def test_it_comes_back_as_a_delivery_with_its_tries() -> None:
+def test_a_retry_arrives_as_a_delivery_with_its_tries() -> None:
     d = sharing()
     d.deliver_at({0: "a"}, tries=Tries(2))
     assert [each.attempt for each in d.starts] == [3]
@@ -48,13 +48,13 @@ def test_it_comes_back_as_a_delivery_with_its_tries() -> None:
     assert d.letter(0).tries == Tries(3)
 
 
-def test_one_that_came_back_and_killed_its_workers_too_often_is_dead() -> None:
+def test_a_retry_that_killed_its_workers_too_often_is_dead() -> None:
     d = sharing(crash_limit=2)
     d.deliver_at({0: "a"}, tries=Tries(2, 0, 2))
     assert (d.running(), d.states()) == ([], {0: State.DEAD})
 
 
-def test_one_that_came_back_and_killed_its_worker_runs_alone() -> None:
+def test_a_retry_that_killed_its_worker_runs_alone() -> None:
     d = sharing()
     d.deliver("a")
     d.deliver_at({1: "b"}, tries=Tries(1, 0, 1))
@@ -82,7 +82,7 @@ def test_a_dead_letter_is_stored_as_usual() -> None:
     assert (d.states(), fresh(d), d.plane.open) == ({0: State.DEAD}, [0], 0)
 
 
-def test_a_position_that_an_earlier_ownership_had_done_is_another_event() -> None:
+def test_a_position_that_was_done_in_an_earlier_ownership_is_another_event() -> None:
     d = sharing()
     d.deliver("a", "b")
     d.done(0)
@@ -92,7 +92,7 @@ def test_a_position_that_an_earlier_ownership_had_done_is_another_event() -> Non
     assert d.running() == [0, 1]
 
 
-def test_a_position_of_an_earlier_ownership_that_still_runs_is_another_event() -> None:
+def test_a_position_that_still_runs_from_an_earlier_ownership_is_another_event() -> None:
     d = sharing()
     d.deliver("a")
     d.share()
@@ -104,7 +104,7 @@ def test_a_position_of_an_earlier_ownership_that_still_runs_is_another_event() -
     assert fresh(d) == [0]
 
 
-def test_records_that_an_operator_moves_are_not_its_own() -> None:
+def test_moves_by_an_operator_are_ignored_in_a_shared_partition() -> None:
     d = sharing()
     d.records[record(5, "a").id] = record(5, "a", State.WAITING)
     d.plane.moved(Moved(P, d.owned[P], [record_id("g", LOG, P, 5)], State.WAITING, 0.0), d.at)
@@ -112,7 +112,7 @@ def test_records_that_an_operator_moves_are_not_its_own() -> None:
     assert (d.loads, d.running()) == ([], [])
 
 
-def test_it_is_released_once_what_runs_is_settled() -> None:
+def test_a_shared_partition_is_released_once_its_runs_are_settled() -> None:
     d = sharing()
     d.deliver("a", "b")
     d.again(0, in_s=FAR_S)

@@ -1,6 +1,6 @@
-"""The simulator on a fixed set of seeds: every promise is kept, and the same seed is the same run to the byte.
+"""The simulator on a fixed set of seeds: every promise is kept, and the same seed gives the same run, byte for byte.
 
-`make sim RUNS=10000` runs many more, `make sim SEED=7` one of them with its trace.
+`make sim RUNS=10000` runs many more; `make sim SEED=7` runs one of them with its trace.
 """
 
 import os
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 SEEDS = 500
 PARTS = 5
 
-# What a run of many seeds must have met: a simulator that never does it proves nothing about it.
+# What must happen in a run of many seeds: the simulator proves nothing about a case that it never tries.
 MET = [
     *("assigned", "compacted", "crash", "cut", "drained", "duplicate", "fence", "freeze", "hurry", "killed", "overdue"),
     *("pauses", "rebalance", "reconnect", "released", "remove", "repeats", "replay", "resumes", "revoked", "split"),
@@ -79,7 +79,7 @@ def test_every_promise_is_kept(part: int) -> None:
     assert [name for name in MET if not counts[name]] == []
 
 
-def test_records_are_refused_in_some_partitions_while_others_are_settled_or_lost() -> None:
+def test_promises_hold_when_records_are_refused_in_some_partitions_and_others_are_lost() -> None:
     counts: Counter[str] = Counter()
     for seed in range(60):
         result = simulate(seed, shape=refusing)
@@ -109,7 +109,7 @@ def test_every_promise_but_order_is_kept_in_shared_partitions() -> None:
     assert [name for name in met if not counts[name]] == []
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     once, again = simulate(11, trace=True), simulate(11, trace=True)
     assert once.trace == again.trace
     assert len(once.trace) > 100
@@ -120,7 +120,7 @@ def test_a_trace_changes_nothing() -> None:
         assert simulate(seed, trace=True).counts == simulate(seed).counts
 
 
-def test_it_is_the_same_run_in_another_process() -> None:
+def test_a_seed_gives_the_same_run_in_another_process() -> None:
     traces = {replay(7, hash_seed) for hash_seed in ("0", "1", "77")}
     assert len(traces) == 1
     assert traces.pop().decode().splitlines()[:-1] == simulate(7, trace=True).trace
@@ -137,14 +137,14 @@ def test_many_seeds_end_with_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.splitlines()[-1].endswith("0 failed")
 
 
-def test_a_failure_prints_its_seed_and_how_to_see_it(
+def test_a_failure_prints_its_seed_and_the_command_to_trace_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(plane.ControlPlane, "fenced", lambda *_: None)
     assert main(["--runs", "40", "--jobs", "1"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    told = next(line for line in lines if line.startswith("seed "))
-    seed = int(told.split()[1].strip(":"))
-    assert f"--seed {seed} --trace" in lines[lines.index(told) + 1]
+    failed = next(line for line in lines if line.startswith("seed "))
+    seed = int(failed.split()[1].strip(":"))
+    assert f"--seed {seed} --trace" in lines[lines.index(failed) + 1]
     assert main(["--seed", str(seed), "--trace"]) == 1
     assert "checker" in capsys.readouterr().out.splitlines()[-2]

@@ -1,4 +1,4 @@
-"""The tracker against a naive one that keeps every position in a set."""
+"""The tracker against a naive one that stores every position in a set."""
 
 import pytest
 from hypothesis import settings
@@ -27,7 +27,7 @@ def entry(position: int) -> Entry:
     return Entry(Delivery(event("k"), P, position, 1), 0)
 
 
-def told(tracker: Tracker) -> Progress:
+def progress_of(tracker: Tracker) -> Progress:
     return Progress(P, 1, tracker.watermark, tracker.done_above())
 
 
@@ -37,7 +37,7 @@ def opened(tracker: Tracker, *positions: int) -> None:
 
 
 class TrackerMachine(RuleBasedStateMachine):
-    """Positions come with holes, end in any order, and a settle may be answered, or refused with some of them."""
+    """Positions have holes and end in any order. A settle may be answered, or be refused with its records."""
 
     @initialize(
         watermark=st.integers(0, 5), spans=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=4)
@@ -71,7 +71,7 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @rule(gaps=st.lists(st.integers(-3, 3), max_size=20), back=st.integers(0, 2))
     def deliver_many(self, gaps: list[int], back: int) -> None:
-        """In lists, long ones and short ones; what is behind what was seen is there for the second time."""
+        """Deliver long and short lists. Positions below the end are delivered for the second time."""
         entries, fits, at = [], [], self.end - back
         for gap in gaps:
             at = max(0, at + gap)
@@ -86,11 +86,11 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(1, 10))
     def deliver_again(self, back: int) -> None:
-        """What was seen never fits again, open or done."""
+        """A position that was delivered is never opened again, whether it is open or done."""
         assert not self.tracker.add(self.end - back, entry(self.end - back))
 
     @rule(gap=st.integers(0, 3))
-    def deliver_what_has_a_record(self, gap: int) -> None:
+    def deliver_a_position_with_a_record(self, gap: int) -> None:
         position = self.end + gap
         self.end = position + 1
         self.tracker.pass_over(position)
@@ -114,14 +114,14 @@ class TrackerMachine(RuleBasedStateMachine):
         self.done_ones.add(position)
 
     @rule(position=st.integers(0, 60))
-    def done_of_what_is_not_open_is_harmless(self, position: int) -> None:
+    def completing_a_position_that_is_not_open_does_nothing(self, position: int) -> None:
         if position not in self.open:
             self.tracker.done(position)
 
     @precondition(lambda self: self.letters is None)
     @rule(share=st.floats(0, 1))
     def settle(self, share: float) -> None:
-        """Some open ones become records: they count as done in this settle."""
+        """Some open events become records: they count as done in this settle."""
         leaving = sorted(self.open)[: int(share * len(self.open))]
         self.letters = [self.open.pop(position) for position in leaving]
         for position in leaving:
@@ -137,7 +137,7 @@ class TrackerMachine(RuleBasedStateMachine):
         self.tracker.forget(self.named)
         del self.fresh[: self.named]
         self.letters = None
-        assert self.tracker.watermark >= self.best, "what was settled went back"
+        assert self.tracker.watermark >= self.best, "the settled watermark went back"
         self.best = self.tracker.watermark
 
     @precondition(lambda self: self.letters is not None)
@@ -153,7 +153,7 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_watermark_is_the_lowest_open_position(self) -> None:
-        after = self.end  # with nothing open: what was done before this ownership may reach further
+        after = self.end  # if nothing is open: intervals done before this ownership may reach further
         while after in self.inherited:
             after += 1
         assert self.tracker.watermark == min(self.open, default=after)
@@ -164,8 +164,8 @@ class TrackerMachine(RuleBasedStateMachine):
         assert blocking is (self.open[min(self.open)] if self.open else None)
 
     @invariant()
-    def the_gap_is_what_is_done_above_what_is_open_or_leaving(self) -> None:
-        """It is exact, but for what an earlier owner did."""
+    def the_gap_counts_events_done_above_an_open_or_leaving_one(self) -> None:
+        """It is exact, except for events that an earlier owner completed."""
         leaving = {each.delivery.position for each in self.letters or ()}
         lowest = min([*self.open, *leaving], default=self.end)
         done = len([each for each in self.delivered - self.open.keys() - leaving if each > lowest])
@@ -173,9 +173,9 @@ class TrackerMachine(RuleBasedStateMachine):
         assert self.tracker.gap == done or self.inherited
 
     @invariant()
-    def claims_are_exactly_what_is_done(self) -> None:
-        """What is done is claimed, also what was done before this ownership; what is open or unread never is."""
-        progress = told(self.tracker)
+    def exactly_the_done_positions_are_claimed(self) -> None:
+        """Done positions are claimed, also those done before this ownership. Open or unread ones never are."""
+        progress = progress_of(self.tracker)
         for position in range(self.end + HORIZON):
             if position in self.done_ones:
                 assert claims(progress, position), f"{position} is done"
@@ -190,8 +190,8 @@ class TrackerMachine(RuleBasedStateMachine):
         assert all(self.tracker.watermark < start < stop for start, stop in spans)
 
 
-def test_it_agrees_with_a_naive_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So small that the cut of what is settled happens all the time.
+def test_the_tracker_agrees_with_a_naive_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So small that settled positions are trimmed all the time.
     monkeypatch.setattr("onward.flow.tracker._TRIM_AT", 2)
     run_state_machine_as_test(
         TrackerMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
@@ -203,12 +203,12 @@ def test_completion_in_reverse_moves_the_watermark_once() -> None:
     opened(tracker, *range(10_000))
     for position in range(9_999, 0, -1):
         tracker.done(position)
-    assert told(tracker) == Progress(P, 1, 0, [(1, 10_000)])
+    assert progress_of(tracker) == Progress(P, 1, 0, [(1, 10_000)])
     tracker.done(0)
-    assert told(tracker) == Progress(P, 1, 10_000, [])
+    assert progress_of(tracker) == Progress(P, 1, 10_000, [])
 
 
-def test_memory_of_what_is_settled_is_given_back() -> None:
+def test_the_memory_of_settled_positions_is_freed() -> None:
     tracker = Tracker(None)
     for position in range(0, 100_000, 2):
         opened(tracker, position)
@@ -221,16 +221,16 @@ def test_memory_of_what_is_settled_is_given_back() -> None:
     assert tracker.fresh == list(range(99_002, 100_000, 2))
 
 
-def test_a_long_list_of_spans_is_cut_at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_of_intervals_is_cut_at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.flow.tracker.MAX_INTERVALS", 2)
     tracker = Tracker(None)
     opened(tracker, *range(10))
     for position in range(1, 10, 2):
         tracker.done(position)
-    assert told(tracker) == Progress(P, 1, 0, [(1, 2), (3, 4)])
+    assert progress_of(tracker) == Progress(P, 1, 0, [(1, 2), (3, 4)])
 
 
-def test_fresh_names_each_position_once_and_until_it_is_answered() -> None:
+def test_fresh_has_each_position_once_and_until_it_is_answered() -> None:
     tracker = Tracker(None)
     opened(tracker, 0, 1, 2)
     tracker.done(1)
@@ -242,19 +242,19 @@ def test_fresh_names_each_position_once_and_until_it_is_answered() -> None:
     assert tracker.fresh == [0]
 
 
-def test_stored_spans_below_the_first_delivery_are_dropped() -> None:
-    """Retention took what the map spoke of: the watermark passes over it."""
+def test_stored_intervals_below_the_first_delivery_are_dropped() -> None:
+    """Retention removed these events: the watermark passes them."""
     tracker = Tracker(Progress(P, 0, 5, [(7, 9), (20, 30)]))
     opened(tracker, 15)
-    assert told(tracker) == Progress(P, 1, 15, [(20, 30)])
+    assert progress_of(tracker) == Progress(P, 1, 15, [(20, 30)])
     tracker.done(15)
-    assert told(tracker) == Progress(P, 1, 16, [(20, 30)])
+    assert progress_of(tracker) == Progress(P, 1, 16, [(20, 30)])
 
 
-def test_a_delivery_inside_a_stored_span_shortens_it_to_what_is_ahead() -> None:
+def test_a_delivery_inside_a_stored_interval_shortens_the_interval() -> None:
     tracker = Tracker(Progress(P, 0, 5, [(7, 12)]))
     opened(tracker, 5)
     assert not tracker.add(8, entry(8))
-    assert [claims(told(tracker), position) for position in range(5, 13)] == [False, *[True] * 6, False]
+    assert [claims(progress_of(tracker), position) for position in range(5, 13)] == [False, *[True] * 6, False]
     tracker.reached(12)
-    assert told(tracker) == Progress(P, 1, 5, [(6, 12)])
+    assert progress_of(tracker) == Progress(P, 1, 5, [(6, 12)])

@@ -1,7 +1,7 @@
-"""Each known way to lose, stall or reorder events that is the plane's to avoid, by its number in the research.
+"""Every known way to lose, stall or reorder events that the plane must avoid, by its number in the research.
 
 Kafka research, section 3B (defects of a predecessor):
-   1 retries of zero              here, and the policy refuses it: tests/test_retry.py
+   1 retries of zero              here, and the policy refuses it: tests/failure/test_retry.py
    2, 3, 4, 5, 6, 8, 10           here; 8 and 10 as far as outcomes go, the rest of them in the engines' suite
    7 a worker's timeout loses     the engines' suite: every outcome resolves the event
    9 batches too big for a pipe   the engines' suite
@@ -29,8 +29,8 @@ from onward.flow.entry import DONE, Dead
 # -- defects of a predecessor -------------------------------------------------------------------------------------
 
 
-def test_defect_01_nothing_is_committed_that_never_ran() -> None:
-    """There, no retries meant no runs."""
+def test_defect_01_an_event_that_never_ran_is_not_committed() -> None:
+    """In the predecessor, zero retries meant that events were not run at all."""
     d = working()
     d.deliver("a", "b")
     assert P not in d.progress or not claims(d.progress[P], 0)
@@ -59,7 +59,7 @@ def test_defect_03_transaction_markers_do_not_stall_the_watermark() -> None:
         assert d.progress[P].watermark == start + 4
 
 
-def test_defect_04_a_letter_that_is_not_stored_is_not_committed() -> None:
+def test_defect_04_an_event_whose_dead_letter_is_not_stored_is_not_committed() -> None:
     d = working()
     d.store_down = True
     d.deliver("a", "b", "c", "d", "e")
@@ -73,11 +73,11 @@ def test_defect_04_a_letter_that_is_not_stored_is_not_committed() -> None:
     assert list(d.states().values()) == [State.DEAD] * 5
 
 
-def test_defect_05_a_restart_does_not_run_again_what_the_map_says_is_done() -> None:
+def test_defect_05_events_done_in_the_stored_map_do_not_run_again_after_a_restart() -> None:
     d = working()
     d.deliver(*(f"k{number}" for number in range(100)))
     d.done(*range(1, 100))
-    assert list(d.progress[P].done_above) == [(1, 100)], "stored although the head itself is stuck"
+    assert list(d.progress[P].done_above) == [(1, 100)], "the events behind a stuck head were not stored as done"
     d.fence(P)
     d.end({0: DONE}, epoch=1)
     d.new_starts()
@@ -87,7 +87,7 @@ def test_defect_05_a_restart_does_not_run_again_what_the_map_says_is_done() -> N
     assert d.plane.counts.skipped == 99
 
 
-def test_defect_06_each_ownership_has_an_epoch_of_its_own() -> None:
+def test_defect_06_each_ownership_has_its_own_epoch() -> None:
     d = working()
     d.deliver("a")
     d.fence(P)
@@ -131,10 +131,10 @@ def test_trap_01_non_contiguous_offsets_never_stall() -> None:
     d.done(10)
     assert d.progress[P].watermark == 501
     d.reach(503)
-    assert d.progress[P].watermark == 503, "trailing markers are passed, so the lag reaches zero"
+    assert d.progress[P].watermark == 503, "trailing markers are not passed, so the lag never reaches zero"
 
 
-def test_trap_02_only_what_is_done_is_committed_never_what_was_seen() -> None:
+def test_trap_02_only_done_events_are_committed_not_delivered_ones() -> None:
     d = working()
     d.deliver("a", "b", "c")
     d.reach(9)
@@ -144,7 +144,7 @@ def test_trap_02_only_what_is_done_is_committed_never_what_was_seen() -> None:
 
 
 def test_trap_03_a_map_below_the_first_record_is_dropped() -> None:
-    """Retention took it: the watermark must not wait for positions that never come."""
+    """Retention removed these events: the watermark must not wait for positions that are never delivered."""
     d = Driver()
     d.assign(stored=Progress(P, 0, 10, [(12, 15), (30, 40)]))
     d.deliver_at({20: "a"})
@@ -153,7 +153,7 @@ def test_trap_03_a_map_below_the_first_record_is_dropped() -> None:
     assert claims(d.progress[P], 35)
 
 
-def test_trap_03_a_map_offset_that_is_gone_is_pruned() -> None:
+def test_trap_03_a_map_offset_that_no_longer_exists_is_pruned() -> None:
     d = Driver()
     d.assign(stored=Progress(P, 0, 0, [(1, 3)]))
     d.deliver_at({0: "a", 5: "b"})
@@ -162,7 +162,7 @@ def test_trap_03_a_map_offset_that_is_gone_is_pruned() -> None:
 
 
 def test_trap_03_without_a_stored_map_everything_is_replayed() -> None:
-    """A rewind or reset: the broker hands over no progress, and the plane remembers none."""
+    """After a rewind or reset the broker passes no progress, and the plane remembers none."""
     d = working()
     d.deliver("a", "b")
     d.done(0, 1)
@@ -180,7 +180,7 @@ def test_trap_04_skipping_happens_at_intake_and_is_counted() -> None:
 
 
 def test_trap_05_a_fresh_record_replaces_the_stale_one_at_its_position() -> None:
-    """Rebalance churn: away, back, away, back; the event must run under the last ownership."""
+    """The partition is lost and assigned again, twice. The event must run under the last ownership."""
     d = working()
     d.deliver("a")
     for _ in range(4):
@@ -215,7 +215,7 @@ def test_trap_06_a_partition_that_returns_does_not_run_a_key_twice_at_once() -> 
     assert (P, 2, 0) not in d.runs
 
 
-def test_trap_07_a_revoke_waits_for_what_runs_then_commits_then_forgets() -> None:
+def test_trap_07_a_revoke_waits_for_runs_then_commits_then_forgets() -> None:
     d = working()
     d.assign(Q)
     d.deliver("a", "a")
@@ -224,10 +224,10 @@ def test_trap_07_a_revoke_waits_for_what_runs_then_commits_then_forgets() -> Non
     d.done(0)
     assert (d.drained, d.progress[P].watermark, d.plane.held) == ([P], 1, [Q])
     d.done(0, partition=Q)
-    assert d.running(Q) == [1], "a rebalance of one leaves no flag that stops the others"
+    assert d.running(Q) == [1], "the rebalance of one partition stopped another"
 
 
-def test_trap_07_an_empty_list_is_normal() -> None:
+def test_trap_07_an_empty_list_of_partitions_is_allowed() -> None:
     d = working()
     d.deliver("a", "a")
     d.revoke()
@@ -236,7 +236,7 @@ def test_trap_07_an_empty_list_is_normal() -> None:
     assert d.running() == [1]
 
 
-def test_trap_08_lost_is_not_revoked() -> None:
+def test_trap_08_a_lost_partition_is_not_handled_like_a_revoked_one() -> None:
     d = working()
     d.deliver("a", "b")
     d.end({0: DONE}, turn=False)
@@ -245,13 +245,13 @@ def test_trap_08_lost_is_not_revoked() -> None:
     assert (d.settlements, d.drained, d.undrained) == ([], [], [])
 
 
-def test_trap_09_a_commit_that_is_not_answered_is_waited_for_and_loses_nothing() -> None:
+def test_trap_09_the_next_commit_waits_for_the_answer_and_loses_nothing() -> None:
     d = working()
     d.deliver("a", "b")
     d.end({0: DONE}, turn=False)
     assert d.tick().settle is not None
     d.end({1: DONE}, turn=False)
-    assert d.tick().settle is None, "the second would overtake the first"
+    assert d.tick().settle is None, "the second commit could overtake the first"
     d.answer_settle()
     d.turn()
     assert d.progress[P].watermark == 2
@@ -262,7 +262,7 @@ def test_trap_09_a_late_answer_to_an_older_commit_changes_nothing() -> None:
     d.deliver("a")
     d.end({0: DONE}, turn=False)
     d.tick()
-    d.assign(load=False)  # fenced, and ours again, before the answer
+    d.assign(load=False)  # lost and assigned again before the answer
     d.answer_settle()
     d.turn()
     d.deliver_at({0: "a"})
@@ -276,15 +276,15 @@ def test_trap_10_an_overlong_map_is_cut_at_the_top(monkeypatch: pytest.MonkeyPat
     d.done(*range(1, 20, 2))
     assert list(d.progress[P].done_above) == [(1, 2), (3, 4), (5, 6)]
     d.done(0)
-    assert d.progress[P].watermark == 2, "its blockers still run"
+    assert d.progress[P].watermark == 2, "the events that block the watermark no longer run"
 
 
-def test_trap_11_foreign_metadata_says_that_nothing_is_done() -> None:
+def test_trap_11_with_foreign_metadata_nothing_counts_as_done() -> None:
     for text in ("", "R2-199", "\u3400" * 20, "Streams\x00magic"):
         assert decode(text, 7).done_above == []
 
 
-def test_trap_12_a_partition_that_comes_back_while_paused_is_paused_again_when_it_is_full() -> None:
+def test_trap_12_a_paused_partition_that_is_assigned_again_is_paused_again_when_it_is_full() -> None:
     d = working(max_in_flight=8)
     d.deliver(*"abcdefgh")
     assert d.paused == {P}
@@ -314,7 +314,7 @@ def test_trap_13_successors_never_pass_a_failed_event() -> None:
         assert d.run_out() == [0, 1, 2]
 
 
-def test_trap_14_a_retry_that_waits_holds_no_slot_and_is_no_load() -> None:
+def test_trap_14_a_waiting_retry_holds_no_slot_and_does_not_pause_its_partition() -> None:
     d = working(concurrency=2, max_in_flight=10, max_delayed=2)
     for number in range(50):
         (position,) = d.deliver(f"bad-{number}")
@@ -324,7 +324,7 @@ def test_trap_14_a_retry_that_waits_holds_no_slot_and_is_no_load() -> None:
     assert d.running() == fine
 
 
-def test_trap_14_but_it_counts_as_memory() -> None:
+def test_trap_14_a_waiting_retry_counts_as_memory() -> None:
     d = working(max_in_flight_bytes=100, max_delayed=100)
     for number in range(10):
         (position,) = d.deliver(f"k{number}", size=10)
@@ -336,16 +336,16 @@ def test_trap_15_an_event_is_done_only_when_its_letter_is_stored() -> None:
     d = working()
     d.deliver("a", "b")
     d.end({0: Dead(failure())}, turn=False)
-    told = d.tick().settle
-    assert told is not None
-    assert [each.event.key for each in told.aside] == ["a"], "the letter is in the very settle that says done"
+    call = d.tick().settle
+    assert call is not None
+    assert [each.event.key for each in call.aside] == ["a"], "the letter is not in the settle that claims it"
     d.refuse_settle()
     d.turn()
     assert not claims(d.progress.get(P), 0)
-    assert d.running() == [1], "other keys go on"
+    assert d.running() == [1], "another key waited"
 
 
-def test_trap_15_the_letter_keeps_the_whole_event() -> None:
+def test_trap_15_the_dead_letter_has_the_complete_event() -> None:
     d = working()
     d.deliver("a", size=7)
     (run,) = d.runs.values()
@@ -368,7 +368,7 @@ def test_trap_16_a_lane_belongs_to_its_topic() -> None:
     assert (d.running(P), d.running(elsewhere)) == ([0], [0])
 
 
-def test_trap_20_what_repeats_has_the_same_name_as_before() -> None:
+def test_trap_20_an_event_that_runs_again_has_the_same_identity() -> None:
     d = working()
     d.deliver("a")
     first = d.runs[(P, 1, 0)]
@@ -382,7 +382,7 @@ def test_trap_20_what_repeats_has_the_same_name_as_before() -> None:
     assert again.epoch > first.epoch
 
 
-def test_trap_22_messages_after_a_revoke_are_dropped_and_not_done() -> None:
+def test_trap_22_messages_after_a_revoke_are_dropped_and_do_not_count_as_done() -> None:
     d = working()
     d.revoke(P)
     assert d.drained == [P]
@@ -411,7 +411,7 @@ def test_contract_10_one_settle_in_flight_and_a_release_waits_for_its_answer() -
     assert (d.drained, d.progress[P].watermark) == ([P], 2)
 
 
-def test_contract_11_the_watermark_reaches_the_end_behind_trailing_markers() -> None:
+def test_contract_11_the_watermark_passes_trailing_markers_to_the_end() -> None:
     d = working()
     d.deliver("a")
     d.reach(2)
@@ -419,8 +419,8 @@ def test_contract_11_the_watermark_reaches_the_end_behind_trailing_markers() -> 
     assert d.progress[P].watermark == 2
 
 
-def test_contract_12_a_paused_owner_starts_nothing_and_settles_nothing() -> None:
-    """It wakes up long after its time: it may only end what it had begun, and that counts for nothing."""
+def test_contract_12_a_suspended_owner_starts_nothing_and_settles_nothing() -> None:
+    """It resumes long after its lease. Its running events may end, but that has no effect."""
     d = working(concurrency=1)
     d.sure_until = d.now + 10
     d.deliver("a", "b")
@@ -434,7 +434,7 @@ def test_contract_12_a_paused_owner_starts_nothing_and_settles_nothing() -> None
     assert (d.progress, d.plane.held, d.runs) == ({}, [], {})
 
 
-def test_contract_16_a_recreated_log_has_records_of_its_own() -> None:
+def test_contract_16_a_recreated_log_has_its_own_records() -> None:
     d = working()
     d.plane.assigned(Assigned(P, 2, 2, "log-2", None, False))
     d._begin(P, 2, None)
@@ -459,8 +459,8 @@ def test_contract_19_attempts_survive_a_crash() -> None:
     assert d.starts[-1].attempt == 3
 
 
-def test_contract_19_a_killer_is_distinguished_from_its_neighbours() -> None:
-    """It takes a process with it whenever it runs. Each crash must cost its neighbours nothing but a repetition."""
+def test_contract_19_an_event_that_kills_its_process_is_told_apart_from_the_others() -> None:
+    """It kills its process whenever it runs. A crash must cost the other events only a repeated run."""
     keys = {number: f"k{number}" for number in range(6)}
     killer, crashes = 3, 0
     progress: Progress | None = None
@@ -478,7 +478,7 @@ def test_contract_19_a_killer_is_distinguished_from_its_neighbours() -> None:
         crashes += 1
     assert d.states() == {killer: State.DEAD}
     assert claims(progress, killer)
-    assert crashes <= 5, "one among others, then three alone"
+    assert crashes <= 5, "more crashes than one among others and three alone"
     story = d.letter(killer).failure
     assert story is not None
     assert story.reason == "crashed"
@@ -530,7 +530,7 @@ def test_contract_22_the_next_owner_reads_the_records_before_its_first_dispatch(
 
 
 def test_contract_22_a_crash_between_the_park_and_the_settle_keeps_the_order() -> None:
-    """The records were stored, the progress was not: everything is delivered again."""
+    """The records were stored but the progress was not, so everything is delivered again."""
     d = Driver()
     d.assign(records=[record(0, "a", State.WAITING, due=0.0), record(1, "a")], unclean=True)
     d.deliver("a", "a", "a")

@@ -284,7 +284,7 @@ def test_ownership_that_is_not_renewed_is_not_ready(tmp_path: Path, monkeypatch:
             await until(lambda: app.health().ready and bool(app.readings()[0].partitions))
             with contextlib.closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as other:
                 other.execute("BEGIN IMMEDIATE")  # as a program would that does not know our lock file
-                await until(lambda: any("ownership has not been certain" in each for each in app.health().troubles))
+                await until(lambda: any("ownership has been uncertain" in each for each in app.health().troubles))
             await until(lambda: app.health().ready)
 
     asyncio.run(main())

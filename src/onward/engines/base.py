@@ -1,4 +1,4 @@
-"""The engine contract: an engine runs handlers and reports how each run ended. It knows no broker and no order."""
+"""The engine contract: an engine runs handlers and reports how each run ended. It has no notion of brokers or order."""
 
 import asyncio
 import math
@@ -14,14 +14,14 @@ _LOOK_S = 0.01
 
 
 Work = Delivery | tuple[Delivery, ...]
-"""What one call of the handler takes: an event, or for a batch handler several of one partition, in order."""
+"""What one call of the handler gets: an event, or for a batch handler several events of one partition, in order."""
 
 Call = Callable[[Any], Any]
 """The handler with its decoding. A call returns a coroutine if the handler is `async def`; otherwise it has run."""
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """How one run ended. No error: success. `cancelled`: shutdown ended it, which is no failure.
+    """How one run ended. No error: success. `cancelled`: it may not start or shutdown ended it, which is no failure.
     `took_s`: how long the handler ran; None if it did not run to its end."""
 
     work: Work
@@ -43,7 +43,8 @@ class EngineHealth(msgspec.Struct, frozen=True):
 Report = Callable[[Sequence[Ended]], None]
 
 MayStartUntil = Callable[[Work], float]
-"""Until when, on onward.clock, work may start. A time in the past: it may not start any more. Any thread may ask."""
+"""Returns until when, on onward.clock, work may start. A time in the past: it may not start any more. Any thread may
+call it."""
 
 
 def always(work: Work) -> float:
@@ -51,7 +52,7 @@ def always(work: Work) -> float:
 
 
 async def drained(is_idle: Callable[[], bool], deadline_s: float) -> bool:
-    """Wait until it is idle. False: the deadline came first."""
+    """Wait until `is_idle`. False: the deadline passed first."""
     deadline = now() + deadline_s
     while not is_idle():
         if now() >= deadline:
@@ -63,12 +64,12 @@ async def drained(is_idle: Callable[[], bool], deadline_s: float) -> bool:
 class Engine(Protocol):
     """The constructor takes the handler, how many runs there may be at once, and how long each may take.
 
-    - Every work submitted ends in exactly one Ended, whatever the handler raises, BaseException included.
-    - Right before work starts, the engine asks whether it still may. If not, it ends as cancelled.
-    - Each run gets a fresh copy of the context that the engine was started in; `onward.context.current` knows the run.
-    - A run over its time ends with HandlerTimeout, which names the line that the handler had reached. The engine
-      reports it when the run has really ended, so the next event of its key never runs beside it. A thread cannot be
-      ended, nor can a coroutine that catches its cancellation: the log names them when their time is over.
+    - Every submitted work ends in exactly one Ended, whatever the handler raises, BaseException included.
+    - Right before work starts, the engine checks whether it may still start. If not, it ends as cancelled.
+    - Each run gets a fresh copy of the context that the engine was started in. `onward.context.current` works in it.
+    - A run that exceeds `timeout_s` ends with HandlerTimeout, which names the line that the handler had reached. The
+      engine reports it when the run has really ended, so the next event of its key never runs at the same time. Onward
+      cannot kill a thread, or a coroutine that catches its cancellation: it logs them and waits for them to return.
     - When a worker dies, only the run that it had begun ends, with WorkerDied. Other workers run the rest of its
       work, in order.
     """
@@ -85,8 +86,8 @@ class Engine(Protocol):
     def health(self) -> EngineHealth: ...
 
     async def drain(self, deadline_s: float) -> bool:
-        """Wait until nothing runs and nothing waits. False: the deadline came first."""
+        """Wait until nothing runs and nothing waits. False: the deadline passed first."""
 
     async def close(self) -> None:
-        """End what runs and what waits, and report each before this returns: as cancelled, unless it has just ended.
-        Idempotent. Work submitted afterwards is cancelled."""
+        """End all running and waiting work, and report each before this returns: as cancelled, unless it has just
+        ended. Idempotent. Work submitted afterwards is cancelled."""

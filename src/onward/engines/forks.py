@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 
-count = 0  # between the first process and this one; an engine belongs to the process that started it
+count = 0  # how many forks led to this process; an engine belongs to the process that started it
 
 
 def _forked() -> None:
@@ -17,7 +17,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def end(error: BaseException | None) -> None:
-    """The handler forked, and this is the child, returning from the call. End it: it would handle events as a clone."""
+    """End this process. The handler forked, and this is the child: it would go on to handle events as a clone."""
     code = error.code if isinstance(error, SystemExit) else (error is not None)
     with contextlib.suppress(Exception):
         if isinstance(code, str):

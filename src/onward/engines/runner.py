@@ -1,4 +1,4 @@
-"""How an engine of this process runs its handler: with a deadline, in a context of its own."""
+"""Runs a handler in this process, with a deadline and in its own context."""
 
 from contextvars import Context, copy_context
 
@@ -36,7 +36,7 @@ class Runner:
         return None
 
     def overrun(self, where: str, cause: BaseException | None) -> HandlerTimeout:
-        """`where`: the line that it had reached when its time was over; empty: unknown."""
+        """The error of a run that exceeded `timeout_s`. `where`: the line that it had reached then; empty: unknown."""
         timeout = HandlerTimeout(overrun(self.timeout_s, where))
         timeout.__cause__ = cause
         return timeout
@@ -51,6 +51,6 @@ def overrun(timeout_s: float | None, where: str) -> str:
 
 
 def described(work: Work) -> str:
-    """For the log: which handler's run."""
+    """A description of the run, for the log."""
     first = work if isinstance(work, Delivery) else work[0]
     return f"the handler of {first.partition} position {first.position} key {first.event.key!r}"

@@ -1,4 +1,4 @@
-"""Runs a coroutine's steps in a context of its own, within the current task."""
+"""Runs a coroutine's steps in their own context, within the current task."""
 
 from collections.abc import Coroutine, Generator
 from contextvars import Context

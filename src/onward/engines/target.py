@@ -1,4 +1,4 @@
-"""The import path of a handler, by which another process finds it."""
+"""The import path of a handler, which worker processes use to find it."""
 
 import importlib
 import importlib.util
@@ -11,11 +11,11 @@ from typing import Any
 from onward.errors import BadHandler
 
 _MAIN = "__main__"
-_MAIN_AGAIN = "__mp_main__"  # the name that multiprocessing gives to it: `if __name__ == "__main__"` is false there
+_MAIN_AGAIN = "__mp_main__"  # multiprocessing uses this name too: `if __name__ == "__main__"` is false there
 
 
 def target_of(function: Callable[..., Any]) -> str:
-    """The function's path, module:name. BadHandler if another process could not follow it."""
+    """The function's path, module:name. Raises BadHandler if another process could not import it."""
     module, name = function.__module__, function.__qualname__
     if "<lambda>" in name or "<locals>" in name:
         what = "a lambda" if "<lambda>" in name else "defined inside a function"
@@ -32,7 +32,7 @@ def target_of(function: Callable[..., Any]) -> str:
 
 
 def check(target: str, function: Callable[..., Any]) -> None:
-    """Check that the path leads to this function, now that its module is imported. BadHandler if not."""
+    """Check that the path leads to this function, now that its module is imported. Raises BadHandler if not."""
     try:
         found = follow(target)
     except (ImportError, AttributeError) as error:
@@ -40,7 +40,7 @@ def check(target: str, function: Callable[..., Any]) -> None:
     if found is not function:
         raise BadHandler(
             f"a worker process that imports {target} finds {found!r} there, not the handler that was declared; "
-            "give each handler a name of its own, and let @app.handler be its outermost decorator"
+            "give each handler its own name, and make @app.handler its outermost decorator"
         )
 
 
@@ -66,7 +66,7 @@ def import_main(path: str, package: str) -> None:
     """Import the parent's main module as the main module here, without running what its guard protects."""
     spec = importlib.util.spec_from_file_location(_MAIN_AGAIN, path)
     if spec is None or spec.loader is None:
-        raise BadHandler(f"{path} cannot be imported by a worker process; move the handler into a module of its own")
+        raise BadHandler(f"{path} cannot be imported by a worker process; move the handler into its own module")
     module: types.ModuleType = importlib.util.module_from_spec(spec)
     module.__package__ = package
     sys.modules[_MAIN] = sys.modules[_MAIN_AGAIN] = module
@@ -74,5 +74,5 @@ def import_main(path: str, package: str) -> None:
 
 
 def public_name(kind: str) -> str:
-    """The name of a class as the parent process knows it."""
+    """The name that a class has in the parent process."""
     return _MAIN + kind.removeprefix(_MAIN_AGAIN) if kind.startswith(_MAIN_AGAIN + ".") else kind

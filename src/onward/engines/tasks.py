@@ -18,7 +18,7 @@ from onward.engines.where import in_coroutine
 from onward.error_report import harmless
 
 _CLOSE_S = 2.0  # how long close waits for handlers that catch their cancellation
-_TURN_S = 0.01  # how long handlers may start within one turn of the event loop, before other callbacks get theirs
+_TURN_S = 0.01  # how long handlers may start within one turn of the event loop, before other callbacks run
 
 log = logging.getLogger("onward")
 
@@ -43,7 +43,7 @@ class StandingWorkers:
         """Send a waiting worker to the queue. False: none waits."""
         while self._idle:
             waiter = self._idle.pop()
-            if not waiter.done():  # else its worker is gone: code of a handler cancelled it
+            if not waiter.done():  # otherwise a handler's code has cancelled this worker
                 waiter.set_result(None)
                 self.coming += 1
                 return True
@@ -56,21 +56,21 @@ class StandingWorkers:
         return task
 
     def wait(self) -> asyncio.Future[None]:
-        """For a worker to await: done when it is called."""
+        """A future for a worker to await. It is done when the worker is called."""
         waiter = asyncio.get_running_loop().create_future()
         self._idle.append(waiter)
         return waiter
 
 
 class Runs:
-    """The runs in progress, oldest first, and one timer that cancels those over their time."""
+    """The runs in progress, oldest first, and one timer that cancels those that exceed `timeout_s`."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.running: dict[Task, tuple[Work, float, Steps | None]] = {}  # None: it has not suspended
-        self.late: dict[Task, str] = {}  # cancelled by the timer, and the line that each had reached
+        self.late: dict[Task, str] = {}  # runs that the timer cancelled, and the line that each had reached
         self.timer: asyncio.TimerHandle | None = None
         self._timeout_s = timeout_s
-        self._named: set[Task] = set()  # of the late: the log has named them
+        self._named: set[Task] = set()  # late runs that have been logged
 
     def oldest_s(self) -> float | None:
         oldest = next(iter(self.running.values()), None)
@@ -80,7 +80,7 @@ class Runs:
         self.timer = asyncio.get_running_loop().call_later(after_s, self._sweep)
 
     def was_late(self, worker: Task) -> str | None:
-        """Its run has ended. Where it was when the timer cancelled it; None: it was in time."""
+        """The worker's run has ended. Returns the line it had reached when the timer cancelled it; None: in time."""
         self._named.discard(worker)
         return self.late.pop(worker, None)
 
@@ -93,8 +93,8 @@ class Runs:
         return works
 
     def _sweep(self) -> None:
-        """Cancel the runs that are over their time, and name those that caught it. Then sleep until the next could
-        be."""
+        """Cancel the runs that exceed `timeout_s`, and log those that caught an earlier cancellation. Then set the
+        timer for the next one."""
         assert self._timeout_s is not None
         at = now()
         next_s = self._timeout_s
@@ -109,8 +109,8 @@ class Runs:
             elif worker not in self._named:
                 self._named.add(worker)
                 log.warning(
-                    "%s has caught its cancellation after timeout_s=%g, and is at %s; a coroutine cannot be ended: its "
-                    "place and its key stay taken until it is done",
+                    "%s has caught its cancellation after timeout_s=%g, and is at %s; a coroutine cannot be killed, so "
+                    "its slot and its key stay blocked until it returns",
                     *(described(work), self._timeout_s, in_coroutine(steps)),
                 )
         self.timer = None
@@ -119,7 +119,7 @@ class Runs:
 
 
 class Results:
-    """Runs that have ended and are not reported. The next turn of the event loop reports them, all at once."""
+    """Runs that have ended and are not reported yet. The next turn of the event loop reports all of them at once."""
 
     def __init__(self) -> None:
         self.pending: list[Ended] = []
@@ -140,15 +140,16 @@ class Results:
     def flush(self) -> None:
         if self.pending:
             ended = self.pending[:]
-            self.pending.clear()  # the same list for ever: a worker that runs many handlers keeps hold of it
+            self.pending.clear()  # never a new list: a worker that runs many handlers holds a reference to this one
             self._ended(ended)
 
 
 class TaskEngine:
     """Runs `async def` handlers, `concurrency` at once, each in a fresh copy of the context.
 
-    Workers stand ready, because a task per event would cost as much as the rest of the path. A handler that never
-    suspends needs no task of its own. One timer watches all runs, because a timer per event would cost too much.
+    Workers are started once and reused, because a task per event would cost as much as the rest of the path. A handler
+    that never suspends needs no task of its own. One timer watches all runs, because a timer per event would cost too
+    much.
     """
 
     failure: BaseException | None = None
@@ -209,7 +210,7 @@ class TaskEngine:
 
     def _leave(self, worker: Task) -> None:
         self._workers.tasks.discard(worker)
-        self._wake(1)  # if code of a handler cancelled this worker on its way, another one has to go
+        self._wake(1)  # if a handler's code cancelled this worker on its way to the queue, another one must go
 
     async def _work(self) -> None:
         me = asyncio.current_task()
@@ -224,14 +225,14 @@ class TaskEngine:
                 finally:
                     workers.coming -= not waiter.cancelled()
                 continue
-            # Each worker that finds more work than others are coming for sends two more. Handlers that suspend are
-            # all running after a few turns of the loop. Handlers that never suspend are all served by the first.
+            # A worker that finds more work than workers on their way calls two more. So handlers that suspend are all
+            # running after a few turns of the loop. Handlers that never suspend are all run by the first worker.
             if len(queue) > workers.coming:
                 self._wake(2)
             await self._serve(me)
 
     def _turn_is_over(self, at: float) -> bool:
-        """Have handlers kept the loop busy for long enough? They may block it, and it must serve signals too."""
+        """Whether handlers have used the loop for long enough. They may block it, and it must also handle signals."""
         if self._turn_began is None:
             self._turn_began = at
             asyncio.get_running_loop().call_soon(self._next_turn)
@@ -243,11 +244,11 @@ class TaskEngine:
 
     @coroutine
     def _serve(self, me: Task) -> Generator[Any, Any, None]:
-        """Run what is queued. This is one flat generator, because a handler that suspends pays at each of its steps
-        for every frame between the loop and itself."""
+        """Run the queued work. This is one flat generator, because each step of a handler that suspends passes through
+        every frame between the loop and the handler."""
         queue, runs, runner, results = self._queue, self._runs, self._runner, self._results
         running, timeout_s, call, clean = runs.running, runner.timeout_s, runner.call, runner.context
-        ran: Work | None = None  # its handler did not suspend, so it took until the next one starts
+        ran: Work | None = None  # its handler did not suspend, so its run lasted until the next one starts
         began = 0.0
         while queue and not self._turn_is_over(started := now()):
             if ran is not None:
@@ -289,7 +290,7 @@ class TaskEngine:
             if forks.count != runner.forks:
                 forks.end(error)
             if running.pop(me, None) is None:
-                return  # it outlived close, which has reported it
+                return  # it outlived `close`, which has reported it
             cancelling = me.cancelling()
             if error is not None or runs.late:
                 results.add(self._verdict(me, work, error, now() - started))
@@ -303,7 +304,7 @@ class TaskEngine:
             results.add(Ended(ran, None, False, now() - began))
 
     def _verdict(self, me: Task, work: Work, error: BaseException | None, took_s: float) -> Ended:
-        """What the run's error means: a cancellation by the timer is a timeout, one by shutdown is no failure."""
+        """The end of a run with an error: a cancellation by the timer is a timeout, one by shutdown is no failure."""
         cancelled, where = isinstance(error, asyncio.CancelledError), self._runs.was_late(me)
         if cancelled and self._closing and where is None:
             return Ended(work, cancelled=True)
@@ -316,7 +317,7 @@ class TaskEngine:
 
 
 def _begin(call: Call, work: Work, deadline: float | None) -> tuple[Steps, Any] | None:
-    """Call the handler and take its first step, in the run's own context. None: the handler has returned."""
+    """Call the handler and run its first step, in the run's own context. None: the handler has returned."""
     steps = enter(call, work, deadline)
     if steps is None:
         return None
@@ -327,7 +328,7 @@ def _begin(call: Call, work: Work, deadline: float | None) -> tuple[Steps, Any] 
 
 
 def _calm(me: Task) -> Generator[None, Any, None]:
-    """The run was cancelled, by us or by itself. The next event of this worker must not be."""
+    """The run was cancelled, by the engine or by itself. The next run of this worker must not be cancelled by that."""
     with contextlib.suppress(asyncio.CancelledError):
         yield  # a cancellation requested during the run arrives here
     while me.cancelling():

@@ -15,12 +15,12 @@ from onward.engines.where import in_thread
 
 log = logging.getLogger("onward")
 
-_CLOSE_S = 1.0  # how long close waits for running handlers: nothing can end a thread
-_SWEEP_S = 1.0  # how often the engine looks for overdue runs, or four times within timeout_s
+_CLOSE_S = 1.0  # how long close waits for running handlers: a thread cannot be killed
+_SWEEP_S = 1.0  # how often the engine looks for overdue runs, but at least four times within timeout_s
 
 
 class _Seat:
-    """One thread of the pool. The thread writes its id, `work` and `started`, the loop the other two."""
+    """One thread of the pool. The thread writes `thread_id`, `work` and `started`; the loop writes the other two."""
 
     __slots__ = ("overdue", "started", "thread_id", "where", "work")
 
@@ -28,12 +28,12 @@ class _Seat:
         self.thread_id: int | None = None
         self.work: Work | None = None
         self.started = 0.0
-        self.overdue: Work | None = None  # the log has named it as overdue
+        self.overdue: Work | None = None  # the work that was logged as overdue
         self.where = ""  # the line that it had reached then
 
 
 class Completions:
-    """The runs that have ended. A thread adds them; the loop reports them in bursts, with one wake-up for each."""
+    """The runs that have ended. Threads add them; the loop reports them in bursts, with one wake-up per burst."""
 
     def __init__(self) -> None:
         self.open = 0  # submitted and not reported
@@ -46,7 +46,7 @@ class Completions:
         self._ended = ended
 
     def add(self, ended: Ended) -> None:
-        """From any thread."""
+        """Add a result. Any thread may call this."""
         self._pending.append(ended)
         if not self._called:
             self._called = True
@@ -59,7 +59,7 @@ class Completions:
             self._ended(results)
 
     def close(self, running: Sequence[Work]) -> None:
-        """Report the last results, and what still runs as cancelled. A thread that ends later is ignored.
+        """Report the last results, and runs that have not ended as cancelled. A thread that ends later is ignored.
 
         The caller reads `running` first. A thread adds its result before it clears its seat, so each run is in
         `running`, among the results, or in both.
@@ -70,7 +70,7 @@ class Completions:
         self.report([*last, *(Ended(work, cancelled=True) for work in running if id(work) not in known)])
 
     def _collect(self) -> None:
-        """Report what has ended. The flag falls first: a thread that saw it up had added its result before."""
+        """Report the ended runs. The flag is cleared first: a thread that saw it set had already added its result."""
         self._called = False
         results: list[Ended] = []
         with contextlib.suppress(IndexError):
@@ -82,9 +82,9 @@ class Completions:
 class ThreadEngine:
     """Runs `def` handlers, `concurrency` at once, each in a fresh copy of the context.
 
-    Threads are daemons, started when needed. Nothing can end a thread that overruns its time: the log names it and it
-    keeps its place in the pool. Its event is reported as failed when the thread has really finished, so no other
-    event of its key runs beside it.
+    Threads are daemons, started when needed. Onward cannot kill a thread that runs longer than `timeout_s`: it logs the
+    run, which keeps its place in the pool. The event is reported as failed when the thread has really finished, so no
+    other event of its key runs at the same time.
     """
 
     failure: BaseException | None = None
@@ -158,7 +158,7 @@ class ThreadEngine:
             self._sweeper = asyncio.get_running_loop().call_later(min(timeout_s / 4, _SWEEP_S), self._sweep)
 
     def _sweep(self) -> None:
-        """Log each overdue run, once."""
+        """Log each overdue run once."""
         timeout_s = self._runner.timeout_s
         assert timeout_s is not None
         at = now()
@@ -170,8 +170,8 @@ class ThreadEngine:
                     continue  # it has just ended
                 seat.where, seat.overdue = where, work
                 log.warning(
-                    "%s runs longer than timeout_s=%g, at %s; a thread cannot be ended: its place and its key stay "
-                    "taken until it is done",
+                    "%s has run longer than timeout_s=%g, at %s; a thread cannot be killed, so its slot and its key "
+                    "stay blocked until it returns",
                     *(described(work), timeout_s, where),
                 )
         self._sweeper = None

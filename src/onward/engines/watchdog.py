@@ -16,14 +16,14 @@ log = logging.getLogger("onward")
 
 LIMIT_S = 0.1
 _BEAT_S = 0.025
-_QUIET_S = 60.0  # the log names one function no more often than this
+_QUIET_S = 60.0  # the shortest time between two log lines about the same function
 
 _OURS = str(Path(__file__).parent.parent)
 _ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
 class Watchdog:
-    """While it is entered, a thread checks that the loop still turns, and logs the code that blocks it."""
+    """A context manager. While it is open, a thread checks that the event loop runs, and logs code that blocks it."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -51,7 +51,7 @@ class Watchdog:
                 self._name(frame, blocked_s)
 
     def _frame(self) -> FrameType | None:
-        return sys._current_frames().get(self._thread_id)  # noqa: SLF001  # public, for all its underscore
+        return sys._current_frames().get(self._thread_id)  # noqa: SLF001  # documented, despite its underscore
 
     def _name(self, innermost: FrameType, blocked_s: float) -> None:
         culprit = find(innermost)
@@ -62,16 +62,16 @@ class Watchdog:
             return
         self._named[code] = at
         log.warning(
-            "%s has kept the event loop from running for %.0f ms, at %s:%d; nothing else in this process runs. "
-            "Await what blocks there, or declare the handler with `def` (threads) or engine='processes'",
+            "%s has blocked the event loop for %.0f ms, at %s:%d; no other handler can run meanwhile. "
+            "Use `await` there, or declare the handler with `def` (threads) or engine='processes'",
             *(code.co_qualname, blocked_s * 1000, code.co_filename, culprit.f_lineno),
         )
 
 
 def find(innermost: FrameType) -> FrameType | None:
-    """The handler in this stack, at the line that it is at; without one, the outermost code above the loop.
+    """The frame of the handler in this stack. Without a handler, the outermost frame that the loop called.
 
-    None: the loop itself was waiting for work, so the whole process had stopped.
+    None: the loop itself was waiting for work, so the whole process was suspended.
     """
     stack: list[FrameType] = []
     frame: FrameType | None = innermost
@@ -82,12 +82,12 @@ def find(innermost: FrameType) -> FrameType | None:
     served = [at for at, each in enumerate(stack) if each.f_code.co_filename == tasks.__file__]
     loops = [at for at, each in enumerate(stack) if _is_loop(each)]
     begin = (served or loops or [len(stack)])[-1]
-    # A handler may be installed like a library. Where no handler runs, the user cannot change what a library does.
+    # A handler may be installed like a library. If no handler runs, skip libraries: the user cannot change them.
     others = (_OURS, _ASYNCIO) if served else (_OURS, *LIBRARIES)
     return next((each for each in stack[begin:] if not each.f_code.co_filename.startswith(others)), None)
 
 
 def _is_loop(frame: FrameType) -> bool:
-    """Is this a frame of asyncio's loop, or of the call to another loop, such as uvloop, that has no frames?"""
+    """Whether this is a frame of asyncio's loop, or of the call to another loop, such as uvloop, that has no frames."""
     code = frame.f_code
     return code.co_filename.startswith(_ASYNCIO) and code.co_name in ("_run_once", "run")

@@ -1,4 +1,4 @@
-"""Where a handler is: the line of the application's own code that it has reached, for a run over its time."""
+"""Finds the line of the application's own code that a handler has reached, for a run that exceeds its time."""
 
 import site
 import sys
@@ -9,13 +9,13 @@ from typing import Any
 
 _OURS = Path(__file__).parent.parent
 _TASK_ENGINE = str(_OURS / "engines" / "tasks.py")
-_APPLICATIONS = (str(_OURS / "demo"), str(_OURS / "testing"))  # of this package, but no part of the path to a handler
+_APPLICATIONS = (str(_OURS / "demo"), str(_OURS / "testing"))  # these parts of the package have handlers of their own
 LIBRARIES = (*(str(Path(path)) for path in (*site.getsitepackages(), sysconfig.get_path("stdlib"))), "<frozen")
 _NEXT = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
 
 
 def in_thread(thread_id: int | None) -> str:
-    """The line at which a thread of this process is; empty: it has ended."""
+    """The line that a thread of this process has reached; empty: it has ended."""
     return _line(thread_frames(thread_id))
 
 
@@ -26,7 +26,7 @@ def in_coroutine(steps: Any) -> str:
 
 def thread_frames(thread_id: int | None) -> list[FrameType]:
     """The frames of a thread of this process, the innermost last."""
-    frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001  # public, for all its underscore
+    frame = sys._current_frames().get(thread_id or 0)  # noqa: SLF001  # documented, despite its underscore
     outwards: list[FrameType] = []
     while frame is not None:
         outwards.append(frame)
@@ -43,13 +43,13 @@ def coroutine_frames(steps: Any) -> list[FrameType]:
         )
         if frame is not None:
             inwards.append(frame)
-            if frame.f_code.co_filename == _TASK_ENGINE:  # it takes a handler's steps itself, and does not await them
+            if frame.f_code.co_filename == _TASK_ENGINE:  # it runs a handler's steps itself, without `await`
                 steps = frame.f_locals.get("steps") or steps
     return inwards
 
 
 def _line(inwards: list[FrameType]) -> str:
-    """The innermost frame of the application. Without one, of a library; without that, of anything."""
+    """The innermost frame of the application. Without one, that of a library; without that, any frame."""
     for skipped in ((str(_OURS), *LIBRARIES), (str(_OURS), *LIBRARIES[-2:]), ()):
         for frame in reversed(inwards):
             code = frame.f_code

@@ -1,4 +1,4 @@
-"""What the control plane returns: what to do now, and what it has seen."""
+"""The values that the control plane returns: what to do now, and its counts."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from onward.event import Delivery, Partition
 
 
 class SettleCall(msgspec.Struct, frozen=True):
-    """One settle call. Its answer goes back to the plane by `settled` or `aside_refused`."""
+    """One settle call. The loop reports its answer to the plane by `settled` or `aside_refused`."""
 
     progress: Sequence[Progress]
     aside: Sequence[AsideRecord] = ()
@@ -18,7 +18,7 @@ class SettleCall(msgspec.Struct, frozen=True):
 
 
 class LoadPage(msgspec.Struct, frozen=True):
-    """Read a page of records; it goes back to the plane by `loaded`. Try again until it succeeds."""
+    """Read a page of records, and pass it to the plane by `loaded`. Try again until it succeeds."""
 
     partition: Partition
     epoch: int
@@ -29,7 +29,7 @@ class Accused(msgspec.Struct, frozen=True):
     """An event that may have been running when its process died. It runs alone next, or is given up."""
 
     delivery: Delivery
-    crashes: int  # of lone runs: these were its fault for certain
+    crashes: int  # during lone runs, so they were certainly its fault
     dead: bool = False
 
 
@@ -42,17 +42,17 @@ class Actions(msgspec.Struct, frozen=True):
     load: Sequence[LoadPage] = ()
     settle: SettleCall | None = None
     drained: Sequence[Partition] = ()  # to release: nothing of them runs
-    undrained: Sequence[Partition] = ()  # to release: the deadline came first
+    undrained: Sequence[Partition] = ()  # to release at their deadline, although events still run
     wake_at: float | None = None  # tick again by then even if nothing happens
     accused: Sequence[Accused] = ()  # to be logged
 
 
 class Counts(msgspec.Struct):
-    """What the plane has seen, for metrics and tests."""
+    """What the plane has counted, for metrics and tests."""
 
     delivered: int = 0
     skipped: int = 0  # delivered again although done
-    filtered: int = 0  # done at intake: the handler does not take events of this type
+    filtered: int = 0  # done at intake, because the handler filters out their type
     stale: int = 0  # deliveries and completions of an ownership that had ended
     done: int = 0
     retried: int = 0

@@ -1,6 +1,6 @@
-"""The records of one partition that stand aside: which are known, which are to be read, and whose turn it is. Pure.
+"""The records of one partition in the aside: which are known, which must be read, and whose turn it is. Pure.
 
-It returns values and acts on nothing else: the holding draws records into lanes, and puts events back.
+This only decides. The holding draws records into lanes, and puts events back.
 """
 
 import math
@@ -17,15 +17,16 @@ from onward.flow.record_loading import RecordLoading
 
 
 class RecordTurn(IntEnum):
-    """What becomes of a record now."""
+    """What to do with a record now."""
 
-    LATER = 0  # it will be asked about again when what stands in its way is gone
-    TIMED = 1  # it is to be asked about again when it is due
+    LATER = 0  # wait: `turn` is called again when the obstacle is gone
+    TIMED = 1  # call `turn` again when the record is due
     DRAW = 2
 
 
 class AsideIndex:
-    """Of one ownership. A record comes back by position, when nothing older of its key is open and there is room."""
+    """The records of one ownership. They come back by position, when nothing older of their key is open and there is
+    room."""
 
     __slots__ = ("_assigned", "_floor", "_limits", "loading", "parking", "postponed", "shared", "unread")
 
@@ -33,37 +34,37 @@ class AsideIndex:
         self._assigned = assigned
         self._limits = limits
         self._floor = assigned.stored.watermark if assigned.stored else 0
-        self.shared = assigned.shared  # the store delivers its records itself: none is loaded or drawn
+        self.shared = assigned.shared  # the broker delivers the records itself, so none is loaded or drawn
         self.loading = RecordLoading(loaded=assigned.shared)
         self.parking = Parking(limits.max_in_flight_bytes)
         self.postponed: deque[int] = deque()  # records that could be drawn if there were room
-        self.unread: list[int] = []  # a heap: records beyond what was read of the log
+        self.unread: list[int] = []  # a heap: positions of records that the log was not yet read past
 
-    # -- reading them -------------------------------------------------------------------------------------------
+    # -- reading records ----------------------------------------------------------------------------------------
 
     def learn(
         self, record: AsideRecord, at: Instant, *, tries: Tries, cautious: bool, is_open: bool
     ) -> ParkedRecord | None:
-        """A record of a page. Returns it if it was not known before. `is_open`: its event is open in the log too."""
+        """Add a record of a page. Returns it if it was not known. `is_open`: its event is also open in the log."""
         loading, position = self.loading, record.position
         wanted = position in loading.wanted
         parked = self.parking.records.get(position)
         if parked is not None:
             if position in loading.doubted:
                 if position not in loading.asked:
-                    return None  # the page may be older than the doubt
+                    return None  # the page may be older than the operator's move
                 parked.state, parked.due = record.state, self._due(record, at)
             self.parking.refill(parked, record.event, must=wanted)
             return None
         if is_open or (loading.loaded and not wanted):
-            return None  # what is not wanted was done since the page was read
+            return None  # a record that is not wanted was completed since the page was read
         parked = self._parked(record, at, tries, cautious=cautious)
         self.parking.add(parked)
         self.parking.refill(parked, record.event, must=wanted)
         return parked
 
     def page_read(self, last: int | None) -> list[ParkedRecord]:
-        """A page was read up to here; None: there were no more. Returns the records that may have their turn."""
+        """A page was read up to `last`; None: there were no more. Returns the records that may get their turn."""
         loading, turns = self.loading, []
         for position in loading.read_to(last):
             parked = self.parking.records.get(position)
@@ -74,7 +75,7 @@ class AsideIndex:
             if parked is not None and parked.event is not None:
                 loading.forget(position)
                 turns.append(parked)
-            elif position in loading.asked:  # it is not in the store any more
+            elif position in loading.asked:  # the store no longer has it
                 self.forget(position)
                 head = self.parking.head(parked.key if parked is not None else None)
                 turns += [head] if head is not None else []
@@ -98,16 +99,18 @@ class AsideIndex:
         )
 
     def _due(self, record: AsideRecord, at: Instant) -> float:
-        # A clock that was set back makes no wait longer than it was. What died and was moved waits as a person asked.
+        # A wall clock that was set back must not make a wait longer than it was. A dead letter that an operator moved
+        # waits as long as the operator asked.
         longest = record.wait_s
-        if longest is None:  # moved, or of a release that did not write it
+        if longest is None:  # an operator moved it, or an older version of Onward stored it
             longest = self._limits.max_wait_s if record.failure is None else math.inf
         return at.now + min(record.due - at.wall, longest) if record.due is not None else 0.0
 
     # -- whose turn it is ---------------------------------------------------------------------------------------
 
     def turn(self, parked: ParkedRecord, now: float, *, end: int, is_lane_free: bool, has_room: bool) -> RecordTurn:
-        """May this record be drawn? `end`: how far the log was read. Whatever stands in the way will ask again."""
+        """Whether this record may be drawn. `end`: how far the log was read. When the obstacle is gone, this is called
+        again."""
         if not self.loading.loaded or parked.drawn or not parked.stored or parked.state is State.DEAD:
             return RecordTurn.LATER
         if parked.key is not None and (not is_lane_free or self.parking.head(parked.key) is not parked):
@@ -125,7 +128,7 @@ class AsideIndex:
         return RecordTurn.LATER
 
     def passed(self, end: int) -> list[ParkedRecord]:
-        """The log was read up to here. Returns the records that waited for that."""
+        """The log was read up to `end`. Returns the records that waited for that."""
         found = []
         while self.unread and self.unread[0] < end:
             parked = self.parking.records.get(heappop(self.unread))
@@ -133,26 +136,26 @@ class AsideIndex:
         return found
 
     def delivery(self, parked: ParkedRecord, event: Event) -> Delivery:
-        """Of a record that is drawn."""
+        """The delivery of a drawn record."""
         own = self._assigned
         where = (own.partition, parked.position, own.epoch)
         return Delivery(event, *where, parked.tries.failed + 1, own.fence, own.log_id, True)
 
     def heads(self) -> list[ParkedRecord]:
-        """The first record of each key, and all without a key."""
+        """The first record of each key, and all records without a key."""
         return [each for each in self.parking if each.key is None or self.parking.head(each.key) is each]
 
     def next_postponed(self) -> ParkedRecord | None:
         return self.parking.records.get(self.postponed.popleft())
 
-    # -- changing them ------------------------------------------------------------------------------------------
+    # -- changing records ---------------------------------------------------------------------------------------
 
     def move(self, position: int, to: State | None, due: float) -> ParkedRecord | None:
-        """An operator moved or removed a record. Returns it if it may have its turn now, or is to be removed."""
+        """An operator moved or removed a record. Returns it if it may get its turn now, or must be removed."""
         parked, loading = self.parking.records.get(position), self.loading
-        loading.asked.discard(position)  # a page on its way may have been read before this
+        loading.asked.discard(position)  # a page that is on its way may be older than this move
         if parked is None:
-            # What we do not know yet we read; what we were about to read is not there any more.
+            # Read a record that may run now. One that was removed, or is dead now, need not be read.
             (loading.wanted.add if to in (State.WAITING, State.HELD) else loading.forget)(position)
         elif parked.drawn:
             parked.removed = parked.removed or to is None
@@ -166,20 +169,21 @@ class AsideIndex:
         return None
 
     def _doubt(self, parked: ParkedRecord) -> None:
-        """An operator gave it up. A write of ours may come after that, and then it is still ours to run: if the write
-        was answered before we heard of the move, only the store knows."""
+        """An operator made this record a dead letter. A write of ours may have changed it back after that. If so, it
+        must still run. If that write was answered before the move was reported, only the store has the current state,
+        so read the record again."""
         if parked.stored:
             self.parking.drop(parked)
             self.loading.wanted.add(parked.position)
             self.loading.doubted.add(parked.position)
 
     def forget(self, position: int) -> None:
-        """There is no such record any more."""
+        """This record no longer exists."""
         self.loading.forget(position)
         self.parking.remove(position)
 
     def stored(self, parked: ParkedRecord) -> ParkedRecord | None:
-        """What was set aside is in the store. Returns the record that may have its turn now."""
+        """A record that was set aside is now stored. Returns the record that may get its turn."""
         parked.stored = True
         self.parking.shed(parked)
         if self.shared or (parked.state is State.DEAD and self._limits.on_dead == "pass"):

@@ -9,13 +9,13 @@ from onward.flow.limits import Limits
 
 
 def batch_of(holding: Holding, first: Entry, size: int) -> tuple[Delivery, ...]:
-    """One call of a batch handler: events of one partition, each key's in order."""
+    """One call of a batch handler: events of one partition, those of each key in order."""
     events, ready = holding.events, holding.events.lanes.ready
     limit = first.batch_limit or size
     entries = [first, *_followers(holding, first, limit - 1)]
     while len(entries) < limit and ready:
         entry = events.find(ready[0])
-        assert entry is not None, "something was ready that is not open"
+        assert entry is not None, "an event is ready but not open"
         limit = min(limit, entry.batch_limit or limit)
         if _by_itself(entry) or len(entries) >= limit:
             break
@@ -50,5 +50,5 @@ def waits_to_fill(holding: Holding, limits: Limits, now: float) -> bool:
 
 
 def _by_itself(entry: Entry) -> bool:
-    """It cannot join the batch of another event: it has to be looked at first, or waits for its time."""
+    """Whether the event cannot join the batch of another: it may have to run alone, was removed, or is not queued."""
     return entry.cautious or entry.suspect or entry.removed or entry.stage is not QUEUED

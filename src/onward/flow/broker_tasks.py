@@ -1,4 +1,4 @@
-"""What is under way at the broker on behalf of one plane: its settle, and the pages of records that are being read."""
+"""The calls to the broker that are in flight for one plane: its settle, and the pages of records it reads."""
 
 import asyncio
 import logging
@@ -19,8 +19,8 @@ _RETRY_S = 1.0
 
 
 class RetriedCalls:
-    """Calls to the broker that fail just now and are tried again. Each cause is logged once; readiness shows it until
-    the call succeeds."""
+    """Calls to the broker that fail and are tried again. Each cause is logged once; readiness shows it until the call
+    succeeds."""
 
     def __init__(self, name: str) -> None:
         self._name = name  # of the handler
@@ -31,7 +31,7 @@ class RetriedCalls:
         return list(self._failing.values())
 
     def failed(self, what: str, error: BrokerError) -> None:
-        is_lost = isinstance(error, StoreLost)  # no call succeeds any more, so it is logged for all of them
+        is_lost = isinstance(error, StoreLost)  # no call can succeed any more, so log it once for all calls
         known = self._failing.values() if is_lost else [self._failing.get(what)]
         if str(error) not in known:
             tried = "" if is_lost else f"{what} failed, trying again until it succeeds: "
@@ -43,7 +43,7 @@ class RetriedCalls:
 
 
 class BrokerTasks:
-    """`wake` is set whenever the plane has been given an answer."""
+    """Starts the calls and passes the answers to the plane. `wake` is set after each answer."""
 
     def __init__(self, plane: ControlPlane, broker: Broker, handler: Handler, wake: asyncio.Event) -> None:
         self._plane = plane
@@ -53,7 +53,7 @@ class BrokerTasks:
         self._settling: asyncio.Task[None] | None = None
         self._loading: set[asyncio.Task[None]] = set()
         self.retried = RetriedCalls(handler.name)
-        self._refused: dict[Partition, str] = {}  # why records of these cannot be stored just now
+        self._refused: dict[Partition, str] = {}  # why records of these partitions cannot be stored now
 
     @property
     def is_settling(self) -> bool:
@@ -71,14 +71,14 @@ class BrokerTasks:
         task.add_done_callback(self._loading.discard)
 
     async def cancel(self) -> None:
-        """A settle that is cut off here stays `is_settling`."""
+        """Cancel all calls. If a settle was in flight, `is_settling` stays True."""
         for task in (self._settling, *self._loading):
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
 
     async def _settle(self, subscription: Subscription, call: SettleCall) -> None:
-        """Carry one settle through: the same call again and again, until it is answered."""
+        """Repeat the same settle until it is answered."""
         while True:
             try:
                 lost = await subscription.settle(call.progress, aside=call.aside, gone=call.gone)
@@ -100,11 +100,11 @@ class BrokerTasks:
     def _answered(
         self, call: SettleCall, lost: Sequence[Partition], refused: Sequence[Partition] = (), why: str = ""
     ) -> None:
-        """The broker settled it, but for the partitions that are no longer ours and those whose records it refused."""
+        """The broker settled it, except the partitions that are no longer ours and those whose records it refused."""
         handler = self._handler
         self.retried.succeeded("settling")
-        if refused and why not in self._refused.values():  # once for each cause
-            log.error("%s: dead letters cannot be stored; their keys wait: %s", handler.name, why)
+        if refused and why not in self._refused.values():  # log each cause once
+            log.error("%s: waiting, held and dead events cannot be stored; their keys wait: %s", handler.name, why)
         for record in call.aside:
             if record.partition in refused:
                 self._refused[record.partition] = why
@@ -119,7 +119,7 @@ class BrokerTasks:
             handler.inbox.settled(handler.group, settled)
 
     async def _load(self, page: LoadPage) -> None:
-        """Read a page of records; until it is read, what depends on it waits."""
+        """Read a page of records. Retry until it succeeds; the events that depend on it wait."""
         limits, aside = self._plane.limits, self._broker.aside(self._handler.group)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The loop around the control plane: it receives, submits, settles and releases what the plane decides."""
+"""The loop around the control plane: it receives, submits, settles and releases, as the plane decides."""
 
 import asyncio
 import contextlib
@@ -40,17 +40,17 @@ from onward.settings import Settings
 log = logging.getLogger("onward")
 
 _RECEIVE_WAIT_S = 1.0
-_LATER_S = 86_400.0  # a wait that RetryLater asked for is believed up to this when it is read back: clocks are set
+_LATER_S = 86_400.0  # the longest wait of a RetryLater that is believed when it is read back: clocks can be set
 _LAG_EVERY_S = 5.0
-_LOOK_S = 2.0  # how long a look at the other members may delay the start
+_LOOK_S = 2.0  # how long the check of the other members may delay the start
 _PATIENCE_S = 5.0  # beyond the drain's deadline, for the last settle and release
-_SATED_S = 0.2  # how long intake rests at the most when there is enough to do: a revocation must be heard
-_UNSURE_S = 2.0  # a renewal that is late by so much is a trouble
+_SATED_S = 0.2  # the longest pause of intake while there is enough to do; a revocation must still be received
+_UNSURE_S = 2.0  # a renewal that is this late is a trouble
 _UNKNOWN = BrokerLag(None, None)
 
 
 class HandlerSubscription:
-    """The subscription of one handler, and what the broker last said about it."""
+    """The subscription of one handler, and what the broker last reported about it."""
 
     def __init__(self, broker: Broker, handler: Handler, member: str, supervised: Supervised | None) -> None:
         self._broker = broker
@@ -59,11 +59,11 @@ class HandlerSubscription:
         self._supervised = supervised
         self.subscription: Subscription | None = None
         self.sure_until = 0.0
-        self.lost: list[Partition] = []  # not logged yet: the next receive may say why
+        self.lost: list[Partition] = []  # not logged yet: the next receive may raise the reason
         self.undelivered: Mapping[Partition, BrokerLag] = {}
 
     async def join(self) -> Subscription:
-        """BadHandler: a member of the group has another ordering."""
+        """Join the group. Raises BadHandler if a member of it has another ordering."""
         handler = self._handler
         await self._check_ordering()
         self.subscription = await self._broker.subscribe(
@@ -78,14 +78,14 @@ class HandlerSubscription:
 
     async def _check_ordering(self) -> None:
         """Refuse to join members that have another ordering: the order of a key would depend on which member owns its
-        partition. A broker that does not answer prevents nothing."""
+        partition. If the broker does not answer, the check is skipped."""
         handler, before = self._handler, self._supervised
         gone = {before.slot, *before.gone} if before else ()
         try:
             async with asyncio.timeout(_LOOK_S):
                 owners = await self._broker.owners(handler.topic, handler.group)
-        except Exception as error:  # the broker's state is its own matter: joining shows it
-            log.warning("%s: its group cannot be checked for another ordering: %s", handler.name, error)
+        except Exception as error:  # if the broker has a problem, joining will report it
+            log.warning("%s: cannot check whether its group has another ordering: %s", handler.name, error)
             return
         for member in owners:
             if member.ordering not in (None, handler.ordering) and member.name not in gone:
@@ -97,32 +97,33 @@ class HandlerSubscription:
                 )
 
     def troubles(self, *, held: bool) -> Sequence[str]:
-        """`held`: it has partitions."""
+        """Why the broker does not deliver or renew. `held`: this member has partitions."""
         if self.subscription is None:
             return ()
         sure_until = self.subscription.sure_until()
-        unsure_s = now() - sure_until if held and sure_until else 0.0  # 0: a loss is about to be received
-        unsure = f"ownership has not been certain for {unsure_s:.0f} s: the broker does not renew it"
+        unsure_s = now() - sure_until if held and sure_until else 0.0  # sure_until 0: the next receive reports a loss
+        unsure = f"ownership has been uncertain for {unsure_s:.0f} s: the broker does not renew it"
         return (*self.subscription.troubles(), *((unsure,) if unsure_s > _UNSURE_S else ()))
 
     def log_lost(self, error: BrokerError | None = None) -> None:
-        """`error`: of the receive that followed. Where the store or the group is gone, that is the whole story."""
+        """Log the lost partitions. `error`: what the next receive raised. If the store was lost or the group dropped,
+        that error already explains the loss."""
         if self.lost and not isinstance(error, StoreLost | GroupDropped):
             log.warning(
-                "%s: lost %s: another member has taken over, or the broker did not hear from this one",
+                "%s: lost %s: another member has taken over, or this member could not renew its ownership in time",
                 *(self._handler.name, ", ".join(map(str, self.lost))),
             )
         self.lost.clear()
 
     async def ask_lag(self, subscription: Subscription) -> None:
-        """For metrics and readiness: now and then, never for an event."""
+        """Ask the broker for the lag every few seconds, for metrics and readiness."""
         while True:
             try:
                 self.undelivered = await subscription.lag()
             except Closed:
                 return
             except BrokerError as error:
-                log.debug("%s: the broker does not say what is undelivered: %s", self._handler.name, error)
+                log.debug("%s: the broker did not report the undelivered events: %s", self._handler.name, error)
                 self.undelivered = {}
             await asyncio.sleep(_LAG_EVERY_S)
 
@@ -142,7 +143,7 @@ class Consumer:
         quarantine: Quarantine | None = None,
         took: Callable[[Sequence[float]], None] | None = None,
     ) -> None:
-        """`took` gets the seconds that runs took."""
+        """`took` is called with the durations of runs, in seconds."""
         self._engine = engine
         self._handler = handler
         self._settings = settings
@@ -157,7 +158,7 @@ class Consumer:
     async def run(self, subscribed: Callable[[], None] = lambda: None) -> None:
         """Consume until `stop`, then drain, settle, release and leave. Calls `subscribed` once it is a member."""
         subscription = await self._subscribed.join()
-        context.group.set(self._handler.group)  # for what the engine runs
+        context.group.set(self._handler.group)  # the runs of the engine inherit it
         self._engine.start(self._ended, self._may_start_until)
         subscribed()
         receiving = asyncio.create_task(self._receive(subscription))
@@ -183,7 +184,7 @@ class Consumer:
             raise self._engine.failure
 
     def stop(self) -> None:
-        """Take nothing more, let what runs end within `drain_timeout_s`, then leave."""
+        """Stop intake, let running calls end within `drain_timeout_s`, then leave the group."""
         if self._stop_at is None:
             self._stop_at = now() + self._settings.drain_timeout_s
             self._give_up(self.plane.held, self._settings.drain_timeout_s)
@@ -200,18 +201,18 @@ class Consumer:
         return self._outcomes.declined
 
     def lags(self) -> Mapping[Partition, PartitionLag]:
-        """How far behind each partition is that this member has; `broker` as of the last few seconds."""
+        """How far behind each partition of this member is. The `broker` part is up to a few seconds old."""
         undelivered = self._subscribed.undelivered
         found = self.plane.lag(now())
         return {partition: PartitionLag(lag, undelivered.get(partition, _UNKNOWN)) for partition, lag in found.items()}
 
     def behind(self) -> Behind:
-        """How far this member is behind, over all its partitions."""
+        """How far behind this member is, over all its partitions."""
         return total(self.lags().values(), time.time())
 
     @property
     def troubles(self) -> list[str]:
-        """Why events of this member cannot be completed; readiness shows it."""
+        """Why events of this member cannot be completed. Readiness shows these."""
         held = self.plane.held
         tasks, broker = self._tasks.troubles(held), self._subscribed.troubles(held=bool(held))
         return list(dict.fromkeys(filter(None, (*tasks, *broker, self._outcomes.trouble))))
@@ -238,8 +239,8 @@ class Consumer:
                 if actions.undrained:
                     await subscription.release(actions.undrained, drained=False)
         except (BrokerError, TimeoutError):
-            # Ownership ends by itself when it is not renewed, and the next owner starts from what was settled.
-            log.exception("%s: the broker refused to pause, resume or release", self._handler.name)
+            # Without renewal ownership ends by itself, and the next owner starts from the settled progress.
+            log.exception("%s: pausing, resuming or releasing partitions failed", self._handler.name)
 
     def _submit(self, work: Sequence[Work]) -> None:
         fresh, expired = without_expired(work)
@@ -248,7 +249,7 @@ class Consumer:
         self._engine.submit(fresh)
 
     def _may_start_until(self, work: Work) -> float:
-        """Until when the work is ours for certain: it may wait in the engine while time passes."""
+        """Until when the work is certainly ours. The engine asks again when it starts work that has waited."""
         first = work if isinstance(work, Delivery) else work[0]
         return self._subscribed.sure_until if self.plane.may_start(first) else 0.0
 
@@ -256,9 +257,9 @@ class Consumer:
         self.plane.completed(self._outcomes.of(results), instant())
         self._wake.set()
         if self._engine.failure is not None:
-            self.stop()  # whatever it is given now comes back untouched
+            self.stop()  # the engine now returns all work as cancelled
 
-    # -- what the broker says -----------------------------------------------------------------------------------
+    # -- what the broker reports --------------------------------------------------------------------------------
 
     async def _receive(self, subscription: Subscription) -> None:
         settings = self._settings
@@ -271,7 +272,7 @@ class Consumer:
                 return
             except GroupDropped as error:
                 self._subscribed.log_lost(error)
-                raise  # trying again would change nothing: the application ends and says so
+                raise  # a retry would not help: the application ends with this error
             except BrokerError as error:
                 self._subscribed.log_lost(error)
                 self._tasks.retried.failed("receiving", error)
@@ -282,10 +283,10 @@ class Consumer:
             if messages:
                 self._take(messages)
                 self._wake.set()
-                await asyncio.sleep(0)  # a broker that has more at hand would keep the plane from its turn
+                await asyncio.sleep(0)  # let the plane tick, also if the broker always has more messages ready
 
     async def _appetite(self) -> bool:
-        """Is there room for more? What is read ahead of its turn fills memory; other messages are received anyway."""
+        """Whether to receive more events: those read too early only fill memory. Other messages are always received."""
         if not self._hungry.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SATED_S):
@@ -301,16 +302,16 @@ class Consumer:
             if batch:
                 self.plane.delivered(batch, instant())
                 batch = []
-            self._heed(message)
+            self._apply(message)
         if batch:
             self.plane.delivered(batch, instant())
 
-    def _heed(self, message: Message) -> None:
+    def _apply(self, message: Message) -> None:
         plane = self.plane
         match message:
             case Assigned():
                 plane.assigned(message)
-                if self._stop_at is not None:  # it was on its way when we decided to leave
+                if self._stop_at is not None:  # the assignment was on its way when we decided to leave
                     self._give_up([message.partition], 0.0)
             case Reached():
                 plane.reached(message.partition, message.epoch, message.position, instant())
@@ -337,11 +338,11 @@ class Consumer:
         return (not self.plane.held and not self._tasks.is_settling) or now() >= self._stop_at + _PATIENCE_S
 
     def _left_s(self) -> float | None:
-        """The time left for the last settle and release; None: it does not stop."""
+        """The time left for the last settle and release; None: the consumer is not stopping."""
         return None if self._stop_at is None else max(0.0, self._stop_at + _PATIENCE_S - now())
 
     async def _sleep(self, wake_at: float | None) -> None:
-        """Until something happened, or the plane's next deadline, or the end of our patience with a stop."""
+        """Sleep until something happens, until the plane's next deadline, or until a stop has taken too long."""
         timer = None
         if self._stop_at is not None:
             wake_at = min(wake_at or math.inf, self._stop_at + _PATIENCE_S)
@@ -363,12 +364,12 @@ class Consumer:
         await self._tasks.cancel()
         if self._tasks.is_settling:
             log.warning(
-                "%s: the broker did not answer: the last progress is not stored, what was done since will be repeated",
+                "%s: the broker did not answer the last settle; events done since the one before will run again",
                 self._handler.name,
             )
         if self.plane.running:
             log.warning(
-                "%s: %d calls are cut off, no attempt charged; the next owner runs their events again",
+                "%s: %d running calls are cancelled, no attempt is charged; the next owner runs their events again",
                 *(self._handler.name, self.plane.running),
             )
         await self._engine.close()

@@ -1,4 +1,5 @@
-"""Which events start: each partition in turn gets a share of the free slots, and its oldest events go first. Pure."""
+"""Chooses the events that start. Each partition in turn gets a share of the free slots; its oldest events go first.
+Pure."""
 
 from collections.abc import Sequence
 from heapq import heappop
@@ -25,13 +26,13 @@ class Dispatch:
         self._counts = counts
         self._lone = lone
         self._settling = settling
-        self._marks = False  # some may wait for their start to be recorded
+        self._marks = False  # some events may wait for their start to be recorded
         self.running = 0  # calls of the handler
-        self.ready: dict[Holding, None] = {}  # those with something ready, in turn
+        self.ready: dict[Holding, None] = {}  # the partitions with ready events, in the order of their turns
         self.accused: list[Accused] = []  # since the last `take_accused`
 
     def free(self, entry: Entry) -> int:
-        """The run of an event has ended: free its slot, if it was the last of its call. Returns the call's size."""
+        """The run of an event has ended: free its slot, if no other event of its call runs. Returns the call's size."""
         if entry is self._lone.entry:
             self._lone.entry = None
         call, entry.call = entry.call, None
@@ -44,7 +45,7 @@ class Dispatch:
         return call.size
 
     def take_accused(self) -> Sequence[Accused]:
-        """Those that are new since the last call."""
+        """The events accused since the last call of this method."""
         if not self.accused:
             return ()
         accused, self.accused = self.accused, []
@@ -61,11 +62,11 @@ class Dispatch:
             if lone.entry is not None or lone.suspects:
                 return started
         if lone.ended is not None:
-            return work  # what starts before that is recorded would be taken for innocent in a crash
+            return work  # until that end is recorded, a crash would be blamed on the lone run, not on what starts now
         self._fill(work, at)
         if lone.suspects:
             lone.quarantine.ask(lone)
-            self._start_alone(at.now)  # when nothing runs, nothing else would call for it
+            self._start_alone(at.now)  # if nothing runs, no completion would trigger the next tick
         return work
 
     def _fill(self, work: list[Work], at: Instant) -> None:
@@ -84,18 +85,20 @@ class Dispatch:
             waiting = [holding for holding in turns if holding.events.lanes.ready]
             due = self._due(waiting, at.now)
         self.ready.clear()
-        if waiting:  # a partition that was served comes after those that were not
+        if waiting:  # partitions that got a slot go behind those that did not
             self.ready = dict.fromkeys([h for h in waiting if h not in served] + [h for h in waiting if h in served])
 
     def _due(self, ready: list[Holding], now: float) -> list[Holding]:
-        """Of those that have something to start: of a batch handler, those whose batch is full or has waited enough."""
+        """The partitions that may start something now. For a batch handler: those whose batch is full or has waited
+        `batch_wait_s`."""
         limits = self._limits
         if not limits.batch_wait_s:
             return ready
         return [each for each in ready if not waits_to_fill(each, limits, now)]
 
     def _take(self, holding: Holding, slots: int, work: list[Work], at: Instant) -> int:
-        """Start up to `slots` calls of one partition; what must be marked, or run alone, is put aside for that."""
+        """Start up to `slots` calls of one partition. Returns how many slots it used. Events that must be marked, or
+        must run alone, are queued for that."""
         limits, events = self._limits, holding.events
         opened, drawn, ready = events.tracker.open, events.drawn, events.lanes.ready
         batch_size, batch_wait_s = limits.batch_size, limits.batch_wait_s
@@ -124,7 +127,7 @@ class Dispatch:
         return used
 
     def _is_cleared(self, holding: Holding, entry: Entry, at: Instant) -> bool:
-        """Nothing stands in the way of its start. Else it is put aside for what it has to wait for."""
+        """Whether an event may start at once. If not, it is given up, or queued for what it has to wait for."""
         if entry.tries.crashes >= self._limits.crash_limit:
             self._crashed(holding, entry, at)
         elif entry.parked is not None and holding.pending.refusing and not entry.marked:
@@ -132,7 +135,7 @@ class Dispatch:
         elif entry.suspect:
             self._lone.suspect(holding, entry)
             self.accused.append(Accused(entry.delivery, entry.tries.crashes))
-        elif not entry.marked:  # it has its slot from here on: what cannot run yet would be suspected in vain
+        elif not entry.marked:  # it takes its slot now: an event marked long before it runs would be suspected wrongly
             holding.mark(entry, AMONG_OTHERS)
             self._marks = True
             self._settling.press(holding)
@@ -141,13 +144,13 @@ class Dispatch:
         return False
 
     def _marking(self) -> int:
-        """Slots of those that run as soon as their start is recorded."""
+        """The slots of events that run as soon as their start is recorded."""
         marking = self._settling.marking()
         self._marks = marking > 0
         return marking
 
     def _start_alone(self, now: float) -> list[Work]:
-        """One charged with a crash runs alone."""
+        """Start the next suspect alone, if it may run now."""
         found = self._lone.start(self.running, now)
         self._marks = True
         if found is None:
@@ -165,7 +168,7 @@ class Dispatch:
         failure = Failure(
             reason="crashed",
             error="WorkerDied",
-            message=f"the process died {crashes} times while this event ran alone",
+            message=f"its process died {crashes} times while this event ran alone",
             traceback="",
             handler=self._limits.handler,
             attempts=entry.delivery.attempt,

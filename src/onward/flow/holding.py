@@ -1,6 +1,6 @@
-"""One partition as this process knows it: what is open, what runs, what stands aside. Pure.
+"""One partition in this process: which events are open, which run, which are stored aside. Pure.
 
-`intake.py` takes deliveries and records in, `settling.py` settles what has become of them.
+`intake.py` adds deliveries and records to it, `settling.py` settles what has changed.
 """
 
 from heapq import heappop, heappush
@@ -20,7 +20,7 @@ from onward.flow.tracker import Tracker
 
 
 class Holding:
-    """Its lanes outlive an ownership; everything else belongs to the current one (`epoch`; None: there is none)."""
+    """The lanes outlive an ownership; everything else belongs to the current one (`epoch`; None: there is none)."""
 
     def __init__(self, partition: Partition, limits: Limits) -> None:
         self.partition = partition
@@ -30,7 +30,7 @@ class Holding:
         self.epoch: int | None = None
 
     def begin(self, assigned: Assigned | None) -> None:
-        """Start an ownership, or (None) stand without one."""
+        """End the current ownership, and start a new one if `assigned` is not None."""
         if self.epoch is not None:
             for entry in self.events:
                 if entry.stage is RUNNING:
@@ -47,19 +47,19 @@ class Holding:
         self.events = OpenEvents(lanes, Tracker(assigned.stored))
         self.blame = Blame(assigned, self.limits.max_in_flight)
         self.pending = PendingRecords(assigned, self.limits.group)
-        self.pending.dirty = bool(self.blame.tries)  # they may be charged with a crash now
+        self.pending.dirty = bool(self.blame.tries)  # some may just have been charged with a crash
         self.aside = AsideIndex(assigned, self.limits)
         self.paused = False
         self.release_at: float | None = None
 
     def key(self, entry: Entry) -> str | None:
-        """What its records are parked by."""
+        """The key that its record parks; None: it parks no key."""
         return entry.delivery.event.key if self.limits.ordering == "key" else None
 
     # -- outcomes -----------------------------------------------------------------------------------------------
 
     def done(self, entry: Entry, now: float) -> None:
-        """An event has left the flow: free its room and let the next of its lane go."""
+        """An event is done: free its memory and let the next of its lane run."""
         events, pending, aside = self.events, self.pending, self.aside
         pending.dirty = True
         if entry.parked is not None:
@@ -79,7 +79,7 @@ class Holding:
             self._draw_postponed(now)
 
     def _done_with(self, entry: Entry, parked: ParkedRecord, now: float) -> None:
-        """A drawn event has been handled: its record is of no use any more."""
+        """A drawn event has been handled: remove its record."""
         self.pending.remove(parked.id, parked.key)
         self.pending.leaving.pop(parked.position, None)
         self.aside.parking.remove(parked.position)
@@ -87,7 +87,7 @@ class Holding:
         self.advance(parked.key, now)
 
     def failed(self, entry: Entry, again: Again, at: Instant) -> None:
-        """To be tried again: in place when that is soon, out of the flow when it is not."""
+        """An attempt failed. If the retry is due soon, the event waits in memory, otherwise in the aside."""
         if entry.removed:
             self.done(entry, at.now)
             return
@@ -118,8 +118,8 @@ class Holding:
         return (wait_s <= limits.park_after_s and self.events.delayed < limits.max_delayed) or full
 
     def dead(self, entry: Entry, failure: Failure, at: Instant) -> None:
-        """Given up. The lane stays blocked until the letter is stored: a successor that completed first would be an
-        inversion if this process died in between and the event ran again."""
+        """The event is given up. Its lane stays blocked until the dead letter is stored. Otherwise a successor could
+        complete first, and if this process died then, the event would run again after its successor."""
         if entry.removed:
             self.done(entry, at.now)
             return
@@ -136,7 +136,7 @@ class Holding:
             self.pending.send(self.pending.record(entry, State.DEAD, None, failure), entry, None)
 
     def back(self, entry: Entry, *, batch_limit: int = 0, due: float = 0.0) -> None:
-        """It did not run to its end, through no fault of its own: it may run again, not before `due`."""
+        """The run did not finish, through no fault of the event. The event may run again, not before `due`."""
         entry.batch_limit = batch_limit
         self.unmark(entry)
         if due:
@@ -145,13 +145,13 @@ class Holding:
             self.events.lanes.again(entry)
 
     def wake(self, now: float) -> None:
-        """What has waited long enough: delayed events run again, records have their turn."""
+        """Handle the timers that are due: delayed events run again, records get their turn."""
         events, records = self.events, self.aside.parking.records
         while events.timers and events.timers[0][0] <= now:
             due, position = heappop(events.timers)
             entry = events.find(position)
             if entry is not None and entry.stage is DELAYED:
-                if entry.due <= due:  # else it is the timer of an earlier wait
+                if entry.due <= due:  # otherwise this is the timer of an earlier wait
                     events.delayed -= 1
                     events.lanes.again(entry)
             elif (parked := records.get(position)) is not None and parked.due <= due:
@@ -160,18 +160,18 @@ class Holding:
     # -- into the aside -----------------------------------------------------------------------------------------
 
     def _park(self, entry: Entry, state: State, due: float, at: Instant, failure: Failure | None = None) -> None:
-        """Set an event aside, and its successors behind it."""
+        """Set aside an event and its successors in the lane."""
         successors = self.events.lanes.cut(entry)
         self.set_aside(entry, state, due, at if state is State.WAITING else None, failure)
         for successor in successors:
             self.set_aside(successor, State.HELD)
         self.events.lanes.leave(entry)
-        self.advance(self.key(entry), at.now)  # an older record may have come back meanwhile
+        self.advance(self.key(entry), at.now)  # an operator may have replayed an older record meanwhile
 
     def set_aside(
         self, entry: Entry, state: State, due: float = 0.0, at: Instant | None = None, failure: Failure | None = None
     ) -> None:
-        """An event of the log becomes a record; it stays open until that is stored."""
+        """Turn an event of the log into a record. The event stays open until the record is stored."""
         entry.stage = LEAVING
         wait_s = due - at.now if at is not None else 0.0
         wall = at.wall + wait_s if at is not None else None
@@ -202,7 +202,7 @@ class Holding:
         at: Instant,
         failure: Failure | None = None,
     ) -> None:
-        """A drawn event has failed: it goes back to its record, and others of its key may have their turn."""
+        """A drawn event has failed: it goes back into the aside, and other records of its key may get their turn."""
         self._rewrite(entry, parked, state, due, at, failure)
         self._undraw(entry, parked, at.now)
         self.advance(parked.key, at.now)
@@ -216,7 +216,7 @@ class Holding:
         at: Instant,
         failure: Failure | None = None,
     ) -> None:
-        """The record of a drawn event changes."""
+        """Store a new version of a drawn event's record."""
         parked.state, parked.due, parked.tries, parked.stored = state, due, entry.tries, False
         parked.failure = failure.brief() if failure else entry.failure
         wait_s = due - at.now
@@ -226,7 +226,8 @@ class Holding:
         self.pending.send(record, None, parked)
 
     def withdraw(self, entry: Entry, at: Instant) -> None:
-        """Out of its lane into the aside, with the rest of its delay: an older record of its key goes before it."""
+        """Move an event from its lane into the aside, because an older record of its key must run first. A delayed
+        event keeps the rest of its delay."""
         state, due = State.HELD, 0.0
         if entry.stage is DELAYED:
             state, due = State.WAITING, entry.due
@@ -240,24 +241,24 @@ class Holding:
         self._undraw(entry, entry.parked, at.now)
 
     def remove(self, parked: ParkedRecord, now: float) -> None:
-        """An operator removed the record. A write of ours may be on its way: it must not bring the record back."""
+        """An operator removed the record. If we are just writing it, that write must not restore it."""
         leaving = self.pending.leaving.pop(parked.position, None)
         self.pending.remove(parked.id, parked.key)
         self.aside.forget(parked.position)
         self.advance(parked.key, now)
         if leaving is not None and leaving.entry is not None and parked.position in self.events.tracker.open:
-            self.done(leaving.entry, now)  # else its record goes with the settle in flight
+            self.done(leaving.entry, now)  # otherwise the settle in flight carries its record and completes it
 
     # -- out of the aside ---------------------------------------------------------------------------------------
 
     def advance(self, key: str | None, now: float) -> None:
-        """The lane of a key may be free: if records of it wait, the next has its turn."""
+        """The lane of a key may be free: if the key has records, the next one gets its turn."""
         parked = self.aside.parking.head(key)
         if parked is not None:
             self.turn(parked, now)
 
     def turn(self, parked: ParkedRecord, now: float) -> None:
-        """Draw a record into its lane if nothing stands in its way."""
+        """Draw a record into its lane, if it may run now."""
         events = self.events
         turn = self.aside.turn(
             parked,
@@ -292,42 +293,45 @@ class Holding:
             if parked is not None:
                 self.turn(parked, now)
 
-    # -- starts that are recorded -------------------------------------------------------------------------------
+    # -- recording starts ---------------------------------------------------------------------------------------
 
     def mark(self, entry: Entry, started: int) -> None:
-        """Record its start before it runs, so that a crash can be blamed on it."""
+        """Record the start of an event before it runs, so that a crash can be blamed on it."""
         self.blame.mark(entry, started)
         self._note_tries(entry)
         if entry.parked is None and self.blame.unclean:
-            # A broker that stores records before progress may have a letter of what is open again: not dead any more.
+            # A broker that stores records before progress may have stored a dead letter of this event before the
+            # crash. The event is open again, so the letter is wrong.
             self.pending.remove(self.pending.id_at(entry.delivery.position), None)
 
     def unmark(self, entry: Entry) -> None:
-        """It does not run after all."""
+        """Take back the recorded start: the event does not run now."""
         if self.blame.unmark(entry):
             self._note_tries(entry)
 
     def disown(self) -> None:
-        """It is given up while events run. They may end well, so the next owner must not take this for a crash."""
+        """The partition is released while events run. They may end well, so the next owner must not blame a crash on
+        them."""
         for entry in self.events:
             if entry.stage is RUNNING and entry.marked:
                 self.unmark(entry)
 
     def shelve(self, entry: Entry) -> None:
-        """Its start is to be recorded where nothing can be stored now: it waits, and nothing waits for it."""
+        """The start of this event cannot be recorded while the store refuses records. It waits, and other events do not
+        wait for it."""
         if self.blame.marking.pop(entry.delivery.position, None) is not None:
             self.unmark(entry)
         entry.stage = QUEUED
         self.pending.shelved[entry.delivery.position] = entry
 
     def unshelve(self) -> None:
-        """The store takes records again."""
+        """The store accepts records again: the shelved events may run."""
         shelved, self.pending.shelved = self.pending.shelved, {}
         for entry in shelved.values():
             self.events.lanes.again(entry)
 
     def _note_tries(self, entry: Entry) -> None:
-        """Tries travel with the progress; those of a drawn event in its record."""
+        """Store an event's tries with the next settle: with the progress, or for a drawn event in its record."""
         self.pending.dirty = True
         if entry.parked is None:
             self.blame.tries[entry.delivery.position] = entry.tries

@@ -1,4 +1,4 @@
-"""What a partition takes in: deliveries, records read from the store, and what operators did to those. Pure."""
+"""Adds to a partition: deliveries, records read from the store, and records that operators moved or removed. Pure."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ _NO_LIMIT = 1 << 62
 
 
 def take(holding: Holding, batch: Sequence[Delivery], start: int) -> tuple[int, int, int]:
-    """Deliveries of this ownership, from `start` on until one of another comes.
+    """Add the deliveries from `start` on, up to the first one of another ownership.
 
-    Returns where that is, how many were done already, and how many are of a type that the handler does not take.
+    Returns the index of that one, how many were already done, and how many have a type that the handler filters out.
     """
     if not holding.aside.loading.loaded:
         return _take_early(holding, batch, start), 0, 0
@@ -43,7 +43,7 @@ def take(holding: Holding, batch: Sequence[Delivery], start: int) -> tuple[int, 
 
 
 def _take_early(holding: Holding, batch: Sequence[Delivery], start: int) -> int:
-    """The records of the aside are not known yet."""
+    """Queue deliveries until the records of the aside are loaded."""
     events = holding.events
     for stop in range(start, len(batch)):
         delivery = batch[stop]
@@ -55,7 +55,7 @@ def _take_early(holding: Holding, batch: Sequence[Delivery], start: int) -> int:
 
 
 def _admit(holding: Holding, entries: Sequence[Entry]) -> tuple[Sequence[Entry], int]:
-    """Those that are to run, and how many of the others are done now because the handler does not take their type."""
+    """The entries that should run, and how many of the others are done because the handler filters out their type."""
     tracker, records, wants = holding.events.tracker, holding.aside.parking.records, holding.limits.wants
     if not records and wants is None:
         return tracker.add_all(entries), 0
@@ -64,7 +64,7 @@ def _admit(holding: Holding, entries: Sequence[Entry]) -> tuple[Sequence[Entry],
     for entry in entries:
         position = entry.delivery.position
         if position in records:
-            tracker.pass_over(position)  # a record stands for it: it is done with that
+            tracker.pass_over(position)  # the aside has a record of this event, so it is done in the log
         elif wants is not None and not wants(entry.delivery.event.type):
             filtered += tracker.pass_over(position)
         elif tracker.add(position, entry):
@@ -73,7 +73,7 @@ def _admit(holding: Holding, entries: Sequence[Entry]) -> tuple[Sequence[Entry],
 
 
 def _line_up(holding: Holding, entries: Sequence[Entry]) -> None:
-    """Into their lanes, as long as nothing stands aside that they might overtake."""
+    """Queue events in their lanes, or in the aside behind records that they must not overtake."""
     count = 0
     if not holding.aside.parking.records and not holding.pending.gone:
         count = holding.events.lanes.add_all(entries, holding.limits.share)
@@ -83,10 +83,10 @@ def _line_up(holding: Holding, entries: Sequence[Entry]) -> None:
 
 
 def _line_up_behind(holding: Holding, entry: Entry) -> None:
-    """Into its lane, or into the aside behind the records of its key.
+    """Queue an event in its lane, or in the aside behind the records of its key.
 
-    A key is parked until the store has removed its last record: an event that was settled before that would be
-    overtaken by it if we died in between.
+    A key stays parked until the store has removed its last record. If a later event of the key were settled before, and
+    this process died, the record would run again after that event.
     """
     parking, key, limits = holding.aside.parking, holding.key(entry), holding.limits
     head = parking.head(key)
@@ -99,9 +99,9 @@ def _line_up_behind(holding: Holding, entry: Entry) -> None:
 
 
 def reach(holding: Holding, position: int, now: float) -> None:
-    """The log was read up to here; what was not delivered below is a hole."""
+    """The log was read up to this position. Lower positions that were not delivered are holes."""
     events = holding.events
-    if not holding.aside.loading.loaded:  # what was delivered below has not been taken yet
+    if not holding.aside.loading.loaded:  # lower deliveries are still in the backlog
         events.before_load.reached = max(events.before_load.reached, position)
     elif position > events.tracker.end:
         events.tracker.reached(position)
@@ -110,14 +110,14 @@ def reach(holding: Holding, position: int, now: float) -> None:
 
 
 def read_past(holding: Holding, now: float) -> None:
-    """The log was read further: records below its end may have their turn."""
+    """The log was read further: records below its end may get their turn."""
     for parked in holding.aside.passed(holding.events.tracker.end):
         holding.turn(parked, now)
 
 
 def load(holding: Holding, records: Sequence[AsideRecord], at: Instant) -> tuple[int, int]:
-    """A page of records, as it was asked for. Returns, of the deliveries that waited for it, how many were done already
-    and how many are of a type that the handler does not take."""
+    """Add a page of records. Of the deliveries that waited for it, returns how many were already done, and how many
+    have a type that the handler filters out."""
     loading = holding.aside.loading
     known = loading.loaded
     for record in records:
@@ -138,17 +138,17 @@ def _learn(holding: Holding, record: AsideRecord, at: Instant) -> None:
 
 
 def _insert(holding: Holding, parked: ParkedRecord, at: Instant) -> None:
-    """A record that came back into the flow: what is newer and waits in memory follows it into the aside."""
+    """A record came back into the flow. Newer events of its key that wait in memory go into the aside behind it."""
     if parked.key is None:
         holding.turn(parked, at.now)
         return
     for entry in holding.events.lanes.withdraw(parked.key, parked.position):
         holding.withdraw(entry, at)
-    holding.advance(parked.key, at.now)  # that may be an older one: its lane may be free by this
+    holding.advance(parked.key, at.now)  # the lane may be empty now; the next record may be an older one
 
 
 def _open_gate(holding: Holding, now: float) -> tuple[int, int]:
-    """All records are known: take what came meanwhile, and let the records have their turns."""
+    """All records are loaded: add what arrived meanwhile, and let the records have their turns."""
     events = holding.events
     early, events.before_load = events.before_load, BeforeLoad()
     events.bytes = 0
@@ -173,7 +173,7 @@ def move(holding: Holding, position: int, to: State | None, due: float, now: flo
     if not aside.loading.loaded:
         holding.events.before_load.moved.append((position, to, due))
         return
-    if holding.pending.is_removing(position):  # whatever it was moved to, it will not be there
+    if holding.pending.is_removing(position):  # the move does not matter: the next settle removes the record
         aside.loading.forget(position)
         return
     parked = aside.move(position, to, due)

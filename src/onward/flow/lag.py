@@ -1,4 +1,4 @@
-"""How far behind a partition is, here and at the broker, and what holds it up."""
+"""How far behind a partition is, here and at the broker, and which event blocks it."""
 
 from collections.abc import Iterable
 
@@ -17,13 +17,13 @@ class Blocking(msgspec.Struct, frozen=True):
     position: int
     key: str | None
     state: str  # queued, running, delayed, marking, leaving; loading: the partition's records are not read yet
-    for_s: float  # since the watermark last moved, or since it is open
+    for_s: float  # since the watermark last moved, or since the event is open
     published: float  # Unix time of its event; 0: unknown
     attempt: int
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """What this process has of a partition and has not finished; `gap`: done, but above the watermark."""
+    """The events of a partition that this process has not finished. `gap`: done, but above the watermark."""
 
     queued: int
     running: int
@@ -32,7 +32,7 @@ class Lag(msgspec.Struct, frozen=True):
     parked_keys: int
     gap: int
     blocking: Blocking | None
-    paused_by: str | None = None  # the limit that is full; None: it is not paused
+    paused_by: str | None = None  # the limit that is full; None: the partition is not paused
 
     @property
     def open(self) -> int:
@@ -53,13 +53,13 @@ class PartitionLag(msgspec.Struct, frozen=True):
 
 
 class Behind(msgspec.Struct, frozen=True):
-    """How far a handler is behind, over all partitions that this process has. Unknown is None, never 0."""
+    """How far behind a handler is, over all partitions that this process has. Unknown is None, never 0."""
 
     undelivered: int | None
-    undelivered_oldest_s: float | None  # since it was published
+    undelivered_oldest_s: float | None  # age since it was published
     open: int
-    oldest_open_s: float | None  # since it was published, of those that block; None: nothing is open
-    blocked_s: float  # the longest that a watermark has not moved although something is open
+    oldest_open_s: float | None  # age since publication of the oldest blocking event; None: nothing is open
+    blocked_s: float  # the longest time that a watermark has not moved although an event is open
     gap: int
     delayed: int
     parked: int

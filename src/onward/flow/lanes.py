@@ -1,4 +1,4 @@
-"""What may run now: one event of a lane at a time, oldest first."""
+"""Decides which events may run now: one event of a lane at a time, oldest first."""
 
 from collections import deque
 from collections.abc import Hashable, Sequence
@@ -14,10 +14,10 @@ _WHOLE = object()  # the lane that is the whole partition
 class Lanes:
     """Pure. The lanes of one partition, over all its ownerships in this process.
 
-    A lane is a queue whose head is ready, running, delayed, marking or leaving; a lane exists while it has a head.
-    Most have no more than that: a queue of one is the event itself, and costs nothing.
+    A lane is a queue whose head is ready, running, delayed, marking or leaving. It exists while it has a head. Most
+    lanes have only a head, so a lane of one event is stored as the event itself, without a queue.
     Events without a key, and all events under ordering "none", have no lane and are ready at once. `ready` is a
-    heap of positions: the oldest runs first, so what blocks the watermark never waits behind what does not.
+    heap of positions: the oldest runs first, so the event that blocks the watermark never waits behind another.
     """
 
     __slots__ = ("_by_key", "_lanes", "_ordering", "ready")
@@ -40,11 +40,11 @@ class Lanes:
         return _WHOLE if self._ordering == "partition" else None
 
     def add(self, entry: Entry, share: int) -> bool:
-        """Queue an event at the end of its lane. False: the lane has its share already, and it was not queued."""
+        """Queue an event at the end of its lane. False: the lane is full, and the event was not queued."""
         return self.add_all((entry,), share) == 1
 
     def add_all(self, entries: Sequence[Entry], share: int) -> int:
-        """`add` for many, up to the first that is not queued. Returns how many were."""
+        """`add` for many events, up to the first that is not queued. Returns how many were queued."""
         lanes, ready, by_key = self._lanes, self.ready, self._by_key
         for count, entry in enumerate(entries):
             name = entry.delivery.event.key if by_key else self.name(entry)
@@ -62,20 +62,20 @@ class Lanes:
         return len(entries)
 
     def again(self, entry: Entry) -> None:
-        """An event may run once more. Only the head of its lane becomes ready by it."""
+        """An event may run again. It becomes ready if it is the head of its lane."""
         entry.stage = QUEUED
         name = self.name(entry)
         if name is None or self.head(name) is entry:
             heappush(self.ready, entry.delivery.position)
 
     def followers(self, entry: Entry, count: int) -> list[Entry]:
-        """Up to `count` events that stand right behind this head."""
+        """Up to `count` events right behind this head."""
         name = self.name(entry)
         lane = self._queue(name)
         return list(islice(lane, 1, 1 + count)) if lane is not None and count > 0 else []
 
     def leave(self, entry: Entry) -> bool:
-        """This event has ended: the next of its lane becomes ready. True: its lane is empty now."""
+        """Take an event out of its lane; the next one becomes ready. True: the lane is empty now."""
         name = entry.delivery.event.key if self._by_key else self.name(entry)
         lane = self._lanes.get(name) if name is not None else None
         if lane is entry:
@@ -91,13 +91,13 @@ class Lanes:
         if not lane:
             del self._lanes[name]
             return True
-        if lane[0].stage is QUEUED:  # in a batch it may be running already
+        if lane[0].stage is QUEUED:  # in a batch it may already be running
             heappush(self.ready, lane[0].delivery.position)
         return False
 
     @staticmethod
     def _leave_batch(lane: deque[Entry], entry: Entry) -> None:
-        """Of a batch, one that is not the head may end first."""
+        """Take out an event that is not the head: in a batch it may end before the head."""
         for index, each in enumerate(lane):
             if each is entry:
                 del lane[index]
@@ -106,7 +106,7 @@ class Lanes:
                 return
 
     def cut(self, entry: Entry) -> list[Entry]:
-        """Take everything behind this head out of its lane, in order; what runs with it stays."""
+        """Take everything behind this head out of its lane, in order. Events that run in the same batch stay."""
         name = self.name(entry)
         lane = self._queue(name)
         if lane is None or lane[0] is not entry:
@@ -120,7 +120,7 @@ class Lanes:
         return rest
 
     def withdraw(self, name: Hashable, after: int) -> list[Entry]:
-        """Take everything above this position out of a lane, in order; what runs, or is about to, stays."""
+        """Take everything above this position out of a lane, in order. Events that run, or are about to run, stay."""
         lane = self._queue(name)
         if lane is None:
             return []
@@ -134,7 +134,7 @@ class Lanes:
         return rest
 
     def insert(self, entry: Entry) -> None:
-        """Queue an event before those of its lane that are newer and wait."""
+        """Queue an event before the newer events of its lane that wait."""
         name = self.name(entry)
         lane = self._queue(name) or deque()
         if name is not None:
@@ -148,7 +148,7 @@ class Lanes:
         lane.insert(place, entry)
 
     def _unready(self, entry: Entry) -> None:
-        """It is no longer the head of its lane. This is rare: an operator has replayed a record."""
+        """This event is no longer the head of its lane. That is rare: an operator has replayed a record."""
         if entry.delivery.position in self.ready:
             self.ready.remove(entry.delivery.position)
             heapify(self.ready)
@@ -158,7 +158,7 @@ class Lanes:
         return lane[0] if isinstance(lane, deque) else lane
 
     def _queue(self, name: Hashable | None) -> deque[Entry] | None:
-        """The lane as a queue, if there is one event in it too."""
+        """The lane as a queue, also if it has only one event. None: there is no such lane."""
         lane = self._lanes.get(name) if name is not None else None
         return lane if lane is None or isinstance(lane, deque) else self._queued(name, lane)
 
@@ -167,9 +167,9 @@ class Lanes:
         return queue
 
     def abandon(self) -> None:
-        """Ownership has ended: forget all but what still runs.
+        """Ownership has ended: forget all events except those that still run.
 
-        Those lanes stay busy, so that a later ownership in this process does not run a key twice at once.
+        Their lanes stay busy, so that a later ownership in this process does not run two events of a key at once.
         """
         self.ready.clear()
         running: dict[Hashable, deque[Entry] | Entry] = {}
@@ -181,5 +181,5 @@ class Lanes:
 
 
 def _waits(entry: Entry) -> bool:
-    """For its turn, a slot or its time: no engine has it yet."""
+    """Whether the event waits for its turn, a slot or its retry. No engine has it yet."""
     return entry.stage is QUEUED or entry.stage is DELAYED

@@ -1,4 +1,4 @@
-"""The lone runs of one plane: which events wait for one, which has it, whose end is not recorded yet. Pure."""
+"""The lone runs of one plane: which events wait for one, which one runs, and whose end is not recorded yet. Pure."""
 
 from collections import deque
 from collections.abc import Container
@@ -12,8 +12,8 @@ from onward.flow.settling import Settling
 
 
 class LoneRuns:
-    """What was running in a crash runs with nothing beside it: first everything else ends, then its start is
-    recorded, then it runs, then its end is recorded."""
+    """An event that was running in a crash runs alone. First everything else ends, then its start is recorded, then it
+    runs, then its end is recorded."""
 
     __slots__ = ("_recording", "_settling", "ended", "entry", "holding", "quarantine", "suspects")
 
@@ -22,30 +22,31 @@ class LoneRuns:
         self._settling = settling
         self.suspects: deque[tuple[Holding, int, Entry]] = deque()
         self.holding: Holding | None = None
-        self.entry: Entry | None = None  # runs, or is about to run, with nothing beside it
-        self.ended: tuple[Holding, int] | None = None  # the last of those, until its end is recorded
-        self._recording: tuple[Holding, int] | None = None  # the one whose end goes with the settle in flight
+        self.entry: Entry | None = None  # runs alone, or is about to
+        self.ended: tuple[Holding, int] | None = None  # the last lone run, until its end is recorded
+        self._recording: tuple[Holding, int] | None = None  # the lone run whose end the settle in flight records
 
     @property
     def is_wanted(self) -> bool:
         return bool(self.entry is not None or self.suspects or self.ended is not None)
 
     def is_calm(self) -> bool:
-        """No plane of this process runs anything alone, or wants to."""
+        """Whether no plane of this process runs an event alone, or needs to."""
         return self.entry is None and self.ended is None and not self.suspects and self.quarantine.is_quiet()
 
     def end(self, position: int) -> None:
-        """The lone run has ended, at this position."""
+        """The lone run of this position has ended."""
         assert self.holding is not None
         self.ended, self.entry = (self.holding, position), None
 
     def suspect(self, holding: Holding, entry: Entry) -> None:
-        """It may run, but alone."""
+        """Queue an event that may only run alone."""
         entry.stage = MARKING
         self.suspects.append((holding, holding.epoch or 0, entry))
 
     def barred(self, *, ready: bool) -> bool:
-        """Another handler of this process has, or waits for, its lone run. `ready`: there is something to start."""
+        """Whether another handler of this process has a lone run, or waits for one. `ready`: this plane has events to
+        start."""
         quarantine, wanted = self.quarantine, self.is_wanted
         if wanted:
             quarantine.ask(self)
@@ -57,7 +58,7 @@ class LoneRuns:
         return barred
 
     def share(self, running: int, *, sure: bool) -> None:
-        """Report to the other planes of this process what runs here, and give back what is of no use now."""
+        """Report the running calls to the other planes of this process, and give back a quarantine without use."""
         quarantine = self.quarantine
         quarantine.report(self, running)
         if quarantine.is_quiet():
@@ -69,7 +70,7 @@ class LoneRuns:
             quarantine.serve(self)
 
     def choose(self, running: int, now: float) -> None:
-        """Let the start of the next suspect be recorded, if nothing else runs."""
+        """Have the start of the next suspect recorded, if nothing else runs."""
         while self.suspects and not running and self.quarantine.granted(self):
             holding, epoch, entry = self.suspects.popleft()
             if holding.epoch != epoch or holding.release_at is not None:
@@ -86,7 +87,7 @@ class LoneRuns:
             return
 
     def start(self, running: int, now: float) -> tuple[Holding, Entry] | None:
-        """The event that runs alone now, if it may."""
+        """The event to run alone now; None: there is none yet."""
         lone, holding = self.entry, self.holding
         if lone is None or holding is None:
             self.choose(running, now)
@@ -102,7 +103,7 @@ class LoneRuns:
         return holding, lone
 
     def withdraw(self, holding: Holding) -> Entry | None:
-        """Nothing more of this partition starts. Returns the event that was about to run alone, and does not."""
+        """Nothing more of this partition starts. Returns its event that was about to run alone, if there was one."""
         lone = self.entry
         if lone is None or lone.stage is not MARKING or holding.events.find(lone.delivery.position) is not lone:
             return None
@@ -110,27 +111,27 @@ class LoneRuns:
         return lone
 
     def shelved(self, holding: Holding) -> None:
-        """Starts could not be recorded here: if that of the lone run was among them, it does not run now."""
+        """Starts could not be recorded in this partition. If the lone run's was among them, it does not run now."""
         lone = self.entry
         if lone is not None and holding.pending.shelved.get(lone.delivery.position) is lone:
             self.entry = None
 
     def forget(self, holding: Holding) -> None:
-        """The partition is not ours any more."""
+        """The partition is no longer ours."""
         self.withdraw(holding)
         if self.ended is not None and self.ended[0] is holding:
             self.ended = None
 
     def settling(self) -> None:
-        """A settle is made of everything that is dirty."""
+        """A settle of all dirty partitions begins."""
         self._recording = self.ended
 
     def settled(self, refused: Container[Partition]) -> None:
-        """It was answered; in `refused` partitions nothing was done."""
+        """The settle was answered. In `refused` partitions nothing was done."""
         if self._recording is self.ended and self.ended is not None and self.ended[0].partition not in refused:
             self.ended = None
-            self.quarantine.give_back(self)  # a plane that has more of them asks again, behind the others
+            self.quarantine.give_back(self)  # a plane with more suspects asks again, behind the others
 
     def is_urgent(self) -> bool:
-        """The end of a lone run is to be recorded: nothing starts before."""
+        """Whether the end of a lone run must be recorded. Nothing starts before that."""
         return self.ended is not None and self.ended[0] in self._settling.dirty

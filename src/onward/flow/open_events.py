@@ -1,4 +1,4 @@
-"""What one partition has in memory: its open events, their lanes, and what of them waits for a time. Pure."""
+"""The events of one partition in memory: the open ones, their lanes and their timers. Pure."""
 
 from collections.abc import Iterator
 from heapq import heappush
@@ -19,11 +19,11 @@ class BeforeLoad(msgspec.Struct):
 
     backlog: list[Delivery] = []
     reached: int = 0  # how far the log was read
-    moved: list[tuple[int, State | None, float]] = []  # pages may have been read earlier
+    moved: list[tuple[int, State | None, float]] = []  # applied after the load: pages may be older than the move
 
 
 class WatermarkClock:
-    """Since when the watermark has not moved although something is open."""
+    """Measures how long the watermark has not moved although an event is open."""
 
     __slots__ = ("at", "since")
 
@@ -36,7 +36,7 @@ class WatermarkClock:
 
 
 class OpenEvents:
-    """Of one ownership, but for the lanes, which outlive it."""
+    """The open events of one ownership. Only the lanes outlive it."""
 
     __slots__ = (
         "before_load",
@@ -56,7 +56,7 @@ class OpenEvents:
         self.tracker = tracker  # events of the log
         self.drawn: dict[int, Entry] = {}  # by position: events drawn from records
         self.before_load = BeforeLoad()
-        self.timers: list[tuple[float, int]] = []  # a heap: time and position, of delayed events and of records
+        self.timers: list[tuple[float, int]] = []  # a heap of (time, position) of delayed events and waiting records
         self.bytes = 0
         self.running = 0
         self.delayed = 0
@@ -73,32 +73,32 @@ class OpenEvents:
 
     @property
     def stands_at(self) -> int:
-        """The watermark while something is open; -1: nothing is."""
+        """The watermark while an event is open; -1: none is open."""
         return self.tracker.watermark if self.tracker.open or self.before_load.backlog else -1
 
     def find(self, position: int) -> Entry | None:
         return self.tracker.open.get(position) or self.drawn.get(position)
 
     def delay(self, entry: Entry, due: float) -> None:
-        """It waits in place for its next attempt."""
+        """Let an event wait in memory for its next attempt."""
         entry.stage = DELAYED
         entry.due = due
         self.delayed += 1
         heappush(self.timers, (due, entry.delivery.position))
 
     def draw(self, entry: Entry) -> None:
-        """An event comes back from its record."""
+        """Put the event of a record into its lane."""
         self.drawn[entry.delivery.position] = entry
         self.bytes += entry.size
         self.lanes.insert(entry)
 
     def undraw(self, entry: Entry) -> None:
-        """A drawn event leaves its lane: done, or back into the aside."""
+        """Take a drawn event out of its lane. It is done, or goes back into the aside."""
         del self.drawn[entry.delivery.position]
         self.bytes -= entry.size
         self.lanes.leave(entry)
 
     def has_room(self, limits: Limits) -> bool:
-        """For one more drawn event: what is in memory has a limit, but one at a time always comes through."""
+        """Whether one more event may be drawn. Memory has a limit, but one drawn event is always allowed."""
         within = len(self.drawn) < limits.max_in_flight and self.bytes < limits.max_in_flight_bytes
         return within or not self.drawn

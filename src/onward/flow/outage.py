@@ -1,18 +1,18 @@
-"""How long to leave something alone that cannot be reached."""
+"""How long to wait before the next try to reach a service that is down."""
 
 _SHORTEST_S = 0.2
 _LONGEST_S = 10.0
 
 
 class Outage:
-    """Pure. It is asked again after as long as it has been away already, however many ask: so the pauses double."""
+    """Pure. The next pause is as long as the outage so far, however many callers there are. So the pauses double."""
 
     def __init__(self) -> None:
-        self.why = ""  # empty: there is none
+        self.why = ""  # empty: there is no outage
         self._since = 0.0
 
     def met(self, why: str, now: float) -> float:
-        """It could not be reached. Returns how many seconds to wait."""
+        """The service could not be reached. Returns how many seconds to wait."""
         if not self.why:
             self._since = now
         self.why = why

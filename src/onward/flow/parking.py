@@ -1,4 +1,4 @@
-"""The records of one partition that stand aside: which keys are parked, and in which order they come back."""
+"""An index of one partition's records in the aside: which keys are parked, and in which order they come back."""
 
 from bisect import insort
 from collections import deque
@@ -11,16 +11,16 @@ from onward.flow.entry import ParkedRecord
 class Parking:
     """Pure. An index of a partition's waiting and held records (and dead ones that hold their key).
 
-    A key is parked while it has a record here. Its records come back by position, one at a time. Events are kept
-    while `cache_bytes` allow; the others are read again from the store when their turn comes. An arrival, and the
-    next record of a key, cost the same however many there are.
+    A key is parked while it has a record here. Its records come back by position, one at a time. Up to `cache_bytes`
+    of events stay in memory; the others are read again from the store when their turn comes. Adding a record and
+    finding the next one of a key take constant time.
     """
 
     __slots__ = ("_cache_bytes", "_cached", "_keys", "records")
 
     def __init__(self, cache_bytes: int) -> None:
         self.records: dict[int, ParkedRecord] = {}  # by position
-        self._keys: dict[str, deque[ParkedRecord]] = {}  # by key, ascending; behind the first some may be removed
+        self._keys: dict[str, deque[ParkedRecord]] = {}  # by key, ascending; only the first is certain to be current
         self._cache_bytes = cache_bytes
         self._cached = 0
 
@@ -43,7 +43,7 @@ class Parking:
         return records[0] if records else None
 
     def add(self, parked: ParkedRecord) -> None:
-        """A new record, or a new version of a known one."""
+        """Add a new record, or a new version of a known one."""
         self.remove(parked.position)
         self.records[parked.position] = parked
         self._fit(parked)
@@ -70,13 +70,13 @@ class Parking:
         return parked
 
     def refill(self, parked: ParkedRecord, event: Event, *, must: bool) -> None:
-        """A known record was read again: keep its event if its turn has come, or if there is room."""
+        """A known record was read again. Keep its event in memory if it is needed now (`must`) or there is room."""
         if parked.event is None and (must or self._cached + parked.size <= self._cache_bytes):
             parked.event = event
             self._cached += parked.size
 
     def drop(self, parked: ParkedRecord) -> None:
-        """Its event is to be read again."""
+        """Drop the event from memory: it must be read again."""
         if parked.event is not None:
             parked.event = None
             self._cached -= parked.size
@@ -90,7 +90,7 @@ class Parking:
             self._cached += parked.size
 
     def shed(self, parked: ParkedRecord) -> None:
-        """The record is stored: its event need not stay in memory when there is no room."""
+        """The record is stored, so drop its event from memory if there is no room."""
         if parked.event is not None and not parked.drawn and self._cached > self._cache_bytes:
             parked.event = None
             self._cached -= parked.size

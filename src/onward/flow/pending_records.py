@@ -1,4 +1,4 @@
-"""The records of one partition on their way into the store, and those on their way out of it. Pure."""
+"""The records of one partition that the next settles store or remove. Pure."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from onward.flow.entry import Entry, ParkedRecord
 
 
 class PendingRecord(msgspec.Struct, frozen=True):
-    """On its way to the store: of an event of the log (`entry`), of a record known here (`parked`), or both."""
+    """A record to store. It belongs to an event of the log (`entry`), to a known record (`parked`), or to both."""
 
     record: AsideRecord
     entry: Entry | None
@@ -17,7 +17,7 @@ class PendingRecord(msgspec.Struct, frozen=True):
 
 
 class PendingRecords:
-    """Of one ownership. They go with the next settle; `dirty`: there is something for it to carry."""
+    """The pending records of one ownership. The next settle carries them. `dirty`: there is something to settle."""
 
     __slots__ = (
         "_assigned",
@@ -35,14 +35,14 @@ class PendingRecords:
     def __init__(self, assigned: Assigned, group: str) -> None:
         self._assigned = assigned
         self._group = group
-        self.dirty = False  # also by progress without any record
-        self.leaving: dict[int, PendingRecord] = {}  # by position
-        self.gone: list[tuple[str, str | None]] = []  # records to be removed, and the keys they park until then
+        self.dirty = False  # progress without any record sets it too
+        self.leaving: dict[int, PendingRecord] = {}  # records to store, by position
+        self.gone: list[tuple[str, str | None]] = []  # records to remove, and the keys that they park until then
         self.going: Counter[str | None] = Counter()  # those keys
-        self.doubled: set[int] = set()  # open in the log, but a record of them is in the store too
-        self.retry_at = 0.0  # the store refused: not before this
-        self.refusing = False  # it refused, and has not stored anything since
-        self.shelved: dict[int, Entry] = {}  # drawn events whose starts could not be recorded, until it does
+        self.doubled: set[int] = set()  # positions that are open in the log, but also have a record in the store
+        self.retry_at = 0.0  # the store refused records: send none before this time
+        self.refusing = False  # the store refused records, and has not stored any since
+        self.shelved: dict[int, Entry] = {}  # drawn events that wait until the store can record their starts
 
     def id_at(self, position: int) -> str:
         return record_id(self._group, self._assigned.log_id, self._assigned.partition, position)
@@ -50,7 +50,7 @@ class PendingRecords:
     def record(
         self, entry: Entry, state: State, due: float | None, failure: Failure | None = None, *, wait_s: float = 0.0
     ) -> AsideRecord:
-        """`wait_s`: how long it waits from now on until it is due. Without a failure it keeps the one it has."""
+        """The record of an event. `wait_s`: the time from now until it is due. `failure`: by default its last one."""
         position = entry.delivery.position
         return AsideRecord(
             id=self.id_at(position),
@@ -71,18 +71,18 @@ class PendingRecords:
         self.dirty = True
 
     def remove(self, id_: str, key: str | None) -> None:
-        """A record is of no use any more. Its key, if any, is parked until the store has removed it."""
+        """Remove a record with the next settle. Its key, if any, stays parked until the store has removed it."""
         self.gone.append((id_, key))
         self.going[key] += 1
         self.dirty = True
 
     def is_removing(self, position: int) -> bool:
-        """Its record is done with, and the store is about to remove it."""
+        """Whether the record at this position is about to be removed from the store."""
         id_ = self.id_at(position)
         return any(each == id_ for each, _ in self.gone)
 
     def removed(self, count: int) -> None:
-        """The first so many are not in the store any more."""
+        """The store has removed the first `count` records of `gone`."""
         for _, key in self.gone[:count]:
             self.going[key] -= 1
             if not self.going[key]:
@@ -91,8 +91,8 @@ class PendingRecords:
 
 
 def with_history(failure: Failure, earlier: Failure | None) -> Failure:
-    """A failure that follows an earlier one: it keeps the time of the first, and an end that the handler had no part
-    in does not hide what the handler has said."""
+    """A failure that follows an earlier one. It keeps the time of the first. If the event expired or crashed, the
+    message also has the handler's last error."""
     if earlier is None:
         return failure
     message = failure.message

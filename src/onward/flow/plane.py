@@ -1,4 +1,4 @@
-"""The control plane: decides what runs, what is settled, what is set aside, paused or given up.
+"""The control plane decides which events run, and what is settled, set aside, paused or given up.
 
 Pure: no I/O, no clock, no randomness. The loop around it reports what happened (`assigned`, `delivered`,
 `completed`, ...); `tick` returns what to do now. `now` and `sure_until` are on one clock, `onward.clock.now`.
@@ -21,21 +21,21 @@ from onward.flow.pressure import RESUME_AT, is_full, weight
 from onward.flow.quarantine import Quarantine
 from onward.flow.settling import Settling, part_refused, part_settled
 
-UNSURE_RETRY_S = 0.1  # how soon to look again whether ownership is certain
-QUARANTINE_RETRY_S = 0.02  # how soon to look again whether the other handlers have come to rest
+UNSURE_RETRY_S = 0.1  # how soon to check again whether ownership is certain
+QUARANTINE_RETRY_S = 0.02  # how soon to check again whether the other handlers run nothing
 
 
 class ControlPlane:
-    """See the module. One settle is in flight at a time; nothing starts at or after `sure_until`."""
+    """The plane of one handler. One settle is in flight at a time. No event starts at or after `sure_until`."""
 
     def __init__(self, limits: Limits, quarantine: Quarantine | None = None) -> None:
         self.limits = limits
         self.counts = Counts()
         self._holdings: dict[Partition, Holding] = {}
-        self._touched: dict[Holding, None] = {}  # those to look at on the next tick
-        self._timed: dict[Holding, None] = {}
+        self._touched: dict[Holding, None] = {}  # to check on the next tick
+        self._timed: dict[Holding, None] = {}  # with a timer
         self._revoking: dict[Holding, None] = {}
-        self._refused: dict[Holding, None] = {}  # those whose records the store refused
+        self._refused: dict[Holding, None] = {}  # the store refused their records
         self._settling = Settling(limits.settle_interval_s)
         self._lone = LoneRuns(quarantine or Quarantine(), self._settling)
         self._dispatch = Dispatch(limits, self.counts, self._lone, self._settling)
@@ -50,7 +50,7 @@ class ControlPlane:
         self._touched[holding] = None
 
     def loaded(self, load: LoadPage, records: Sequence[AsideRecord], at: Instant) -> None:
-        """A page of records was read; an empty one says that there are no more."""
+        """A page of records was read. An empty page means that there are no more."""
         holding = self._current(load.partition, load.epoch)
         if holding is not None:
             skipped, filtered = intake.load(holding, records, at)
@@ -67,7 +67,7 @@ class ControlPlane:
                 intake.move(holding, record_position(id_), message.to, due, at.now)
 
     def delivered(self, batch: Sequence[Delivery], at: Instant) -> None:
-        """Take deliveries in; those of an ownership that is not the current one are dropped."""
+        """Add deliveries. Those of an ownership that is not the current one are dropped."""
         counts, start = self.counts, 0
         while start < len(batch):
             holding = self._current(batch[start].partition, batch[start].epoch)
@@ -89,7 +89,7 @@ class ControlPlane:
             intake.reach(holding, position, at.now)
 
     def revoked(self, partitions: Iterable[Partition], at: Instant, deadline_s: float) -> None:
-        """Start nothing more of these; release them once drained, or at the deadline."""
+        """Start no more events of these partitions. Release them once they are drained, or at the deadline."""
         for partition in partitions:
             holding = self._holdings.get(partition)
             if holding is not None and holding.epoch is not None:
@@ -102,7 +102,7 @@ class ControlPlane:
                     holding.unmark(lone)
 
     def fenced(self, partitions: Iterable[Partition]) -> None:
-        """These are not ours any more: start, settle and keep nothing of them."""
+        """These partitions are no longer ours: forget them. Nothing of them is started or settled any more."""
         for partition in partitions:
             holding = self._holdings.get(partition)
             if holding is not None:
@@ -144,12 +144,12 @@ class ControlPlane:
         self.counts.done += done
 
     def settled(self, lost: Iterable[Partition], at: Instant) -> None:
-        """The settle in flight was answered; `lost` are no longer ours."""
+        """The settle in flight was answered. `lost` partitions are no longer ours."""
         self._answered(frozenset(), set(lost), at.now)
 
     def aside_refused(self, partitions: Iterable[Partition], lost: Iterable[Partition], at: Instant) -> None:
-        """The settle in flight was answered, but in `partitions` nothing was done: their records could not be stored,
-        and the events of these are open again. `lost` are no longer ours. The others were settled."""
+        """The settle in flight was answered, but it did nothing in `partitions`: their records could not be stored, and
+        the events of these records are open again. `lost` are no longer ours. The other partitions were settled."""
         self._answered(set(partitions), set(lost), at.now)
 
     # -- what to do ---------------------------------------------------------------------------------------------
@@ -168,26 +168,26 @@ class ControlPlane:
         return Actions(work, pause, resume, load, settle, drained, undrained, wake_at, accused)
 
     def leave(self) -> None:
-        """Nothing of it runs, and nothing ever will: the other handlers of this process need not wait for it."""
+        """This plane runs nothing and never will again: the other handlers of this process need not wait for it."""
         self._lone.quarantine.leave(self._lone)
 
     @property
     def running(self) -> int:
-        """Calls of the handler."""
+        """The number of running calls of the handler."""
         return self._dispatch.running
 
     @property
     def open(self) -> int:
-        """Events in memory: delivered and not done, and drawn from records."""
+        """The number of events in memory: delivered and not done, or drawn from records."""
         return sum(holding.events.count for holding in self._holdings.values())
 
     @property
     def ready(self) -> int:
-        """Events that could start if there were slots."""
+        """The number of events that could start if there were free slots."""
         return sum(len(holding.events.lanes.ready) for holding in self._dispatch.ready)
 
     def may_start(self, delivery: Delivery) -> bool:
-        """Is it still ours, and not being given up? To be asked again when work has waited in an engine."""
+        """Whether its partition is still ours and not being released. Ask again after work has waited in an engine."""
         holding = self._holdings.get(delivery.partition)
         return holding is not None and holding.epoch == delivery.epoch and holding.release_at is None
 
@@ -243,7 +243,7 @@ class ControlPlane:
             holding.back(entry, batch_limit=entry.batch_limit, due=outcome.at if type(outcome) is Released else 0.0)
 
     def _ended_stale(self, holding: Holding | None, delivery: Delivery, now: float) -> None:
-        """A run that outlived its ownership: it changes nothing, but its lane may go on."""
+        """A run that outlived its ownership has ended. Its outcome does not count, but its lane is free again."""
         self.counts.stale += 1
         entry = holding.stale.pop((delivery.epoch, delivery.position), None) if holding else None
         if holding is None or entry is None:
@@ -268,7 +268,7 @@ class ControlPlane:
             del self._holdings[holding.partition]
 
     def _pass_time(self, now: float) -> None:
-        """What has waited until now."""
+        """Handle everything whose time has come."""
         for holding in [holding for holding in self._timed if holding.events.timers[0][0] <= now]:
             holding.wake(now)
             self._touched[holding] = None
@@ -281,7 +281,7 @@ class ControlPlane:
                 self._touched[holding] = None
 
     def _look(self, now: float) -> tuple[list[Partition], list[Partition], list[LoadPage]]:
-        """What the touched partitions need: pressure, records to read, and which of them have work."""
+        """Check the touched partitions. Returns those to pause, those to resume, and the records to load."""
         pause, resume, load = [], [], []
         limits, timed, settling = self.limits, self._timed, self._settling
         ready, dirty = self._dispatch.ready, settling.dirty
@@ -298,7 +298,7 @@ class ControlPlane:
             elif timed:
                 timed.pop(holding, None)
             mark, still = events.stands_at, events.standstill
-            if mark != still.at and (still.at < 0 or not pending.leaving):  # the records may be refused
+            if mark != still.at and (still.at < 0 or not pending.leaving):  # the store may still refuse the records
                 still.at, still.since = mark, now
             if holding.paused:
                 if weight(holding, limits) <= RESUME_AT:
@@ -331,7 +331,7 @@ class ControlPlane:
         return settling.settle(now)
 
     def _releases(self, now: float) -> tuple[list[Partition], list[Partition]]:
-        """Of the revoked partitions, those that are drained or late, once their progress is settled."""
+        """The revoked partitions that are settled and can be released: drained ones, and those past the deadline."""
         drained: list[Partition] = []
         undrained: list[Partition] = []
         settling = {part.holding for part in self._settling.pending or ()}
@@ -354,18 +354,18 @@ class ControlPlane:
             wake_at = min(wake_at, self._next_time(now))
         if ready or lone.suspects or lone.entry is not None:
             if not sure:
-                wake_at = min(wake_at, now + UNSURE_RETRY_S)  # no message says when it is renewed
+                wake_at = min(wake_at, now + UNSURE_RETRY_S)  # a renewal sends no message
             if lone.quarantine.contested(lone):
                 wake_at = min(wake_at, now + QUARANTINE_RETRY_S)
         return wake_at if wake_at < math.inf else None
 
     def _next_time(self, now: float) -> float:
-        """When the next of those that wait for a time has waited enough."""
+        """The next time at which a deadline, a timer or a batch is due."""
         times = [at for holding in self._revoking if (at := holding.release_at) is not None and at > now]
         times += [holding.pending.retry_at for holding in self._refused]
         times += [holding.events.timers[0][0] for holding in self._timed if holding.events.timers]
         if wait_s := self.limits.batch_wait_s:
             since = [holding.events.fill_since for holding in self._dispatch.ready]
             fills = [start + wait_s for start in since if start is not None]
-            times += [full for full in fills if full > now]  # else it waits for a slot, not for time
+            times += [full for full in fills if full > now]  # otherwise the batch waits for a slot, not for a time
         return min(times, default=math.inf)

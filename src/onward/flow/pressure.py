@@ -1,13 +1,13 @@
-"""When a partition has enough: it is paused at its first full limit, and resumed when all have room again."""
+"""Back-pressure: a partition is paused when one of its limits is full, and resumed when all have room again."""
 
 from onward.flow.holding import Holding
 from onward.flow.limits import Limits
 
-RESUME_AT = 0.7  # of the limit: without the distance a full partition would flap between paused and resumed
+RESUME_AT = 0.7  # of the limit; without this distance a full partition would flap between paused and resumed
 
 
 def is_full(holding: Holding, limits: Limits) -> bool:
-    """Has any limit been reached? Asked on every tick."""
+    """Whether a limit has been reached. Called on every tick, so it is cheap."""
     events = holding.events
     tracker = events.tracker
     opened = len(tracker.open)
@@ -16,7 +16,7 @@ def is_full(holding: Holding, limits: Limits) -> bool:
         or events.bytes >= limits.max_in_flight_bytes
     ):
         return True
-    spread = len(tracker.flags) - opened  # no less than the gap, and cheaper
+    spread = len(tracker.flags) - opened  # at least the gap, and cheaper to compute
     if spread < limits.max_gap and len(holding.aside.parking.records) < limits.max_parked:
         return False
     return weight(holding, limits) >= 1.0
@@ -28,13 +28,13 @@ def weight(holding: Holding, limits: Limits) -> float:
     most = max(_count(holding) / limits.max_in_flight, holding.events.bytes / limits.max_in_flight_bytes)
     if holding.aside.parking.records:
         most = max(most, _parked(holding, limits))
-    if len(tracker.flags) - len(tracker.open) > most * limits.max_gap:  # only then is the exact number worth its price
+    if len(tracker.flags) - len(tracker.open) > most * limits.max_gap:  # only then compute the exact gap
         most = max(most, tracker.gap / limits.max_gap)
     return most
 
 
 def fullest(holding: Holding, limits: Limits) -> str:
-    """The name of the limit that is the fullest."""
+    """The name of the fullest limit."""
     weights = {
         "max_in_flight": _count(holding) / limits.max_in_flight,
         "max_in_flight_bytes": holding.events.bytes / limits.max_in_flight_bytes,
@@ -51,5 +51,5 @@ def _count(holding: Holding) -> int:
 
 
 def _parked(holding: Holding, limits: Limits) -> float:
-    """Records beyond what was read of the log wait for it to be read: a pause would be for ever."""
+    """How full max_parked is; 0 while records wait for the log to be read past them, or the pause would never end."""
     return 0.0 if holding.aside.unread else len(holding.aside.parking.records) / limits.max_parked

@@ -1,21 +1,21 @@
-"""Which records of a partition are to be read from the store. Pure."""
+"""Decides which records of a partition to read from the store. Pure."""
 
 
 class RecordLoading:
-    """Of one ownership. First all of them, page by page; later those whose events did not stay in memory."""
+    """The loading of one ownership: first all records, page by page, later those whose events did not fit in memory."""
 
     __slots__ = ("_after", "asked", "doubted", "loaded", "loading", "wanted")
 
     def __init__(self, *, loaded: bool) -> None:
-        self.loaded = loaded  # the records of the aside are known: until then nothing is dispatched
+        self.loaded = loaded  # all records of the aside have been read; until then nothing is dispatched
         self.loading = False
         self.wanted: set[int] = set()  # records whose turn has come and whose events are not in memory
-        self.asked: set[int] = set()  # of the wanted, those known when the page was asked for
-        self.doubted: set[int] = set()  # of the wanted, those whose state is not sure
+        self.asked: set[int] = set()  # those that were wanted when the page was requested
+        self.doubted: set[int] = set()  # wanted records whose state in the store is uncertain
         self._after: int | None = None
 
     def next(self) -> int | None:
-        """After which position to read records, -1 for the first; None: nothing to read."""
+        """The position after which to read the next page, -1 for the first page. None: there is nothing to read."""
         if self.loading:
             return None
         if not self.loaded:
@@ -27,7 +27,7 @@ class RecordLoading:
         return self._after
 
     def read_to(self, last: int | None) -> list[int]:
-        """A page was read that ended here; None: there were no more. Returns which of the wanted it could have had."""
+        """A page was read up to `last`; None: there were no more records. Returns the wanted positions in its range."""
         self.loading = False
         after = self._after if self._after is not None else -1
         if not self.loaded:
@@ -37,5 +37,5 @@ class RecordLoading:
         return [p for p in self.wanted if p > after and (last is None or p <= last)]
 
     def forget(self, position: int) -> None:
-        """Its record is not to be read any more."""
+        """The record at this position need not be read any more."""
         self.wanted.discard(position)

@@ -9,7 +9,7 @@ from onward.flow.holding import Holding
 from onward.flow.pending_records import PendingRecord
 
 ASIDE_RETRY_S = 1.0
-SPAN_PACE_S = 1e-5  # the more intervals a settle carries the rarer it is: it stays a small share of the work
+SPAN_PACE_S = 1e-5  # pause per interval in a settle, so that large settles stay a small share of the work
 
 
 class SettlePart(msgspec.Struct):
@@ -24,25 +24,25 @@ class SettlePart(msgspec.Struct):
 
 
 class Settling:
-    """`dirty`: the partitions that the next settle is for. `pending`: what the one in flight is about."""
+    """`dirty`: the partitions of the next settle. `pending`: the parts of the settle in flight."""
 
     __slots__ = ("_interval_s", "_spans", "at", "dirty", "pending", "pressed")
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._spans = 0  # intervals in the last settle
-        self.at = 0.0  # not before this, unless something waits for it
+        self.at = 0.0  # the next settle is not before this time, unless it is urgent
         self.dirty: dict[Holding, None] = {}
         self.pending: list[SettlePart] | None = None
-        self.pressed = False  # something may wait for the next settle: only then is it worth a look
+        self.pressed = False  # the next settle may be urgent; if False, `is_urgent` need not be called
 
     def press(self, holding: Holding) -> None:
-        """To be settled, and perhaps soon."""
+        """Settle this partition next; that may be urgent."""
         self.dirty[holding] = None
         self.pressed = True
 
     def is_urgent(self, now: float) -> bool:
-        """Something waits for this settle: a lane for its record, a start for its mark, the next owner."""
+        """Whether something waits for this settle: a lane for its record, a start for its mark, or the next owner."""
         for holding in self.dirty:
             pending = holding.pending
             if holding.blame.marking or holding.release_at is not None:
@@ -52,7 +52,7 @@ class Settling:
         return False
 
     def settle(self, now: float) -> SettleCall:
-        """All that is dirty, at once."""
+        """One settle for all dirty partitions."""
         progress: list[Progress] = []
         aside: list[AsideRecord] = []
         gone: list[str] = []
@@ -70,21 +70,21 @@ class Settling:
         return SettleCall(progress, aside, gone)
 
     def answered(self, now: float) -> list[SettlePart]:
-        """The settle in flight was answered. Returns its parts, without those of an earlier ownership: the partition
-        may be ours again, and this is not about that."""
+        """The settle in flight was answered. Returns its parts, except those of an earlier ownership: the answer does
+        not apply to a partition that was lost and assigned again."""
         self.at = now + self._interval_s + self._spans * SPAN_PACE_S
         pending, self.pending = self.pending, None
-        assert pending is not None, "a settle was answered that was not asked for"
+        assert pending is not None, "an answer arrived, but no settle is in flight"
         return [part for part in pending if part.holding.epoch == part.epoch]
 
     def marking(self) -> int:
-        """How many wait for their starts to be recorded."""
+        """How many events wait for their starts to be recorded."""
         settling = [part.holding for part in self.pending or ()]
         return sum(len(holding.blame.marking) for holding in dict.fromkeys([*settling, *self.dirty]))
 
 
 def _post(holding: Holding, now: float) -> dict[int, PendingRecord]:
-    """The records that go with the next settle; their events count as done in its progress."""
+    """The records that the next settle carries. Their events count as done in its progress."""
     pending, tracker = holding.pending, holding.events.tracker
     if now < pending.retry_at:
         return {}
@@ -131,11 +131,11 @@ def _stored(holding: Holding, records: dict[int, PendingRecord], now: float) -> 
             following = aside.stored(parked)
             if following is not None:
                 holding.turn(following, now)
-    pending.dirty = dirty  # that these are done was settled with them
+    pending.dirty = dirty  # the same settle already stored that these are done
 
 
 def part_refused(part: SettlePart, now: float) -> None:
-    """Nothing of this part of a settle was done."""
+    """This part of a settle had no effect: reopen its events."""
     holding, pending = part.holding, part.holding.pending
     if part.records:
         pending.retry_at, pending.refusing = now + ASIDE_RETRY_S, True

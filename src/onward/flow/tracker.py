@@ -1,4 +1,4 @@
-"""Which delivered positions of one ownership are still open, hence how far everything is done."""
+"""Tracks which delivered positions of one ownership are still open, and so how far everything is done."""
 
 from array import array
 from collections import deque
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from onward.brokers.base import Progress
 from onward.flow.entry import Entry
 
-MAX_INTERVALS = 10_000  # in one progress: what is cut off would run again after a crash, nothing is lost
+MAX_INTERVALS = 10_000  # in one progress; events beyond it would run again after a crash, none is lost
 _TRIM_AT = 4_096
-_MANY = 8  # from here on it pays to add them together
+_MANY = 8  # from this number on, adding them together is faster
 
 
 class Tracker:
-    """Pure. Holds the *incomplete* positions, so holes in a log (compaction, markers, retention) never stall it.
+    """Pure. Stores the *incomplete* positions, so holes in a log (compaction, markers, retention) never stall it.
 
-    `end` is the position up to which the log has been seen. Completion is O(1) in any order. One byte per delivered
-    position, 1 while it is open, lets C search for the first open one and for the runs of done ones.
+    `end` is the position up to which the log has been read. Completion is O(1) in any order. There is one byte for each
+    delivered position, 1 while it is open. So `bytearray.find` finds the first open one and the intervals of done ones.
     """
 
     __slots__ = ("_ahead", "_base", "_low", "_lowest", "_positions", "end", "flags", "fresh", "leaving", "open")
@@ -26,11 +26,11 @@ class Tracker:
         self.leaving: dict[int, Entry] = {}  # done, if the settle in flight stores their records
         self.end = stored.watermark if stored else 0
         self.fresh: list[int] = []  # done since the last answered settle
-        self.flags = bytearray()  # all but the open ones are done: no less than the gap
-        self._positions = array("q")  # beside the flags: what is done above a stuck head takes nine bytes an event
+        self.flags = bytearray()  # one for each position: 1 is open, 0 is done; the zeros are at least the gap
+        self._positions = array("q")  # of the flags; so an event done above a stuck one takes nine bytes
         self._base = 0  # the slot of the first flag
         self._low = 0  # no flag below this one is open
-        self._lowest = -1  # the lowest open position, -1 when it is to be searched for
+        self._lowest = -1  # the lowest open position; -1: not known, search for it
         self._ahead = deque(stored.done_above if stored else ())  # done before this ownership, not yet passed
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Tracker:
 
     @property
     def watermark(self) -> int:
-        """The next position not known done."""
+        """The first position that is not known to be done."""
         if self._lowest >= 0:
             return self._lowest
         first = self._first()
@@ -46,7 +46,7 @@ class Tracker:
             self._lowest = self._positions[first]
             return self._lowest
         mark = self.end
-        for start, stop in self._ahead:  # what was done before this ownership may follow at once
+        for start, stop in self._ahead:  # intervals done before this ownership may follow without a gap
             if start > mark:
                 break
             mark = max(mark, stop)
@@ -58,8 +58,8 @@ class Tracker:
 
     @property
     def gap(self) -> int:
-        """How many events are done, but above one that is open or leaving. An interval that an earlier owner did
-        counts as one: how many events it had is not known."""
+        """How many events are done above one that is open or leaving. An interval of an earlier owner counts as one,
+        because its number of events is unknown."""
         first = self._first()
         if self.leaving:
             lowest = min(entry.slot for entry in self.leaving.values()) - self._base
@@ -67,7 +67,7 @@ class Tracker:
         return len(self.flags) - first - len(self.open) - len(self.leaving) if first >= 0 else 0
 
     def add(self, position: int, entry: Entry) -> bool:
-        """Open a delivered position. False: it is done or known already, and must not run."""
+        """Open a delivered position. False: it is already done or known, and must not run."""
         if (position < self.end or self._ahead) and not self._fits(position):
             return False
         flags = self.flags
@@ -79,7 +79,7 @@ class Tracker:
         return True
 
     def add_all(self, entries: Sequence[Entry]) -> Sequence[Entry]:
-        """`add` for many. Returns those that are to run."""
+        """`add` for many. Returns those that should run."""
         positions = [entry.delivery.position for entry in entries] if len(entries) >= _MANY and not self._ahead else []
         if not positions or positions[0] < self.end or sorted(set(positions)) != positions:
             return [entry for entry in entries if self.add(entry.delivery.position, entry)]
@@ -94,8 +94,8 @@ class Tracker:
         return entries
 
     def pass_over(self, position: int) -> bool:
-        """A delivered position is done without running: a record of the aside stands for it, or the handler does not
-        want it. False: it was done already."""
+        """A delivered position is done without running: the aside has a record of it, or the handler filters it out.
+        False: it was already done."""
         fits = self._fits(position)
         if fits:
             self._skip(position)
@@ -108,18 +108,18 @@ class Tracker:
         self.end = position + 1
         ahead = self._ahead
         while ahead and ahead[0][1] <= position:
-            self._skip(ahead.popleft()[1] - 1)  # it may never be delivered again, and is done all the same
+            self._skip(ahead.popleft()[1] - 1)  # the interval is done, even if it is never delivered again
         if ahead and ahead[0][0] <= position:
             self._skip(position)
             return False
         return True
 
     def reached(self, position: int) -> None:
-        """The log was read up to here; what was not delivered below is a hole."""
+        """The log was read up to this position. Lower positions that were not delivered are holes."""
         self.end = max(self.end, position)
 
     def done(self, position: int) -> None:
-        """Complete a position; harmless when it is not open."""
+        """Complete a position. Does nothing if it is not open."""
         entry = self.open.pop(position, None)
         if entry is not None:
             self.flags[entry.slot - self._base] = 0
@@ -128,14 +128,14 @@ class Tracker:
                 self._lowest = -1
 
     def leave(self, position: int) -> None:
-        """Complete a position for the next settle: its record goes with it. Then `forget` or `reopen` follows."""
+        """Complete a position in the next settle, which carries its record. Then `forget` or `reopen` follows."""
         entry = self.open.get(position)
         if entry is not None:
             self.leaving[position] = entry
             self.done(position)
 
     def reopen(self) -> None:
-        """The settle in flight did not store the records of what is leaving."""
+        """The settle in flight did not store its records: open their positions again."""
         again, self.leaving = self.leaving, {}
         self.open |= again
         self.fresh = [position for position in self.fresh if position not in again]
@@ -145,7 +145,7 @@ class Tracker:
             self._low = min(self._low, entry.slot - self._base)
 
     def forget(self, fresh: int) -> None:
-        """A settle was answered that named this many fresh positions."""
+        """A settle with this many fresh positions was answered."""
         self.leaving.clear()
         del self.fresh[:fresh]
         first = self._first()
@@ -157,7 +157,7 @@ class Tracker:
             self._low = 0
 
     def done_above(self) -> list[tuple[int, int]]:
-        """Intervals done above the watermark, ascending. A long list is cut at the top: any prefix of it is true."""
+        """Intervals done above the watermark, ascending. A long list is cut at the end; the rest is still true."""
         find, positions = self.flags.find, self._positions
         spans: list[tuple[int, int]] = []
         is_open = self._first()
@@ -173,12 +173,13 @@ class Tracker:
         return spans
 
     def _skip(self, position: int) -> None:
-        """Remember what was done before it came: the next progress must not say less than the stored one."""
+        """Remember a position that was done before it was delivered. The next progress must include all that the stored
+        one had."""
         self.flags.append(0)
         self._positions.append(position)
 
     def _first(self) -> int:
-        """The first open flag, -1 when there is none. The search goes on where the last one ended."""
+        """The first open flag; -1: there is none. The search starts where the last one ended."""
         first = self.flags.find(1, self._low)
         self._low = len(self.flags) if first < 0 else first
         return first

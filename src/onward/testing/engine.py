@@ -320,7 +320,7 @@ class EngineSuite:
                 else:
                     assert finished[0].at - started > 1.9 * LONG_S
                     assert first(t.ended[-1].work).position == 4, "it was reported while its thread still ran"
-                    assert "orders/3 position 4 key 'c-4' runs longer" in caplog.text
+                    assert "orders/3 position 4 key 'c-4' has run longer" in caplog.text
                     assert f", at {handlers.__file__}:" in caplog.text
 
         asyncio.run(main())

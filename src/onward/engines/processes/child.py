@@ -1,8 +1,8 @@
-"""A worker process, from inside: it imports the handler, runs its work, one at a time, and ends with its parent.
+"""The code of a worker process: it imports the handler, runs its work, one at a time, and ends with its parent.
 
 The main thread reads the socket when it has no work left, so work that arrives during a run wakes no thread. A second
-thread waits on the leash, a pipe from the parent. A byte on it calls back the work that has not begun. Its end means
-that the parent has ended, and ends this process at once.
+thread waits on the leash, a pipe from the parent. Each byte on it is an order (`wire.RECALL`, `wire.LOCATE`). When the
+pipe closes, the parent has ended, and this process ends at once.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ Task = tuple[int, Work, float]  # its number, and until when it may begin
 
 
 def main(link: int, page: int, leash: int, parent: int) -> None:
-    _tie(parent)
-    _deafen()
+    _die_with(parent)
+    _ignore_signals()
     faulthandler.enable()  # after a segmentation fault, stderr has the line
     worker = WorkerLoop(socket.socket(fileno=link), wire.StatusPage(page))
     threading.Thread(target=worker.watch, args=(leash,), name="onward-leash", daemon=True).start()
@@ -57,10 +57,10 @@ class WorkerLoop:
         self._retiring = False
         self._splitter = wire.Splitter()
         self._reading = threading.Lock()
-        self._speaking = threading.Lock()
+        self._sending = threading.Lock()
         self._taking = threading.Lock()
         self._forks = forks.count
-        self._steps: CoroutineType[Any, Any, Any] | None = None  # of the present run, if the handler is `async def`
+        self._steps: CoroutineType[Any, Any, Any] | None = None  # of the current run, if the handler is `async def`
 
     def run(self) -> None:
         setup = self._setup()
@@ -68,9 +68,9 @@ class WorkerLoop:
             function = _load(setup)
             call = bind(function, batch=setup.batch)
         except BaseException as error:
-            self._say(wire.Unfit(trace_of(error).rstrip()))
+            self._send(wire.Unfit(trace_of(error).rstrip()))
             raise SystemExit(1) from error
-        self._say(wire.Ready())
+        self._send(wire.Ready())
         if inspect.iscoroutinefunction(function):
             asyncio.run(self._serve_coroutines(call, setup.timeout_s))
         else:
@@ -89,20 +89,20 @@ class WorkerLoop:
         base, begin, finish = copy_context(), self._page.begin, self._page.finish
         while not self._retiring:
             if not self._refill():
-                self._say(wire.Idle())
+                self._send(wire.Idle())
                 self._link.recv(1, socket.MSG_PEEK)  # wait for more
-            at = now()  # the end of a run is the beginning of the next
+            at = now()  # the end of one run is also the beginning of the next
             while (task := self._next()) is not None:
                 number, work, until = task
                 if at >= until:
-                    self._say(wire.Returned([number]))
+                    self._send(wire.Returned([number]))
                     continue
                 begin(number, at)
                 try:
                     base.copy().run(run_context.enter, call, work, timeout_s and at + timeout_s)
                 except BaseException as error:
                     self._check_fork(error)
-                    self._say(_failed(number, error))
+                    self._send(_failed(number, error))
                 else:
                     self._check_fork(None)
                 at = now()
@@ -112,13 +112,13 @@ class WorkerLoop:
         base = copy_context()
         while not self._retiring:
             if not self._refill():
-                self._say(wire.Idle())
+                self._send(wire.Idle())
                 await _readable(self._link)
             while (task := self._next()) is not None:
                 number, work, until = task
                 started = now()
                 if started >= until:
-                    self._say(wire.Returned([number]))
+                    self._send(wire.Returned([number]))
                     continue
                 self._page.begin(number, started)
                 context = base.copy()
@@ -128,7 +128,7 @@ class WorkerLoop:
                     await in_context(steps, context)
                 except BaseException as error:
                     self._check_fork(error)
-                    self._say(_failed(number, error))
+                    self._send(_failed(number, error))
                 else:
                     self._check_fork(None)
                 await _calm()
@@ -140,7 +140,7 @@ class WorkerLoop:
 
     def _next(self) -> Task | None:
         with self._taking:
-            return self._inbox.popleft() if self._inbox else None  # None: all done, or called back
+            return self._inbox.popleft() if self._inbox else None  # None: all work is done or recalled
 
     def _refill(self) -> bool:
         """Read what the engine has sent. False: there is nothing to do."""
@@ -163,19 +163,20 @@ class WorkerLoop:
     def watch(self, leash: int) -> None:
         while order := os.read(leash, 1):
             if order == wire.LOCATE:
-                self._say(wire.At(self._page.started - 1, self._where()))
+                self._send(wire.At(self._page.started - 1, self._where()))
                 continue
-            # Send the answer before the main thread may go on: a later run that ends would count these as ended too.
+            # Send the answer before the main thread continues. Otherwise a later run could end first, and the engine
+            # would count the returned work as ended too.
             with self._taking:
                 self._refill()
                 unstarted: list[int] = []
                 while self._inbox:
                     unstarted.append(self._inbox.popleft()[0])
-                self._say(wire.Returned(unstarted))
+                self._send(wire.Returned(unstarted))
         os._exit(1)
 
     def _where(self) -> str:
-        """The line that the present run has reached."""
+        """The line that the current run has reached."""
         steps = self._steps
         if steps is not None and not steps.cr_running:
             return in_coroutine(steps)
@@ -186,11 +187,11 @@ class WorkerLoop:
     def _receive(self, flags: int = 0) -> bytes:
         piece = self._link.recv(_READ_BYTES, flags)
         if not piece:
-            os._exit(1)  # the parent has ended, so no engine owns the run here any more
+            os._exit(1)  # the parent has ended, so no engine owns this run any more
         return piece
 
-    def _say(self, message: wire.Up) -> None:
-        with self._speaking:
+    def _send(self, message: wire.Up) -> None:
+        with self._sending:
             self._link.sendall(wire.frame(message))
 
 
@@ -232,7 +233,7 @@ def _failed(number: int, error: BaseException) -> wire.Failed:
     return wire.Failed(number, msgspec.structs.replace(found, kinds=[public_name(kind) for kind in found.kinds]))
 
 
-def _tie(parent: int) -> None:
+def _die_with(parent: int) -> None:
     """Die with the parent, even in code that never lets the thread on the leash run."""
     if sys.platform == "linux":
         import ctypes
@@ -242,10 +243,11 @@ def _tie(parent: int) -> None:
             os._exit(1)
 
 
-def _deafen() -> None:
-    """Ignore Ctrl-C, and the signals of a service manager to the whole group: the parent drains and ends us."""
+def _ignore_signals() -> None:
+    """Ignore Ctrl-C, and signals that a service manager sends to the whole process group: the parent drains, then ends
+    this process."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _ignore)  # not SIG_IGN: programs that a handler starts would inherit that
+        signal.signal(number, _ignore)  # not SIG_IGN: programs that a handler starts would inherit it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 

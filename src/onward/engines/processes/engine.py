@@ -1,4 +1,4 @@
-"""The process engine: which worker gets which work, and what happens when a worker is late or dies."""
+"""The process engine: gives work to its workers, and replaces a worker that exceeds its time or dies."""
 
 import asyncio
 import logging
@@ -18,18 +18,18 @@ from onward.engines.target import main_file
 from onward.errors import BadHandler, HandlerTimeout, WorkerDied
 from onward.event import Delivery
 
-_AHEAD_BYTES = 1 << 20  # what a worker has at hand, unless one event has more
+_AHEAD_BYTES = 1 << 20  # the most that a worker has at hand, unless one event is larger
 _SLOW_S = 0.03  # no work waits behind a run that takes longer, if another worker could run it
-_LOCATE_S = 0.5  # a worker that is over its time may take so long to report where its handler is
+_LOCATE_S = 0.5  # how long a worker that exceeds its time may take to report its handler's line
 _SWEEP_S = 0.05  # how often the engine checks whether waiting work may still start: its partition may be lost
 
 
 class ProcessEngine:
     """Runs a handler, `def` or `async def`, in `workers` processes, one call at a time in each.
 
-    The handler is named by its import path. Work waits here, except the little that each worker has at hand. A worker
-    that dies, or is killed because its run is over its time, costs that run alone: other workers run the rest of its
-    work, in order. With `max_events_per_worker` a worker is replaced after so many events.
+    The handler is named by its import path. Work waits here, except the little that each worker has at hand. If a
+    worker dies, or is killed because its run exceeded `timeout_s`, only that run fails: other workers run the rest of
+    its work, in order. With `max_events_per_worker` a worker is replaced after that many events.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ProcessEngine:
             _setup(target, batch, timeout_s),
             size=min(workers, concurrency),
             max_events=max_events_per_worker or sys.maxsize,
-            heard=self._heard,
+            readable=self._on_readable,
             gave_up=self._gave_up,
         )
         self._pace = Pace()
@@ -85,19 +85,19 @@ class ProcessEngine:
         ended: list[Ended] = []
         for worker in self._pool.close():
             worker.mute()
-            ended += worker.hear()
+            ended += worker.read()
             self._queue.put_back(worker.unstarted())
             if worker.owned or not worker.ready:
                 worker.kill()
             elif not worker.retired:
                 worker.retire()
         self._report(ended + _cancelled(self._queue.take_all()))
-        await self._pool.see_off()
+        await self._pool.wait_ended()
 
-    # -- giving out ---------------------------------------------------------------------------------------------
+    # -- giving work to workers ---------------------------------------------------------------------------------
 
     def _feed(self) -> None:
-        """Share the work out evenly, and give no worker more than it should have at hand."""
+        """Divide the work evenly, and give no worker more than it should have at hand."""
         if not self._queue:
             return
         at = now()
@@ -123,18 +123,18 @@ class ProcessEngine:
         return room
 
     def _sweep(self, at: float) -> None:
-        """Cancel waiting work that may not start any more, and call it back from the workers."""
+        """Cancel waiting work that may not start any more, and recall it from the workers."""
         self._swept_at = at
         self._report(_cancelled(self._queue.take_late(at)))
         for worker in self._pool.workers:
             if any(self._queue.is_late(work, at) for work in worker.owned.values()):
                 worker.ask(wire.RECALL)
 
-    # -- hearing ------------------------------------------------------------------------------------------------
+    # -- reading results ----------------------------------------------------------------------------------------
 
-    def _heard(self, worker: WorkerHandle) -> None:
+    def _on_readable(self, worker: WorkerHandle) -> None:
         """A worker's socket can be read."""
-        self._take(worker, worker.hear())
+        self._take(worker, worker.read())
         if worker.where is not None and worker in self._pool.workers:
             self._check(worker, now())
         self._feed()
@@ -147,7 +147,7 @@ class ProcessEngine:
             self._queue.put_back(worker.returned)
             worker.returned = []
         if worker.unfit is not None or worker.dead:
-            ended += self._bury(worker, None)
+            ended += self._end_worker(worker, None)
         elif not worker.left and not worker.owned and not worker.retired:
             self._pool.retire(worker)
         self._report(ended)
@@ -160,7 +160,8 @@ class ProcessEngine:
         asyncio.get_running_loop().call_soon(self._report, ended)
 
     def _watch(self) -> None:
-        """Look at busy workers again: soon while they make progress and have more to do, rarely while they do not."""
+        """Set the timer for the next check of busy workers: soon while they make progress and have more to do, later
+        otherwise."""
         most = max([len(worker.owned) for worker in self._pool.workers], default=0)
         if most:
             self._timer.set(self._pace.next_look_s(most))
@@ -178,27 +179,28 @@ class ProcessEngine:
         self._watch()
 
     def _check(self, worker: WorkerHandle, at: float) -> None:
-        """Is a worker that runs late, dead or slow?"""
+        """Check a worker with work: kill it if its run exceeds `timeout_s`, replace it if it is dead, and recall
+        waiting work from a slow one."""
         running_s = worker.running_s(at) or 0.0
         if self._timeout_s is not None and running_s > self._timeout_s:
             worker.ask(wire.LOCATE)
             if worker.where is not None or running_s > self._timeout_s + _LOCATE_S:
                 worker.kill()
                 text = overrun(self._timeout_s, worker.where or "")
-                self._report(self._bury(worker, HandlerTimeout(f"{text}; its worker was killed")))
+                self._report(self._end_worker(worker, HandlerTimeout(f"{text}; its worker was killed")))
         elif self._pace.resting and worker.ended():
-            self._report(self._bury(worker, None))  # a process that it forked still holds its end of the line
+            self._report(self._end_worker(worker, None))  # it is dead, but a process that it forked has its socket open
         elif running_s > _SLOW_S and len(worker.owned) > 1 and len(self._pool.workers) > 1:
             worker.ask(wire.RECALL)
 
     # -- losing a worker ----------------------------------------------------------------------------------------
 
-    def _bury(self, worker: WorkerHandle, timeout: HandlerTimeout | None) -> list[Ended]:
-        """A worker is dead or has to end: charge the run that it had begun, and let others run the rest."""
+    def _end_worker(self, worker: WorkerHandle, timeout: HandlerTimeout | None) -> list[Ended]:
+        """A worker is dead or must end: its current run fails, and other workers run the rest of its work."""
         self._pool.remove(worker)
-        ended = worker.hear()
+        ended = worker.read()
         begun = worker.begun()
-        fate = "was killed, because its run was over its time" if timeout else worker.epitaph()
+        fate = "was killed, because its run exceeded timeout_s" if timeout else worker.ending()
         if begun is not None:
             died = WorkerDied(f"worker process {worker.pid} {fate} while it ran {_named(begun)}")
             ended.append(Ended(begun, timeout or died))
@@ -208,7 +210,7 @@ class ProcessEngine:
 
     def _gave_up(self, failure: BadHandler) -> None:
         self.failure = failure
-        # Even if nothing is left to report: the caller must learn that no more results will come.
+        # Report even an empty list: the caller must notice `failure`, because no more results will follow.
         asyncio.get_running_loop().call_soon(self._ended, _cancelled(self._queue.take_all()))
 
 

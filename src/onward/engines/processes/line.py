@@ -20,11 +20,11 @@ class Line:
         self._unsent: deque[memoryview] = deque()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._end, readable)
-        self.cut = False  # the other end is closed, or sends what we cannot decode
+        self.cut = False  # the other end is closed, or sent bytes that cannot be decoded
 
     @property
     def clogged(self) -> bool:
-        """The other end has not taken all that was sent."""
+        """Whether the other end has not yet read everything that was sent."""
         return bool(self._unsent)
 
     def send(self, message: wire.Down) -> None:

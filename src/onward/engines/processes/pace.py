@@ -1,17 +1,17 @@
-"""How much work a worker should have at hand, and how soon to look at it again. Pure.
+"""Decides how much work a worker should have at hand, and how soon to check it again. Pure.
 
-The window adapts because a fixed one loses: with a window of 1, handlers of 50 µs run 2.7 times slower (measured).
+The window adapts, because a fixed one is slow: with a window of 1, handlers of 50 µs run 2.7 times slower (measured).
 """
 
-AHEAD_S = 0.01  # a worker has so much work at hand: enough to hide the way to it and back
-AHEAD_MOST_S = 0.05  # and so much on a machine so busy that our timer rings late
-AHEAD = 512  # and at most so many events
+AHEAD_S = 0.01  # how much work a worker has at hand: enough to hide the latency of the socket
+AHEAD_MOST_S = 0.05  # the same, on a machine so busy that the engine's timer is late
+AHEAD = 512  # the most events that a worker has at hand
 GLANCE_S = 0.004  # how often the engine reads the pages of busy workers
-REST_S = 0.05  # and how often while nothing changes
+REST_S = 0.05  # how often it does so while nothing changes
 
 
 class Pace:
-    """Learns from how long runs take, and from how late the timer rings."""
+    """Adapts to how long runs take, and to how late the timer fires."""
 
     def __init__(self) -> None:
         self._mean_s: float | None = None
@@ -20,7 +20,7 @@ class Pace:
 
     @property
     def window(self) -> int:
-        """How many events a worker should have, the running one included. One, until some run has ended."""
+        """How many events a worker should have, including the running one. It is 1 until some run has ended."""
         if self._mean_s is None:
             return 1
         ahead_s = min(AHEAD_S + 2 * self._late_s, AHEAD_MOST_S)
@@ -28,11 +28,12 @@ class Pace:
 
     @property
     def resting(self) -> bool:
-        """Nothing has changed for some time."""
+        """Whether nothing has changed for some time."""
         return self._pause_s >= REST_S
 
     def next_look_s(self, most: int) -> float:
-        """The seconds until the next look, if the busiest worker has `most` works. With one it reports by itself."""
+        """The seconds until the next check, if the busiest worker has `most` works. A worker with one work reports its
+        end by itself."""
         return self._pause_s if most > 1 else REST_S
 
     def looked(self, late_s: float) -> None:
@@ -40,6 +41,6 @@ class Pace:
         self._pause_s = min(self._pause_s * 2, REST_S)
 
     def ran(self, mean_s: float) -> None:
-        """Some runs of a worker have ended, and took so long on average."""
+        """Some runs of a worker have ended. `mean_s`: their mean duration."""
         self._mean_s = mean_s if self._mean_s is None else 0.7 * self._mean_s + 0.3 * mean_s
         self._pause_s = GLANCE_S

@@ -1,4 +1,4 @@
-"""The worker processes of an engine: how they start, end and are replaced."""
+"""The worker processes of an engine: starts, ends and replaces them."""
 
 import asyncio
 import logging
@@ -12,17 +12,17 @@ from onward.errors import BadHandler
 
 log = logging.getLogger("onward")
 
-_START_S = 60.0  # a worker may take so long to import the handler
-_LEAVE_S = 5.0  # a worker that was asked to end does so within this time
+_START_S = 60.0  # how long a worker may take to import the handler
+_LEAVE_S = 5.0  # a worker that was asked to end is killed after this time
 _CLOSE_S = 1.0
 _REAP_S = 0.02  # how long a worker that closed its socket may take to end
-_TRIES = 4  # the pool gives up after so many workers in a row that died before they ran anything
+_TRIES = 4  # the pool gives up after this many workers in a row died before they ran anything
 _BACKOFF_S = 0.2
-_YOUNG_S = 30.0  # a worker that lived longer did not die of its start
+_YOUNG_S = 30.0  # a worker that lived longer has not died because of its start
 
 
 class WorkerPool:
-    """Keeps `size` workers running. It calls `heard` when a worker has something to say, and `gave_up`, once, when no
+    """Keeps `size` workers running. It calls `readable` when a worker has sent something, and `gave_up`, once, when no
     worker can start."""
 
     def __init__(
@@ -31,7 +31,7 @@ class WorkerPool:
         *,
         size: int,
         max_events: int,
-        heard: Callable[[WorkerHandle], None],
+        readable: Callable[[WorkerHandle], None],
         gave_up: Callable[[BadHandler], None],
     ) -> None:
         self.workers: list[WorkerHandle] = []
@@ -39,11 +39,11 @@ class WorkerPool:
         self._setup = setup
         self._size = size
         self._max_events = max_events
-        self._heard = heard
+        self._readable = readable
         self._gave_up = gave_up
-        self._open = True  # it starts workers
+        self._open = True  # the pool may start workers
         self._failures = 0  # workers in a row that died before they ran anything
-        self._gone: list[WorkerHandle] = []  # removed, and perhaps not ended yet
+        self._gone: list[WorkerHandle] = []  # removed workers that may not have ended yet
 
     def start(self) -> None:
         for _ in range(self._size):
@@ -53,7 +53,7 @@ class WorkerPool:
         if not self._open:
             return
         try:
-            worker = WorkerHandle(self._setup, self._max_events, self._heard)
+            worker = WorkerHandle(self._setup, self._max_events, self._readable)
         except OSError as error:
             self._retry(f"a worker process cannot be started: {error}")
             return
@@ -61,19 +61,19 @@ class WorkerPool:
         asyncio.get_running_loop().call_later(_START_S, self._check_start, worker)
 
     def retire(self, worker: WorkerHandle) -> None:
-        """Let a worker end by itself. The pool buries it when it has."""
+        """Ask a worker to end by itself. It is killed if that takes too long."""
         worker.retire()
         asyncio.get_running_loop().call_later(_LEAVE_S, worker.kill)
 
     def remove(self, worker: WorkerHandle) -> None:
-        """A worker is dead or has to end: wait until it has. The caller then hears it for the last time."""
+        """A worker is dead or must end: wait until its process has ended. The caller then reads it one last time."""
         self.workers.remove(worker)
         worker.mute()
         if not worker.retired:
             _wait(worker)
 
     def replace(self, worker: WorkerHandle, fate: str, *, ran: bool) -> None:
-        """Let go of a removed worker, and start another if this one has no successor yet. `ran`: it began some run."""
+        """Close a removed worker, and start another if this one has no successor yet. `ran`: it began some run."""
         worker.close()
         self._reap(worker)
         if worker.retired:
@@ -82,19 +82,19 @@ class WorkerPool:
         if not ran and now() - worker.born <= _YOUNG_S:
             self._retry(worker.unfit or f"worker process {worker.pid} {fate} before it ran anything")
             return
-        log.warning("%s: worker process %d %s; another takes its place", self._setup.target, worker.pid, fate)
+        log.warning("%s: worker process %d %s; a new one replaces it", self._setup.target, worker.pid, fate)
         self._failures = 0
-        if worker.left:  # else its successor was started when it got its last work
+        if worker.left:  # otherwise its successor was started when it got its last work
             self.hire()
 
     def close(self) -> list[WorkerHandle]:
-        """Start no more workers. Returns those that run; the caller asks each to end, then waits in `see_off`."""
+        """Start no more workers. Returns those that run; the caller asks each to end, then waits in `wait_ended`."""
         self._open = False
         workers, self.workers = self.workers, []
         self._gone += workers
         return workers
 
-    async def see_off(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait for the processes to end. Kill those that do not."""
         workers = self._gone
         try:
@@ -112,7 +112,7 @@ class WorkerPool:
     def _check_start(self, worker: WorkerHandle) -> None:
         if not worker.ready and worker in self.workers:
             worker.unfit = f"importing {self._setup.target} took more than {_START_S:g} s"
-            self._heard(worker)
+            self._readable(worker)
 
     def _retry(self, why: str) -> None:
         """A worker could not run anything: try another one after a while, or give up."""

@@ -1,4 +1,4 @@
-"""The process of a worker, with the three channels to it: the line, the leash and the status page."""
+"""The process of a worker, with three channels to it: the line (a socket), the leash (a pipe) and the status page."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ class WorkerProcess:
         return self._process.pid
 
     def pull_leash(self, order: wire.Order) -> None:
-        """Give an order that is carried out also while the handler keeps the main thread busy."""
+        """Send an order that the worker obeys even while the handler keeps its main thread busy."""
         with contextlib.suppress(OSError):  # the worker is dead, and reading the line will show it
             os.write(self._leash, order)
 
@@ -55,14 +55,14 @@ class WorkerProcess:
             self._process.kill()
 
     def ended(self) -> bool:
-        """Has the process ended? Reaps it."""
+        """Whether the process has ended. Reaps it."""
         return self._process.poll() is not None
 
-    def epitaph(self) -> str:
-        """How it ended, in words."""
+    def ending(self) -> str:
+        """How the process ended, as text for the log."""
         code = self._process.returncode
         if code is None:
-            return "went away"
+            return "closed its socket"
         if code >= 0:
             return f"exited with {code}"
         with contextlib.suppress(ValueError):

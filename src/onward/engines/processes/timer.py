@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class LookTimer:
-    """Calls `look` with the seconds that the call is late. One call is set at a time, the earliest asked for."""
+    """Calls `look` with the seconds by which the call is late. Only one call is set at a time: the earliest one."""
 
     def __init__(self, look: Callable[[float], None]) -> None:
         self._look = look

@@ -1,8 +1,8 @@
 """The messages between the engine and a worker process: frames on a socket, and a page of memory that they share.
 
 The engine sends work once, and the worker never sends it back. The worker reports success by a number on the page,
-which costs no system call. It reports a failure by a frame, before that number covers the run. So an engine that reads
-the page first and the socket then knows the result of every finished run, even if the worker is dead by now.
+which costs no system call. It reports a failure by a frame, before that number includes the run. So an engine that
+reads the page first and then the socket has the result of every finished run, even if the worker has died since.
 """
 
 import mmap
@@ -19,7 +19,7 @@ from onward.event import Delivery
 Order = bytes
 RECALL: Order = b"r"
 LOCATE: Order = b"w"
-"""Bytes on the leash: hand back the work that has not begun; report the line that the present run has reached."""
+"""Bytes on the leash: return the work that has not begun; report the line that the current run has reached."""
 
 _LENGTH = struct.Struct(">I")
 _PAGE_BYTES = 4096
@@ -42,7 +42,7 @@ class Setup(Down, frozen=True, kw_only=True):
 
 
 class Events(Down, frozen=True):
-    """Run these in turn, numbered from `first` on. A run that has not begun at `until` must not begin."""
+    """Run these one after the other, numbered from `first` on. A run that has not begun by `until` must not begin."""
 
     first: int
     until: float
@@ -74,17 +74,17 @@ class Unfit(Up, frozen=True):
 
 
 class Idle(Up, frozen=True):
-    """The worker has run all it got: look at the page."""
+    """The worker has run all its work: read the page."""
 
 
 class Returned(Up, frozen=True):
-    """These have not begun: the engine called them back, or it was too late for them to begin."""
+    """These runs have not begun: the engine recalled them, or it was too late to begin them."""
 
     numbers: list[int]
 
 
 class At(Up, frozen=True):
-    """The line that the present run has reached."""
+    """The line that the current run has reached."""
 
     number: int
     where: str
@@ -104,7 +104,7 @@ from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 def whole(work: Delivery | tuple[Delivery, ...]) -> Delivery | tuple[Delivery, ...]:
-    """The work as an encoder takes it: a broker may decode fields of an event only when they are read."""
+    """The work with all fields set, as an encoder needs it: a broker may decode fields of an event late."""
     if isinstance(work, tuple):
         return tuple([_whole(delivery) for delivery in work])
     return _whole(work)
@@ -147,8 +147,8 @@ class StatusPage:
     Each field is eight aligned bytes, so a reader never sees half a value.
     """
 
-    # The page earns its lines: when a worker dies, it is the proof of which run had begun. A frame for each begin
-    # would prove it too, but costs a system call per event.
+    # When a worker dies, the page shows which run had begun. A frame for each begin would show it too, but would cost a
+    # system call per event.
 
     def __init__(self, descriptor: int) -> None:
         self._map = mmap.mmap(descriptor, _PAGE_BYTES)
@@ -162,7 +162,7 @@ class StatusPage:
 
     @property
     def started(self) -> int:
-        """The number of the last run that has begun, plus one. If it is more than `finished`, that run goes on."""
+        """The number of the last run that has begun, plus one. If it is above `finished`, that run has not ended."""
         return self._counts[1]
 
     @property
@@ -172,7 +172,7 @@ class StatusPage:
 
     @property
     def busy_s(self) -> float:
-        """The sum of the times of all runs."""
+        """The total duration of all runs."""
         return self._times[3]
 
     def begin(self, number: int, at: float) -> None:

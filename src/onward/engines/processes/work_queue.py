@@ -9,7 +9,7 @@ from onward.engines.processes.worker import size_of
 
 
 class WorkQueue:
-    """Work that no worker has. What comes first is given out first."""
+    """Work that no worker has yet, in order."""
 
     def __init__(self) -> None:
         self.may_start_until: MayStartUntil = always
@@ -22,17 +22,18 @@ class WorkQueue:
         self._works.extend(works)
 
     def put_back(self, works: Sequence[Work]) -> None:
-        """Workers had these and did not begin them. They come before what waits."""
+        """Workers had this work and did not begin it. It goes before the waiting work."""
         self._works.extendleft(reversed(works))
 
     def is_late(self, work: Work, at: float) -> bool:
-        """Work that is late may not start."""
+        """Whether work may not start any more."""
         return at >= self.may_start_until(work)
 
     def take(self, count: int, max_bytes: int, at: float) -> tuple[list[Work], float, list[Work]]:
-        """The first works that may start, at most `count`, and until when they may; then late ones found before them.
+        """Take the first works that may start. Returns them, until when they may start, and the late ones found on the
+        way.
 
-        At most `max_bytes` of them, but always one.
+        At most `count` works and `max_bytes` of them, but always one.
         """
         works: list[Work] = []
         late: list[Work] = []

@@ -1,4 +1,4 @@
-"""One worker process, as the engine sees it: the work it was given, what it has answered, how it ended."""
+"""The engine's view of one worker process: the work it was given, its answers, and how it ended."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,8 +11,8 @@ from onward.event import Delivery
 
 
 class GivenWork:
-    """The work that a worker was given and has not answered, by number, in the order of the runs. `most` works in its
-    life."""
+    """The work that a worker was given and has not answered, by number, in the order of the runs. `most`: how many
+    works the worker may get in its life."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -43,17 +43,17 @@ class WorkerHandle:
     The worker may get `max_events` works in its life.
     """
 
-    def __init__(self, setup: wire.Setup, max_events: int, heard: Callable[["WorkerHandle"], None]) -> None:
+    def __init__(self, setup: wire.Setup, max_events: int, readable: Callable[["WorkerHandle"], None]) -> None:
         self.ready = False
         self.unfit: str | None = None  # why it cannot run the handler
         self.retired = False  # the engine has asked it to end
-        self.returned: list[Work] = []  # handed back, not begun
+        self.returned: list[Work] = []  # work that the worker handed back before it began
         self._given = GivenWork(max_events)
         self._failed: dict[int, BaseException] = {}
         self._asked: dict[wire.Order, int] = {}  # the run during which each order was last given
         self._at = wire.At(-1, "")  # the last answer
-        self._heard = (0, 0.0)  # finished and busy_s, as last read
-        self._process = WorkerProcess(setup, lambda: heard(self))
+        self._seen = (0, 0.0)  # finished and busy_s, as last read
+        self._process = WorkerProcess(setup, lambda: readable(self))
 
     # -- to the worker ------------------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class WorkerHandle:
 
     @property
     def bytes(self) -> int:
-        """Of the work that it owns."""
+        """The size of the work that it owns."""
         return self._given.bytes
 
     @property
@@ -73,7 +73,7 @@ class WorkerHandle:
 
     @property
     def clogged(self) -> bool:
-        """It has not taken all that was sent."""
+        """Whether the worker has not yet read everything that was sent."""
         return self._process.line.clogged
 
     def give(self, works: Sequence[Work], until: float) -> None:
@@ -83,8 +83,8 @@ class WorkerHandle:
         self._process.line.send((wire.Batches if batch else wire.Events)(first, until, whole))  # type: ignore[arg-type]
 
     def ask(self, order: wire.Order) -> None:
-        """Pull the leash, once during each run, for the work that has not begun (wire.RECALL), or for the line that the
-        present run has reached (wire.LOCATE; `where` has the answer)."""
+        """Send an order on the leash, once during each run: return the work that has not begun (wire.RECALL), or report
+        the line that the current run has reached (wire.LOCATE; `where` has the answer)."""
         run = self.run
         if run is not None and self._asked.get(order) != run:
             self._asked[order] = run
@@ -100,31 +100,31 @@ class WorkerHandle:
 
     # -- from the worker ----------------------------------------------------------------------------------------
 
-    def hear(self) -> list[Ended]:
-        """Read all it has answered: the runs that ended, and whether it is ready, unfit or dead."""
-        # The page first: then the line already has the failures among the runs that the page counts as finished.
+    def read(self) -> list[Ended]:
+        """Read all answers of the worker. Returns the runs that ended, and updates `ready`, `unfit` and `dead`."""
+        # The page comes first: the line then already has the failures of all runs that the page counts as finished.
         finished, busy_s = self._process.page.finished, self._process.page.busy_s
         for message in self._process.line.receive():
-            self._heed(message)
+            self._apply(message)
         ended: list[Ended] = []
-        # The page has only the sum, so each run that ended since the last look gets the mean.
-        took_s = (busy_s - self._heard[1]) / max(1, finished - self._heard[0])
+        # The page has only the sum, so each run that ended since the last read gets the mean.
+        took_s = (busy_s - self._seen[1]) / max(1, finished - self._seen[0])
         for number in list(self.owned):
             if number >= finished:
                 break
             ended.append(Ended(self._given.take(number), self._failed.pop(number, None), took_s=took_s))
-        self._heard = (finished, busy_s)
+        self._seen = (finished, busy_s)
         return ended
 
     def glance(self) -> list[Ended]:
-        """The same, when the line has nothing to read: this usually costs no system call."""
-        return self.hear() if self._process.page.finished > self._heard[0] else []
+        """`read`, but only if the page shows an ended run: this usually costs no system call."""
+        return self.read() if self._process.page.finished > self._seen[0] else []
 
     def mute(self) -> None:
-        """Stop calling `heard`. The engine can still hear the worker."""
+        """Stop calling `readable`. `read` still works."""
         self._process.line.mute()
 
-    def _heed(self, message: wire.FromWorker) -> None:
+    def _apply(self, message: wire.FromWorker) -> None:
         match message:
             case wire.Ready():
                 self.ready = True
@@ -137,26 +137,26 @@ class WorkerHandle:
             case wire.Failed():
                 self._failed[message.number] = revived(message.error)
 
-    # -- how it is doing ----------------------------------------------------------------------------------------
+    # -- its state ----------------------------------------------------------------------------------------------
 
     @property
     def finished(self) -> int:
-        """How many runs have ended here, those that it handed back included."""
+        """How many runs have ended here, including work that the worker handed back."""
         return self._process.page.finished
 
     @property
     def run(self) -> int | None:
-        """The number of the present run."""
+        """The number of the current run; None: nothing runs."""
         started = self._process.page.started
         return started - 1 if started > self._process.page.finished else None
 
     @property
     def where(self) -> str | None:
-        """The line that the present run had reached when it was asked; None: there is no answer yet."""
+        """The line that the current run had reached when the worker was asked; None: there is no answer yet."""
         return self._at.where if self._at.number == self.run else None
 
     def running_s(self, at: float) -> float | None:
-        """How long the present run has taken; if none has begun, how long the work has waited here."""
+        """How long the current run has taken; if none has begun, how long the work has waited here."""
         if not self.owned:
             return None
         since = self._process.page.since
@@ -174,11 +174,11 @@ class WorkerHandle:
 
     @property
     def dead(self) -> bool:
-        """Its end of the line is closed."""
+        """Whether the worker's end of the line is closed."""
         return self._process.line.cut
 
     def ended(self) -> bool:
-        """Has the process ended? Reaps it."""
+        """Whether the process has ended. Reaps it."""
         return self._process.ended()
 
     def begun(self) -> Work | None:
@@ -187,12 +187,12 @@ class WorkerHandle:
         return self._given.take(run) if run in self.owned else None
 
     def unstarted(self) -> list[Work]:
-        """The work that another worker should run, once `begun` has been taken."""
+        """The work that another worker should run. Call this after `begun`."""
         return [*self.returned, *self.owned.values()]
 
-    def epitaph(self) -> str:
-        """How it ended, in words."""
-        return self._process.epitaph()
+    def ending(self) -> str:
+        """How the process ended, as text for the log."""
+        return self._process.ending()
 
     def close(self) -> None:
         self._process.close()
