@@ -121,6 +121,9 @@ class Feed:
     async def subscribe(self, *_: object, **__: object) -> "Feed":
         return self
 
+    async def owners(self, *_: object) -> Sequence[Any]:
+        return []
+
     def aside(self, group: str) -> "Feed":
         return self
 

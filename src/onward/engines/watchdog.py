@@ -27,18 +27,20 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="onward-watchdog", daemon=True)
         self._named: dict[CodeType, float] = {}
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._beat()
-        threading.Thread(target=self._watch, name="onward-watchdog", daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._timer.cancel()
+        self._thread.join(1.0)  # not for ever: it may be in a log handler that waits for this loop
 
     def _beat(self) -> None:
         self._ticked = time.monotonic()
