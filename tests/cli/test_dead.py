@@ -118,12 +118,12 @@ def test_replay_from_the_shell_runs_in_the_group(shell: Shell) -> None:
     ids = bury(shell.folder, 4)
     assert (
         dead(shell, "replay", "--dry-run")
-        == "4 would be replayed, 0 were not dead any more, 0 matching dead letters left\n"
+        == "4 would be replayed, 0 were no longer dead, 0 matching dead letters left\n"
     )
     assert json.loads(dead(shell, "replay", ids[0], "--json")) == {"replayed": 1, "failed": 0, "left": 0}
     running = shell.start("run", "shop:app")
     running.saw("billed 0")
-    assert dead(shell, "replay") == "3 replayed, 0 were not dead any more, 0 matching dead letters left\n"
+    assert dead(shell, "replay") == "3 replayed, 0 were no longer dead, 0 matching dead letters left\n"
     for n in range(1, 4):
         running.saw(f"billed {n}")
     until(lambda: dead(shell, "list") == "no dead letters\n", "the letters are gone")
@@ -146,7 +146,7 @@ def test_ctrl_c_stops_a_replay_and_says_where_it_stands(shell: Shell) -> None:
     moved = int(running.out.split()[0])
     assert 0 < moved < 20
     assert f"{20 - moved} matching dead letters left" in running.out
-    assert "stopped by you" in running.err
+    assert "stopped; run the command again" in running.err
     assert len(json.loads(dead(shell, "list", "--json"))) == 20 - moved
 
 
@@ -161,7 +161,7 @@ def test_drop_asks_and_export_and_send_leave_the_letters(shell: Shell) -> None:
     assert (copy["key"], copy["value"]) == ("c-1", {"id": 1})
     assert copy["headers"]["onward-dead-message"] == "no stock for 1"
     assert "add --yes" in dead(shell, "drop", code=2)
-    assert dead(shell, "drop", "--key", "c-9") == "0 dropped, 0 were not dead any more, 0 matching dead letters left\n"
+    assert dead(shell, "drop", "--key", "c-9") == "0 dropped, 0 were no longer dead, 0 matching dead letters left\n"
     answer = json.loads(dead(shell, "drop", "--text", "no stock", "--yes", "--json"))
     assert answer == {"dropped": 2, "failed": 0, "left": 0}
     assert len(json.loads(dead(shell, "list", "--json"))) == 2

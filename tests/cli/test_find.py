@@ -101,7 +101,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("target", ["kafka://u:SECRET@h/", "kafka:u:SECRET@h", "u:SECRET@h.py", "sqlite:///a.db"])
     def test_refuses_a_url_without_showing_its_password(self, here: Path, target: str) -> None:
-        with pytest.raises(Misuse, match="a URL is given by --url") as caught:
+        with pytest.raises(Misuse, match="give a URL in ONWARD_URL") as caught:
             load(target)
         assert "SECRET" not in str(caught.value)
 

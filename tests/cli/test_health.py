@@ -125,7 +125,7 @@ def test_a_probe_that_another_program_answers_says_no(shell: Shell) -> None:
         threading.Thread(target=other.handle_request).start()
         code, text = asked(shell, "--metrics", str(other.server_port))
     assert code == policy.NO
-    assert text == f"not ready: what answers at 127.0.0.1:{other.server_port} is not Onward"
+    assert text == f"not ready: the server at 127.0.0.1:{other.server_port} is not Onward"
 
 
 def test_a_probe_that_does_not_know_where_to_ask_is_a_misuse(shell: Shell) -> None:

@@ -81,7 +81,7 @@ def test_a_reader_that_goes_ends_tail_quietly(shell: Shell) -> None:
         check=False,
     )
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
-    assert (shell.folder / "err").read_text().splitlines()[1:] == ["showing orders; Ctrl-C ends"]
+    assert (shell.folder / "err").read_text().splitlines()[1:] == ["showing orders; stop with Ctrl-C"]
     assert groups(shell.folder) == []
 
 

@@ -57,7 +57,8 @@ def test_a_plan_creates_nothing_and_apply_creates_all_of_it(shell: Shell) -> Non
     assert not (shell.folder / "shop.db").exists()
     assert set(topology(shell, "apply").splitlines()) == lines
     assert counts(shell) == {"orders": 3, "payments": 8, "archive": 1}
-    assert topology(shell, "plan") == topology(shell, "apply") == "the broker has all that is declared\n"
+    same = "the broker has everything that the application declares\n"
+    assert topology(shell, "plan") == topology(shell, "apply") == same
     assert json.loads(topology(shell, "plan", "--json")) == []
     done = shell.run("publish", "payments", "{}", "--app", "shop:app")
     assert done.returncode == 0, done.stderr
@@ -82,7 +83,7 @@ def test_a_topic_that_differs_is_refused_and_the_others_are_created(shell: Shell
 def test_what_cannot_be_compared_is_named_with_its_cure(shell: Shell) -> None:
     done = shell.run("topology", "plan")
     assert done.returncode == 2
-    assert "no application is named: write --app shop:app" in done.stderr
+    assert "no application given: write --app shop:app" in done.stderr
     shell.write("empty.py", "from onward import Onward\napp = Onward('sqlite:///shop.db')\n")
     done = shell.run("topology", "plan", "--app", "empty:app")
     assert done.returncode == 2
