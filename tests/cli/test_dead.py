@@ -67,7 +67,7 @@ def test_list_shows_a_table_and_one_array(shell: Shell) -> None:
     assert json.loads(dead(shell, "list", "--json", "--until", "1h")) == []
     assert len(json.loads(dead(shell, "list", "--json", "--since", "1h", "--text", "no stock"))) == 2
     assert dead(shell, "list", "--key", "c-9") == "no dead letters\n"
-    assert "no group has ever taken topic payments" in dead(shell, "list", "--topic", "payments", code=2)
+    assert "no group has ever read topic payments" in dead(shell, "list", "--topic", "payments", code=2)
 
 
 @pytest.mark.slow

@@ -306,5 +306,5 @@ def test_an_application_that_ends_by_itself_is_not_held_up_by_a_thread(shell: Sh
     running = lingering(shell, THREAD + FAILS, spare_s=0.5)
     assert running.ended(40.0) == policy.NO
     (line,) = [line for line in running.err.splitlines() if "still running: " in line]
-    assert "after the application had ended" in line
+    assert "of the end of the application" in line
     assert "thread left-behind" in line

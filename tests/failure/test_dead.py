@@ -84,7 +84,7 @@ def test_where_to_look_and_for_what(tmp_path: Path) -> None:
         assert (await stranger.drop(ids=[events[1].id])).dropped == 2
         with pytest.raises(BrokerError, match="cursor"):
             await app.dead.list(after="billing:nonsense")
-        with pytest.raises(BadSetting, match="no cursor"):
+        with pytest.raises(BadSetting, match="not the cursor"):
             await app.dead.list(after="nonsense")
         with pytest.raises(BadSetting, match="ids="):
             await app.dead.list(ids=[])

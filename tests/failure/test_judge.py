@@ -102,7 +102,7 @@ def test_whatever_the_error_is_the_event_has_an_end() -> None:
     outcome, level, text, _ = rule(Masked())
     assert isinstance(outcome, Dead)
     assert level == logging.ERROR
-    assert "Masked cannot be judged" in text
+    assert "Masked cannot be read" in text
 
 
 def test_a_long_story_is_cut_in_the_middle_and_can_be_stored() -> None:

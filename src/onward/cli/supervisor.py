@@ -331,7 +331,7 @@ class Supervisor:
         for report in child.listen():
             self._board.heard(slot.number, report)
         if child.unreadable and not unreadable:
-            log.error("%s sent a message that cannot be decoded; such messages are dropped", slot)
+            log.error("%s sent a message that cannot be read; such messages are dropped", slot)
         if child.floods:
             log.error("%s sent %d MiB without a complete message: killed", slot, _MESSAGE_LIMIT_BYTES >> 20)
             child.process.kill()
