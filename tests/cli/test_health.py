@@ -208,7 +208,7 @@ class TestWorkers:
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready")
         shell.write("shop.py", "1 / 0")
         running.saw("waiting for a file to change")
-        assert "is not running; another is started" in fetch(f"{where}/health/ready")[1]
+        assert "is not running; another one will be started" in fetch(f"{where}/health/ready")[1]
         shell.write("shop.py", good)
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready again")
         assert stopped(running) == 0
@@ -240,7 +240,7 @@ class TestWorkers:
             port = taken.getsockname()[1]
             running = shell.start("run", "shop:app", "--workers", "2", "--metrics", str(port))
             assert running.ended() == policy.USAGE
-        assert running.err.count("choose another --metrics") == 1
+        assert running.err.count("choose another address for --metrics") == 1
         assert not pids(running)
 
     def test_counters_do_not_fall_when_workers_are_replaced(self, shell: Shell) -> None:

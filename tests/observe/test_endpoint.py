@@ -92,7 +92,7 @@ def test_metrics_health_and_readings_are_served_and_nothing_else() -> None:
             assert msgspec.json.decode(body, type=list[Reading]) == system.readings()
             assert (await get("/secrets"))[0] == 404
             assert (await get("/metrics", "POST"))[0] == 405
-            with pytest.raises(BadSetting, match="choose another --metrics"):
+            with pytest.raises(BadSetting, match="choose another address for --metrics"):
                 async with serving(system, place):
                     pass
 
@@ -105,7 +105,7 @@ def test_a_page_that_raises_is_answered_and_logged(caplog: pytest.LogCaptureFixt
             raise RuntimeError("out of numbers")
 
     with serving_in_thread(Broken(), Address("127.0.0.1", 0), lambda: Health(True)) as place:
-        assert fetch(f"http://{place}/metrics") == (500, "/metrics failed with RuntimeError; the log has more\n")
+        assert fetch(f"http://{place}/metrics") == (500, "/metrics failed with RuntimeError; see the log\n")
         assert fetch(f"http://{place}/health/ready")[0] == 200
     assert "RuntimeError: out of numbers" in caplog.text
 

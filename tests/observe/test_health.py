@@ -171,7 +171,7 @@ def test_a_partition_that_stands_still_is_not_ready(tmp_path: Path, monkeypatch:
             await until(lambda: not app.health().ready)
             (trouble,) = app.health().troubles
             assert "bill: orders/" in trouble
-            assert "stands still at position" in trouble
+            assert "is stuck at position" in trouble
             go.set()
             await until(lambda: app.health().ready)
 

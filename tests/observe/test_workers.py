@@ -56,7 +56,7 @@ def test_it_is_ready_when_every_worker_is(workers: Workers) -> None:
 def test_a_dead_worker_is_not_ready_until_its_replacement_is(workers: Workers) -> None:
     both(workers)
     workers.ended(2)
-    assert workers.health().troubles == ("worker 2 is not running; another is started",)
+    assert workers.health().troubles == ("worker 2 is not running; another one will be started",)
     workers.started(2)
     assert workers.health().troubles == ("worker 2 is starting",)
     workers.heard(2, report())
