@@ -195,7 +195,7 @@ def test_a_url_alone_lists_every_topic_and_changes_none(shell: Shell) -> None:
     for change in (["replay"], ["drop", "--yes"], ["send", "--topic", "copies"]):
         done = shell.run("dead", *change, *url)
         assert done.returncode == 2
-        assert "name a topic or a group" in done.stderr
+        assert "give a topic, a group" in done.stderr
     assert len(json.loads(shell.run("dead", "list", "--json", *url).stdout)) == 3
 
 

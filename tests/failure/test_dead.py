@@ -79,7 +79,7 @@ def test_where_to_look_and_for_what(tmp_path: Path) -> None:
         assert len((await stranger.list()).letters) == 11
         assert (await stranger.show(events[1].id, topic="orders", group="billing")).event == events[1]
         for change in (stranger.replay(), stranger.drop(), stranger.drop(dry_run=True), stranger.send("copies")):
-            with pytest.raises(ConfigError, match="name a topic or a group"):
+            with pytest.raises(ConfigError, match="give a topic, a group"):
                 await change
         assert (await stranger.drop(ids=[events[1].id])).dropped == 2
         with pytest.raises(BrokerError, match="cursor"):

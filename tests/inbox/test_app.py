@@ -189,7 +189,7 @@ def test_a_commit_whose_answer_is_lost_is_looked_up_and_charges_no_attempt(tmp_p
         call(work)
         if not lost:
             lost.append(work)
-            raise InDoubt("the connection broke in the commit")
+            raise InDoubt("the connection broke during the commit")
 
     app.handlers[0] = msgspec.structs.replace(handler, call=answer_lost)
 

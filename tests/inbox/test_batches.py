@@ -83,7 +83,7 @@ def test_a_former_owner_is_fenced(database: Open) -> None:
         async with database() as place:
             await place.call(batch(0, fence=7))
             await place.call(batch(1, fence=8))
-            with pytest.raises(Superseded, match="fence 7 is over, 8"):
+            with pytest.raises(Superseded, match="fence 7 is outdated, fence 8"):
                 await place.call(batch(2, 3, fence=7))
             assert await place.effects() == ["e0", "e1"]
             await place.call(batch(2, 3, fence=8))

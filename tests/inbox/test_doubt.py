@@ -35,7 +35,7 @@ def test_a_connection_that_breaks_in_the_commit(name: str, request: pytest.Fixtu
                 await connection.execute(text("INSERT INTO effect VALUES ('a')"))
                 await asyncio.to_thread(proxy.cut)
 
-            with pytest.raises(InDoubt, match="broke in the commit"):
+            with pytest.raises(InDoubt, match="broke during the commit"):
                 await place.run(asynchronous if place.is_async else plain, delivery("a"))
             proxy.mend()
             await place.call(delivery("a"))

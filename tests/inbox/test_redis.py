@@ -134,7 +134,7 @@ def test_a_duplicate_that_waits_too_long_is_busy_and_never_done(url: str, monkey
             first, second = Runs(), Runs()
             one = asyncio.create_task(handle(inbox, delivery("a"), first.stands))
             await asyncio.wait_for(first.standing.wait(), PATIENCE_S)
-            with pytest.raises(Busy, match="another run holds it"):
+            with pytest.raises(Busy, match="another run has claimed it"):
                 await handle(inbox, delivery("a"), second.at_once)
             first.go.set()
             await one
