@@ -30,7 +30,7 @@ def watched(
 def test_a_run_longer_than_its_time_limit_and_a_retry_is_stuck() -> None:
     assert watched(reading(partition(3)), seconds=40) == []
     (trouble,) = watched(reading(partition(3)), seconds=43)
-    assert trouble == "shop.bill: orders/3 stands still at position 7: running for 42 s, longer than 40 s"
+    assert trouble == "shop.bill: orders/3 is stuck at position 7: running for 42 s, longer than 40 s"
 
 
 def test_a_partition_that_makes_progress_again_is_no_longer_stuck() -> None:
@@ -98,7 +98,7 @@ def test_a_queued_event_may_wait_for_a_lone_run_of_a_slower_handler() -> None:
 def test_a_partition_whose_records_are_not_read_is_stuck() -> None:
     early = partition(running=0, blocking_position=None, blocking_state=None, blocking_attempt=None)
     (trouble,) = watched(reading(early, busy=0))
-    assert "orders/0 stands still: waiting for its records for 59 s" in trouble
+    assert "orders/0 is stuck: waiting for its records for 59 s" in trouble
 
 
 def test_the_time_starts_again_for_a_partition_that_comes_back() -> None:
@@ -131,6 +131,6 @@ def test_a_full_partition_with_more_to_read_is_stuck() -> None:
     full = msgspec.structs.replace(full, paused_by="max_parked", undelivered=9, parked=5)
     assert watched(reading(full, busy=0), seconds=40) == []
     (trouble,) = watched(reading(full, busy=0), seconds=60)
-    assert "stands still: paused by max_parked" in trouble
+    assert "is stuck: paused by max_parked" in trouble
     empty = msgspec.structs.replace(full, undelivered=0)
     assert watched(reading(empty, busy=0), seconds=5_000) == [], "there is nothing to read"

@@ -187,12 +187,12 @@ def _broken(what: str, error: BaseException) -> Misuse:
 
 
 def _user_traceback(error: BaseException) -> traceback.TracebackException:
-    whole = traceback.TracebackException.from_exception(error)
-    link: traceback.TracebackException | None = whole
+    pruned = traceback.TracebackException.from_exception(error)
+    link: traceback.TracebackException | None = pruned
     while link is not None:
         link.stack = traceback.StackSummary.from_list([frame for frame in link.stack if _is_users(frame)])
         link = link.__cause__ or link.__context__
-    return whole
+    return pruned
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:

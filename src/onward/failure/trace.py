@@ -28,11 +28,11 @@ def _text(error: BaseException) -> str:
 
 
 def _pruned(error: BaseException) -> TracebackException:
-    whole = TracebackException.from_exception(error, limit=-_FRAMES, compact=True)
-    part: TracebackException | None = whole
+    pruned = TracebackException.from_exception(error, limit=-_FRAMES, compact=True)
+    part: TracebackException | None = pruned
     while part is not None:
         users = [frame for frame in part.stack if not frame.filename.startswith(_OURS)]
         if users:
             part.stack = StackSummary.from_list(users)
         part = part.__cause__ or part.__context__
-    return whole
+    return pruned
