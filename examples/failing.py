@@ -3,13 +3,13 @@ import contextlib
 from typing import Any
 
 from onward import Event, GiveUp, Onward, Retry, RetryLater, Skip
-from onward.failure.watch import Alert
+from onward.failure.alerts import Alert
 
 app = Onward("sqlite:///shop.db", retry=Retry(attempts=5, immediate=1, first_delay_s=0.2))  # for every handler
 bank = {"open": False}
 
 
-@app.handler("orders", group="billing")  # retry=Retry(...) here would be this handler's own
+@app.handler("orders", group="billing")  # retry=Retry(...) here is for this handler only
 async def bill(order: dict[str, Any], event: Event) -> None:
     if order.get("test"):
         raise Skip("a test order")  # counts as handled
@@ -21,7 +21,7 @@ async def bill(order: dict[str, Any], event: Event) -> None:
 
 
 @app.alert  # also: app.alert(Webhook("https://hooks.slack.com/...")), app.alert(Mail("localhost", ...))
-async def tell(alert: Alert) -> None:
+async def notify(alert: Alert) -> None:
     print(alert.text)
 
 

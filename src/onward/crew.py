@@ -176,7 +176,7 @@ class Crew:
         while True:
             await asyncio.sleep(EVERY_S)
             troubles = self._standstill.look(self.readings(), clock.now())
-            found = {trouble.partition(" stands still")[0]: trouble for trouble in troubles}
+            found = {trouble.partition(" is stuck")[0]: trouble for trouble in troubles}
             for trouble in [each for consumer in self.consumers for each in consumer.troubles]:
                 found[_SECONDS.sub("", trouble)] = trouble
             for cause in found.keys() - before:

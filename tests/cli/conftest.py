@@ -31,7 +31,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current folder, no settings from outside, and no trace of what a test imported."""
+    """An empty current folder, without settings from the environment. Modules that a test imports are removed again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
     for name in os.environ:

@@ -1,4 +1,4 @@
-"""`onward` as a person runs it: a process in a folder, and what it says."""
+"""`onward` as a user runs it: a process in a folder, and its output."""
 
 import os
 import shlex
@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE_S = 60.0  # how long a test waits for what must come; what is seen sooner costs no more
+PATIENCE_S = 60.0  # how long a test waits for something that must happen; it goes on as soon as that happens
 
 
 def until(seen: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Look again and again; fail when it does not come."""
+    """Wait until `seen` is true; fail if that takes too long."""
     deadline = time.monotonic() + patience_s
     while not seen():
         assert time.monotonic() < deadline, f"not within {patience_s:g} s: {what}"
@@ -21,7 +21,7 @@ def until(seen: Callable[[], object], what: str, patience_s: float = PATIENCE_S)
 
 
 def is_alive(pid: int) -> bool:
-    """Running or stopped; a process that ended and that nobody collected yet is not alive."""
+    """Running or stopped. A zombie is not alive."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -30,7 +30,7 @@ def is_alive(pid: int) -> bool:
 
 
 class Running:
-    """A started command; stdout and stderr go to files, so that it never waits for us."""
+    """A started command. Its stdout and stderr go to files, so that it never waits for us to read."""
 
     def __init__(self, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
         self.process = process
@@ -46,13 +46,13 @@ class Running:
         return self._err.read_text()
 
     def saw(self, text: str, times: int = 1) -> None:
-        """Wait until it has said this."""
+        """Wait until it has printed this."""
 
-        def said() -> bool:
+        def printed() -> bool:
             return self.out.count(text) + self.err.count(text) >= times
 
         try:
-            until(said, repr(text))
+            until(printed, repr(text))
         except AssertionError as error:
             raise AssertionError(f"{error}\nstdout:\n{self.out}\nstderr:\n{self.err}") from None
 
@@ -60,12 +60,12 @@ class Running:
         self.process.send_signal(number)
 
     def ended(self, patience_s: float = PATIENCE_S) -> int:
-        """Its exit code; negative: the signal that ended it."""
+        """Wait for its end. Returns the exit code, or minus the number of the signal that ended it."""
         return self.process.wait(patience_s)
 
 
 class Shell:
-    """A folder to run commands in. `close` ends what a failed test left running."""
+    """A folder to run commands in. `close` kills commands that a failed test left running."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""The system of a folder, seen from outside the command line."""
+"""The application and the SQLite file of a folder, used without the command line."""
 
 import asyncio
 import contextlib
@@ -32,14 +32,14 @@ def groups(folder: Path, topic: str = "orders") -> list[str]:
 
 
 def owners(folder: Path, group: str) -> set[str]:
-    """The members that own a partition, as the table has them, with the suffix that tells processes apart."""
+    """The members that own a partition, as stored in the table, with the suffix that differs by process."""
     with contextlib.closing(sqlite3.connect(folder / "shop.db")) as db:
         rows = db.execute("SELECT DISTINCT owner FROM onward_group WHERE grp = ? AND owner IS NOT NULL", (group,))
         return {owner for (owner,) in rows}
 
 
 def set_times(folder: Path, times: dict[str, float]) -> None:
-    """Give events, by key, the times that another program wrote."""
+    """Set the times of events, by key, as another program could have written them."""
     with contextlib.closing(sqlite3.connect(folder / "shop.db")) as db, db:
         for seq, data in db.execute("SELECT seq, data FROM onward_log").fetchall():
             events = msgspec.msgpack.decode(data, type=list[Event])

@@ -28,7 +28,7 @@ def bill(order: dict) -> None:
 
 
 def publish(shell: Shell, other: str = "c-1") -> str:
-    """A deadly order, and a next one, else of the same customer. Returns the id of the deadly one's event."""
+    """Publish a deadly order of c-1, then another order of `other`. Returns the id of the deadly event."""
 
     async def run() -> str:
         async with Onward(url(shell.folder)) as app:

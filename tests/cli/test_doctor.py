@@ -12,7 +12,7 @@ from tests.cli.shell import Shell
 from tests.cli.system import publish, url
 
 
-def test_a_healthy_system_gets_ok_alone(shell: Shell) -> None:
+def test_a_healthy_store_has_only_ok_findings(shell: Shell) -> None:
     leave_behind(shell, events=0)
     done = shell.run("doctor", "sqlite:///shop.db")
     assert done.returncode == 0, done.stderr
@@ -25,8 +25,8 @@ def test_a_healthy_system_gets_ok_alone(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_a_warning_has_its_cure_and_no_exit_code(shell: Shell) -> None:
-    """A group that nothing runs: the cure is a command, and works."""
+def test_a_warning_has_a_cure_and_the_exit_code_is_0(shell: Shell) -> None:
+    """A group without members: the cure is a command, and the command works."""
     leave_behind(shell)
     done = shell.run("doctor", "sqlite:///shop.db")
     assert done.returncode == 0, done.stderr
@@ -37,11 +37,11 @@ def test_a_warning_has_its_cure_and_no_exit_code(shell: Shell) -> None:
     assert shell.run(*command, "--yes").returncode == 0
     after = shell.run("doctor", "sqlite:///shop.db").stdout
     assert "warning  group" not in after
-    assert "warning  no group reads topic orders" in after, "what it had not read is kept for the next group"
+    assert "warning  no group reads topic orders" in after, "events that it had not read stay for the next group"
 
 
 def leave_behind(shell: Shell, events: int = 1) -> None:
-    """A group that has joined, read nothing and left."""
+    """Leave a group that has joined, read nothing and left."""
 
     async def join() -> None:
         async with Onward(url(shell.folder)) as app:
@@ -54,7 +54,7 @@ def leave_behind(shell: Shell, events: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_an_error_is_exit_code_1(shell: Shell) -> None:
+def test_an_error_exits_with_1(shell: Shell) -> None:
     publish(shell.folder, *range(2_000))
     path = shell.folder / "shop.db"
     with path.open("r+b") as file:  # a page of the log
@@ -65,7 +65,7 @@ def test_an_error_is_exit_code_1(shell: Shell) -> None:
     assert [finding for finding in json.loads(done.stdout) if finding["level"] == "error"]
 
 
-def test_what_is_not_there_is_not_created_and_what_cannot_be_opened_is_exit_code_3(shell: Shell) -> None:
+def test_a_missing_file_is_not_created_and_a_file_that_cannot_be_opened_exits_with_3(shell: Shell) -> None:
     done = shell.run("doctor", "sqlite:///none.db")
     assert done.returncode == 2
     assert "none.db does not exist: nothing was ever published there" in done.stderr

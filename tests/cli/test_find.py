@@ -1,4 +1,4 @@
-"""Which system a command talks to, and what it says when there is none."""
+"""Which application or broker a command uses, and its errors if there is none."""
 
 import sys
 from pathlib import Path
@@ -42,11 +42,11 @@ class TestLoad:
     def test_names_the_module_of_a_file(self, here: Path, target: str) -> None:
         assert "store.shop:app" in refusal(target)
 
-    def test_names_a_module_that_is_nearly_called_so(self, here: Path) -> None:
+    def test_suggests_a_module_with_a_similar_name(self, here: Path) -> None:
         (here / "shop.py").write_text(APP)
         assert "did you mean 'shop'?" in refusal("shpo:app")
 
-    def test_says_which_part_of_a_dotted_module_is_missing(self, here: Path) -> None:
+    def test_names_the_missing_part_of_a_dotted_module(self, here: Path) -> None:
         assert "no module 'store'" in refusal("store.shop:app")
 
     def test_shows_the_traceback_of_a_broken_module_only(self, here: Path) -> None:
@@ -59,7 +59,7 @@ class TestLoad:
         assert "importlib" not in text
         assert "find.py" not in text
 
-    def test_a_missing_import_within_the_module_is_the_modules_error(self, here: Path) -> None:
+    def test_a_missing_import_within_the_module_is_an_error_of_the_module(self, here: Path) -> None:
         (here / "shop.py").write_text("import no_such_library\n")
         text = refusal("shop:app")
         assert "cannot import 'shop'" in text
@@ -69,13 +69,13 @@ class TestLoad:
         (here / "shop.py").write_text("def (\n")
         assert "SyntaxError" in refusal("shop:app")
 
-    def test_our_own_error_within_the_module_names_the_line(self, here: Path) -> None:
+    def test_an_error_of_onward_within_the_module_names_the_line(self, here: Path) -> None:
         (here / "shop.py").write_text('from onward import Onward\napp = Onward("sqlite:///shop.db?lease=3")\n')
         with pytest.raises(BadSetting, match="lease") as caught:
             load("shop:app")
         assert "shop.py, line 2" in caught.value.__notes__[0]
 
-    def test_names_near_misses_and_the_applications_of_a_module(self, here: Path) -> None:
+    def test_suggests_a_similar_name_and_lists_the_applications_of_a_module(self, here: Path) -> None:
         (here / "shop.py").write_text(APP + "billing = app\n")
         text = refusal("shop:ap")
         assert "did you mean 'app'?" in text
@@ -101,7 +101,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("target", ["kafka://u:SECRET@h/", "kafka:u:SECRET@h", "u:SECRET@h.py", "sqlite:///a.db"])
     def test_refuses_a_url_without_showing_its_password(self, here: Path, target: str) -> None:
-        with pytest.raises(Misuse, match="a URL is given by --url") as caught:
+        with pytest.raises(Misuse, match="give a URL in ONWARD_URL") as caught:
             load(target)
         assert "SECRET" not in str(caught.value)
 
@@ -112,9 +112,9 @@ class TestChoose:
             choose("shop:app", "sqlite:///a.db", {})
 
     def test_an_option_wins_over_the_environment(self, here: Path) -> None:
-        surroundings = {"ONWARD_APP": "other:app", "ONWARD_URL": "sqlite:///other.db"}
-        assert choose("shop:app", None, surroundings)[:2] == ("shop:app", None)
-        assert choose(None, "sqlite:///a.db", surroundings)[:2] == (None, "sqlite:///a.db")
+        environment = {"ONWARD_APP": "other:app", "ONWARD_URL": "sqlite:///other.db"}
+        assert choose("shop:app", None, environment)[:2] == ("shop:app", None)
+        assert choose(None, "sqlite:///a.db", environment)[:2] == (None, "sqlite:///a.db")
 
     def test_the_environment_wins_over_the_file(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (here / "onward.toml").write_text('app = "file:app"\n')
@@ -124,13 +124,13 @@ class TestChoose:
         monkeypatch.setenv("ONWARD_APP", "env:app")
         assert choose(None, None, {"ONWARD_APP": "env:app"}).app == "env:app"
 
-    def test_says_what_it_uses_without_the_password(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_prints_what_it_uses_without_the_password(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         system(None, "redis://user:secret@host")
         captured = capsys.readouterr()
         assert captured.err == "using redis://***@host (--url)\n"
         assert captured.out == ""
 
-    def test_takes_the_url_of_the_file(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_uses_the_url_of_the_file(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (here / "onward.toml").write_text('url = "sqlite:///file.db"\n')
         assert system(None, None).settings.url == "sqlite:///file.db"
         assert "onward.toml" in capsys.readouterr().err

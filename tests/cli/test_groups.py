@@ -19,14 +19,14 @@ def groups(shell: Shell, *arguments: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
-def test_list_and_show_say_how_far_a_group_is_and_who_runs_it(shell: Shell) -> None:
+def test_list_and_show_print_the_progress_and_the_members_of_a_group(shell: Shell) -> None:
     publish(shell.folder, *range(20))
     publish(shell.folder, 1, topic="others")
     assert groups(shell, "list", *URL) == "no groups\n"
     running = shell.start("run", "shop:app")
     for n in range(20):
         running.saw(f"billed {n}")
-    until(lambda: "0 of 8 partitions" in groups(shell, "list", *URL), "all of it is settled")
+    until(lambda: "0 of 8 partitions" in groups(shell, "list", *URL), "all events are settled")
     (info,) = json.loads(groups(shell, "list", "--json", *URL))
     assert (info["group"], info["topic"], len(info["members"])) == ("billing", "orders", 1)
     (name,) = [member["name"] for member in info["members"]]
@@ -49,7 +49,7 @@ def test_list_and_show_say_how_far_a_group_is_and_who_runs_it(shell: Shell) -> N
 
 
 @pytest.mark.slow
-def test_drop_asks_and_forgets_one_group_of_one_topic(shell: Shell) -> None:
+def test_drop_asks_and_deletes_one_group_of_one_topic(shell: Shell) -> None:
     for topic in ("orders", "others"):
         publish(shell.folder, 1, topic=topic)
         shell.run("tail", topic, "--group", "mine", "--limit", "1", "--from", "earliest", *URL)
@@ -64,7 +64,7 @@ def test_drop_asks_and_forgets_one_group_of_one_topic(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_a_group_that_does_not_exist_is_named_with_its_cure(shell: Shell) -> None:
+def test_a_group_that_does_not_exist_is_reported_with_a_cure(shell: Shell) -> None:
     publish(shell.folder, 1)
     shell.run("tail", "orders", "--group", "mine", "--limit", "1", "--from", "earliest", *URL)
     assert "did you mean 'onward-tail.kept.mine'?" in groups(shell, "show", "onward-tail.kept.min", *URL, code=2)

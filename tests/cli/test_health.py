@@ -68,7 +68,7 @@ def free_port() -> int:
 
 
 def address(running: Running) -> str:
-    """Where it serves."""
+    """The address where it serves."""
     running.saw("metrics at http://")
     found = re.search(r"metrics at http://(\S+)/metrics", running.err)
     assert found is not None
@@ -76,7 +76,7 @@ def address(running: Running) -> str:
 
 
 def endpoints(shell: Shell) -> list[str | None]:
-    """Of the members of the group."""
+    """The endpoints of the group's members."""
 
     async def ask() -> list[str | None]:
         async with Onward(url(shell.folder)) as app:
@@ -91,7 +91,7 @@ def asked(shell: Shell, *options: str) -> tuple[int, str]:
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
-def test_a_probe_says_yes_and_no_with_the_reason(shell: Shell) -> None:
+def test_a_probe_answers_yes_or_no_with_the_reason(shell: Shell) -> None:
     shell.write("stuck.py", STUCK)
     running = shell.start("run", "stuck:app", "--metrics", "0")
     place = address(running)
@@ -101,18 +101,18 @@ def test_a_probe_says_yes_and_no_with_the_reason(shell: Shell) -> None:
     until(lambda: asked(shell, "--metrics", place)[0] == policy.NO, "it is not ready")
     code, text = asked(shell, "--metrics", place)
     assert code == policy.NO
-    assert re.fullmatch(r"not ready: stuck\.bill: orders/\d stands still at position \d+: running for .*", text)
+    assert re.fullmatch(r"not ready: stuck\.bill: orders/\d is stuck at position \d+: running for .*", text)
     assert asked(shell, "--live", "--metrics", place) == (policy.OK, "live")
 
 
-def test_a_probe_that_nobody_answers_says_no(shell: Shell) -> None:
+def test_a_probe_without_a_server_answers_no(shell: Shell) -> None:
     port = free_port()
     code, text = asked(shell, "--live", "--metrics", str(port))
     assert code == policy.NO
     assert text.startswith(f"not live: nothing answers at 127.0.0.1:{port}")
 
 
-def test_a_probe_that_another_program_answers_says_no(shell: Shell) -> None:
+def test_a_probe_that_reaches_another_program_answers_no(shell: Shell) -> None:
     class Other(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -125,17 +125,17 @@ def test_a_probe_that_another_program_answers_says_no(shell: Shell) -> None:
         threading.Thread(target=other.handle_request).start()
         code, text = asked(shell, "--metrics", str(other.server_port))
     assert code == policy.NO
-    assert text == f"not ready: what answers at 127.0.0.1:{other.server_port} is not Onward"
+    assert text == f"not ready: the server at 127.0.0.1:{other.server_port} is not Onward"
 
 
-def test_a_probe_that_does_not_know_where_to_ask_is_a_misuse(shell: Shell) -> None:
+def test_a_probe_without_a_valid_address_is_a_misuse(shell: Shell) -> None:
     for options in ((), ("--metrics", "here")):
         code, text = asked(shell, *options)
         assert code == policy.USAGE
         assert "--metrics" in text
 
 
-def test_the_environment_says_where_to_serve_and_to_ask(shell: Shell) -> None:
+def test_the_environment_sets_the_address_to_serve_and_to_ask(shell: Shell) -> None:
     shell.environment["ONWARD_METRICS"] = str(free_port())
     running = shell.start("run", "shop:app")
     assert address(running) == f"127.0.0.1:{shell.environment['ONWARD_METRICS']}"
@@ -144,7 +144,7 @@ def test_the_environment_says_where_to_serve_and_to_ask(shell: Shell) -> None:
     assert running.ended() == 0
 
 
-def test_a_member_carries_the_endpoint_of_its_process(shell: Shell) -> None:
+def test_a_member_shows_the_endpoint_of_its_process(shell: Shell) -> None:
     running = shell.start("run", "shop:app", "--metrics", "0")
     place = address(running)
     until(lambda: fetch(f"http://{place}/health/ready")[0] == 200, "it is ready")
@@ -154,7 +154,8 @@ def test_a_member_carries_the_endpoint_of_its_process(shell: Shell) -> None:
 
 
 def stop_between_writes(pid: int, database: Path) -> None:
-    """With the write lock in its hands it would stop the others too, until the supervisor kills it."""
+    """Stop the process while it does not hold the write lock. Otherwise it would block the others too, until the
+    supervisor kills it."""
     while True:
         os.kill(pid, signal.SIGSTOP)
         holder = lock_holder(database)
@@ -178,10 +179,10 @@ class TestWorkers:
         done = 'onward_events_done_total{group="billing",topic="orders"} 40.0'
         until(lambda: done in fetch(f"{where}/metrics")[1], "the counts add up")
         assert fetch(f"{where}/readings")[1].count('"worker":') == 2
-        assert endpoints(shell) == [where.removeprefix("http://")] * 2, "both name the supervisor's"
+        assert endpoints(shell) == [where.removeprefix("http://")] * 2, "both name the endpoint of the supervisor"
         assert stopped(running) == 0
 
-    def test_a_worker_that_hangs_is_not_ready_and_stops_nothing_else(self, shell: Shell) -> None:
+    def test_a_worker_that_hangs_is_not_ready_and_the_others_go_on(self, shell: Shell) -> None:
         running, where = self.started(shell)
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready")
         hung = pids(running)[1]
@@ -208,7 +209,7 @@ class TestWorkers:
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready")
         shell.write("shop.py", "1 / 0")
         running.saw("waiting for a file to change")
-        assert "is not running; another is started" in fetch(f"{where}/health/ready")[1]
+        assert "is not running; another one will be started" in fetch(f"{where}/health/ready")[1]
         shell.write("shop.py", good)
         until(lambda: fetch(f"{where}/health/ready")[0] == 200, "both are ready again")
         assert stopped(running) == 0
@@ -235,12 +236,12 @@ class TestWorkers:
             assert f'onward_odd{{status="{status}"}} {value}\n' in text
         assert stopped(running) == 0
 
-    def test_a_place_that_is_taken_is_said_once(self, shell: Shell) -> None:
+    def test_an_address_in_use_is_reported_once(self, shell: Shell) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             running = shell.start("run", "shop:app", "--workers", "2", "--metrics", str(port))
             assert running.ended() == policy.USAGE
-        assert running.err.count("choose another --metrics") == 1
+        assert running.err.count("choose another address for --metrics") == 1
         assert not pids(running)
 
     def test_counters_do_not_fall_when_workers_are_replaced(self, shell: Shell) -> None:

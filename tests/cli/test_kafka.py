@@ -1,4 +1,4 @@
-"""The commands on Kafka, as a newcomer meets them: what is wrong is named in seconds, once, and without a traceback."""
+"""The commands on Kafka: an error is reported within seconds, once, and without a traceback."""
 
 import json
 import re
@@ -62,12 +62,12 @@ def shop(kafka_server: KafkaServer, shell: Shell) -> Iterator[Shell]:
 
 
 def is_clean(err: str) -> bool:
-    """No traceback, no line that librdkafka wrote by itself."""
+    """No traceback, and no line that librdkafka printed by itself."""
     return "Traceback" not in err and not re.search(RAW, err, re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_server_that_is_not_there_is_named_once_and_soon(shell: Shell, command: str) -> None:
+def test_a_server_that_is_not_running_is_reported_once_and_soon(shell: Shell, command: str) -> None:
     url = NO_SERVER.format(port=free_port())
     shell.write("shop.py", SHOP.format(url=url, settings=""))
     done = shell.run(*command.format(url=url).split())
@@ -78,11 +78,11 @@ def test_a_server_that_is_not_there_is_named_once_and_soon(shell: Shell, command
     assert is_clean(done.stderr), done.stderr
 
 
-def test_a_demo_that_created_nothing_reports_nothing_left(shell: Shell) -> None:
+def test_a_demo_that_created_nothing_reports_no_leftovers(shell: Shell) -> None:
     for url, code in (
         (NO_SERVER.format(port=free_port()), 3),
         ("kafka://ann:pass@127.0.0.1:1", 2),
-        ("nobody://there", 2),
+        ("unknown://there", 2),
     ):
         for options in (["--check"], ["--port", "0"]):
             done = shell.run("demo", *options, "--url", url)
@@ -92,7 +92,7 @@ def test_a_demo_that_created_nothing_reports_nothing_left(shell: Shell) -> None:
             assert is_clean(done.stderr), done.stderr
 
 
-def test_topology_groups_doctor_and_every_topic_s_dead_letters(kafka_server: KafkaServer, shop: Shell) -> None:
+def test_topology_groups_doctor_and_the_dead_letters_of_every_topic(kafka_server: KafkaServer, shop: Shell) -> None:
     def onward(*arguments: str, code: int = 0) -> str:
         done = shop.run(*arguments)
         assert done.returncode == code, done.stderr
@@ -104,7 +104,7 @@ def test_topology_groups_doctor_and_every_topic_s_dead_letters(kafka_server: Kaf
     created = "+ create topic orders with 8 partitions\n"
     assert onward("topology", "plan", "--app", "shop:app") == created
     assert onward("topology", "apply", "--app", "shop:app") == created
-    until(lambda: "has all" in onward("topology", "plan", "--app", "shop:app"), "every node knows the topic")
+    until(lambda: "has everything" in onward("topology", "plan", "--app", "shop:app"), "every node knows the topic")
     shop.write("shop.py", SHOP.format(url=kafka_server.url, settings="partitions=5"))
     assert "! topic orders has 8 partitions" in onward("topology", "plan", "--app", "shop:app", code=1)
     shop.write("shop.py", SHOP.format(url=kafka_server.url, settings=""))
@@ -136,9 +136,7 @@ def test_topology_groups_doctor_and_every_topic_s_dead_letters(kafka_server: Kaf
 
 
 @pytest.mark.slow
-def test_times_of_other_publishers_at_the_calendars_edge_stop_no_command(
-    kafka_server: KafkaServer, shop: Shell
-) -> None:
+def test_every_command_works_with_times_at_the_edge_of_the_calendar(kafka_server: KafkaServer, shop: Shell) -> None:
     stamps = [
         "9999-12-31T23:59:59.999999999Z",
         "9999-12-31T23:59:59-14:00",
@@ -182,11 +180,11 @@ def test_a_server_killed_in_the_middle_is_reported_once_and_waited_for(kafka_ser
     running.send(signal.SIGTERM)
     assert running.ended() == 0
     assert running.err.count("Connection refused; trying again") == 1, running.err
-    assert "Leader epoch" not in running.err, "the restarted leader was asked for by one that knew the former one"
+    assert "Leader epoch" not in running.err, "a client asked the restarted leader with the epoch of the former one"
     assert not re.search(RAW, running.err, re.MULTILINE), running.err
 
 
-def test_ctrl_c_while_the_server_is_not_there_ends_it(shell: Shell) -> None:
+def test_ctrl_c_ends_a_run_that_waits_for_the_server(shell: Shell) -> None:
     shell.write("shop.py", SHOP.format(url=NO_SERVER.format(port=free_port()), settings=""))
     running = shell.start("run", "shop:app")
     running.saw("Connection refused")
@@ -195,7 +193,8 @@ def test_ctrl_c_while_the_server_is_not_there_ends_it(shell: Shell) -> None:
     assert is_clean(running.err), running.err
 
 
-def said_at_start(shop: Shell, url: str, settings: str) -> tuple[int, str]:
+def failed_start(shop: Shell, url: str, settings: str) -> tuple[int, str]:
+    """The exit code and the messages of a start that fails."""
     shop.write("shop.py", SHOP.format(url=url, settings=settings))
     running: Running = shop.start("run", "shop:app")
     code = running.ended()
@@ -203,28 +202,28 @@ def said_at_start(shop: Shell, url: str, settings: str) -> tuple[int, str]:
     return code, running.err
 
 
-def test_other_partitions_than_the_topic_has_are_named(kafka_server: KafkaServer, shop: Shell) -> None:
+def test_a_partition_count_that_differs_from_the_topic_is_reported(kafka_server: KafkaServer, shop: Shell) -> None:
     assert shop.run("publish", "orders", "1", "--url", kafka_server.url).returncode == 0
-    code, err = said_at_start(shop, kafka_server.url, "partitions=5")
+    code, err = failed_start(shop, kafka_server.url, "partitions=5")
     assert code == 2
     assert "topic orders has 8 partitions, this process expects 5" in err
     assert "Set partitions=8" in err
 
 
-def test_a_topic_that_may_not_be_made_is_named(kafka_server: KafkaServer, shop: Shell) -> None:
-    code, err = said_at_start(shop, kafka_server.url, "auto_declare=False")
+def test_a_topic_that_may_not_be_created_is_reported(kafka_server: KafkaServer, shop: Shell) -> None:
+    code, err = failed_start(shop, kafka_server.url, "auto_declare=False")
     assert code == 3
     assert "topic orders does not exist and auto_declare is off" in err
 
 
-def test_a_misspelt_setting_of_the_client_is_named(shop: Shell) -> None:
-    code, err = said_at_start(shop, "kafka://127.0.0.1:1?client.lingre.ms=5", "")
+def test_a_misspelt_setting_of_the_client_is_reported(shop: Shell) -> None:
+    code, err = failed_start(shop, "kafka://127.0.0.1:1?client.lingre.ms=5", "")
     assert code == 2
     assert 'No such configuration property: "lingre.ms"' in err
 
 
 @pytest.mark.slow
-def test_a_wrong_password_is_named_at_once_and_not_printed(secured: SecureKafka, shop: Shell) -> None:
+def test_a_wrong_password_is_reported_at_once_and_not_printed(secured: SecureKafka, shop: Shell) -> None:
     how = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "ssl.ca.location": secured.authority}
     query = "&".join(f"client.{name}={value}" for name, value in how.items())
     url = f"{secured.secure.replace('//', '//ann:wr0ng-pass@')}?{query}"
@@ -260,12 +259,12 @@ class Guarded(KafkaServer):
 
 
 @pytest.mark.slow
-def test_a_user_who_may_not_create_a_topic_gets_an_error_that_says_so(kafka_server: KafkaServer, shop: Shell) -> None:
+def test_a_user_without_the_right_to_create_a_topic_gets_a_clear_error(kafka_server: KafkaServer, shop: Shell) -> None:
     server = Guarded()
     try:
         server.start()
         server.forbid()
-        code, err = said_at_start(shop, server.url, "")
+        code, err = failed_start(shop, server.url, "")
     finally:
         server.close()
     assert code == 3

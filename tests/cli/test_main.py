@@ -32,15 +32,15 @@ def onward(*arguments: str) -> Any:
 
 class TestHelp:
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_every_command_is_listed_and_explains_itself(self, command: str) -> None:
+    def test_every_command_is_listed_and_has_its_own_help(self, command: str) -> None:
         assert f"\n  {command} " in onward("--help").stdout
         done = onward(command, "--help")
         assert done.exit_code == 0
         if command != "demo":
             assert f"Example:\n    onward {command} " in done.stdout
 
-    def test_comes_quickly(self) -> None:
-        """By processor time: what else the machine does is not ours."""
+    def test_appears_quickly(self) -> None:
+        """Measured in CPU time, so that other programs do not count."""
         times: list[float] = []
         while not times or (min(times) > ANSWER_S and len(times) < 10):
             child = subprocess.Popen([sys.executable, "-m", "onward", "--help"], stdout=subprocess.DEVNULL)
@@ -62,14 +62,14 @@ def test_version() -> None:
     assert onward("--version").stdout == f"onward {__version__}\n"
 
 
-def test_names_the_command_that_was_meant() -> None:
+def test_suggests_the_command_that_was_meant() -> None:
     done = onward("publsh")
     assert done.exit_code == 2
     assert "did you mean 'publish'?" in done.stderr
 
 
 class TestErrors:
-    def test_ours_are_one_line(self, here: Path) -> None:
+    def test_an_error_of_onward_is_one_line(self, here: Path) -> None:
         done = onward("publish", "orders", "{}", "--url", "ftp://host")
         assert done.exit_code == policy.USAGE
         assert done.stderr.splitlines()[1].startswith("error: no broker for 'ftp://host'")

@@ -1,4 +1,4 @@
-"""What a supervisor decides."""
+"""Exit codes, and the decisions of a supervisor."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +51,7 @@ def hopeless(*ends: End, ever_worked: bool = False, others_work: bool = False) -
     return is_hopeless(record, ends[-1], limit=3, ever_worked=ever_worked, others_work=others_work)
 
 
-def test_every_error_of_ours_has_an_exit_code() -> None:
+def test_every_error_of_onward_has_an_exit_code() -> None:
     table = {
         OK: (),
         NO: (Backlogged, GroupDropped, HandlerTimeout),
@@ -64,7 +64,7 @@ def test_every_error_of_ours_has_an_exit_code() -> None:
         assert {exit_code(kind("why")) for kind in kinds} <= {code}
 
 
-def test_the_exit_codes_are_told_to_users() -> None:
+def test_the_exit_codes_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "start.md").read_text()
     for code in (OK, NO, USAGE, UNREACHABLE, INTERRUPTED):
         assert f"\n| {code} |" in page
@@ -88,23 +88,23 @@ class TestDelay:
 
 
 class TestGivingUp:
-    def test_after_so_many_failed_starts(self) -> None:
+    def test_after_three_failed_starts(self) -> None:
         assert not hopeless(CRASH_AT_START, CRASH_AT_START)
         assert hopeless(CRASH_AT_START, CRASH_AT_START, CRASH_AT_START)
 
-    def test_only_when_they_follow_each_other(self) -> None:
+    def test_only_after_failed_starts_in_a_row(self) -> None:
         assert not hopeless(CRASH_AT_START, CRASH_AT_START, CRASH_LATER, CRASH_AT_START)
 
     def test_never_for_later_crashes(self) -> None:
         assert not hopeless(*[CRASH_LATER] * 10)
         assert not hopeless(*[CRASH_AFTER_HELLO] * 10), "an event may kill each process as soon as it starts"
 
-    def test_a_hello_that_took_long_is_still_a_failed_start(self) -> None:
+    def test_a_late_crash_without_a_hello_is_still_a_failed_start(self) -> None:
         assert CRASH_AT_START._replace(lived_s=20.0).at_start
 
     def test_at_once_when_the_module_is_bad(self) -> None:
         assert hopeless(BAD_MODULE)
-        assert hopeless(BAD_MODULE._replace(greeted=True)), "what is wrong may show only when it subscribes"
+        assert hopeless(BAD_MODULE._replace(greeted=True)), "a mistake may be noticed only when it subscribes"
         assert not hopeless(BAD_MODULE, ever_worked=True)
 
     def test_never_while_others_work(self) -> None:
@@ -125,15 +125,15 @@ class TestStall:
         stuck = Holder(7, since=100.0)
         assert self.look((stuck, 103.0), (stuck, 104.9), (stuck, 105.1)) == [False, False, True]
 
-    def test_one_that_takes_the_lock_again_and_again_moves(self) -> None:
+    def test_a_process_that_locks_again_and_again_is_not_stuck(self) -> None:
         assert not any(self.look(*[(Holder(7, since=now), now + 0.1) for now in range(100, 120)]))
 
-    def test_a_machine_that_slept_convicts_nobody(self) -> None:
+    def test_the_time_of_a_suspended_machine_does_not_count(self) -> None:
         before, after_sleep = Holder(7, since=100.0), (Holder(7, since=4_000.0), 4_000.1)
         assert self.look((before, 100.5), (before, 4_000.0), after_sleep) == [False, False, False]
 
 
-def test_an_end_reads_well() -> None:
+def test_an_end_is_described_in_words() -> None:
     assert str(KILLED_AFTER_DAYS) == "was killed by SIGKILL"
     assert str(End(code=-63, lived_s=1.0, greeted=True)) == "was killed by signal 63"
     assert str(CRASH_AT_START) == "ended with exit code 1"

@@ -1,4 +1,4 @@
-"""What is left of a worker that has ended."""
+"""Processes that a worker has left running when it ended."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ except ChildProcessError:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 def test_a_member_is_gone_with_its_last_process_and_leaves_no_zombie() -> None:
     done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines() == ["True False () True", "False True []", "no zombie"], done.stderr
@@ -55,6 +55,6 @@ print(slot.gone() == (f"slot-{leader.pid}",))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the session of a process")
-def test_a_program_in_a_process_group_of_its_own_is_seen() -> None:
+def test_a_program_in_its_own_process_group_is_found() -> None:
     done = subprocess.run([sys.executable, "-c", OTHER_GROUP], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines() == ["() True", "True"], done.stderr

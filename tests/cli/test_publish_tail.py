@@ -26,7 +26,7 @@ def tail(shell: Shell, *options: str) -> list[object]:
     return shown(done.stdout)
 
 
-def test_what_is_published_is_shown(shell: Shell) -> None:
+def test_tail_shows_published_events(shell: Shell) -> None:
     publish(shell.folder, "before")
     running = tailing(shell, "--json", "--limit", "3")
     ids = [
@@ -44,13 +44,13 @@ def test_what_is_published_is_shown(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_publish_says_which_system_it_used(shell: Shell) -> None:
+def test_publish_prints_which_broker_it_uses(shell: Shell) -> None:
     shell.environment["ONWARD_APP"] = "shop:app"
     done = shell.run("publish", "orders", "{}")
     assert done.stderr == "using sqlite:///shop.db (ONWARD_APP=shop:app)\n"
 
 
-def test_publish_to_an_impossible_place_says_so(shell: Shell) -> None:
+def test_publish_to_a_file_that_cannot_be_created_is_reported(shell: Shell) -> None:
     done = shell.run("publish", "orders", "{}", "--url", "sqlite:////proc/x.db")
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1].startswith("error: /proc/x.db cannot be opened or created")
@@ -58,7 +58,7 @@ def test_publish_to_an_impossible_place_says_so(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_signal_ends_tail_well(shell: Shell, number: signal.Signals) -> None:
+def test_a_signal_ends_tail_cleanly(shell: Shell, number: signal.Signals) -> None:
     publish(shell.folder, 1)
     running = tailing(shell)
     assert len(groups(shell.folder)) == 1
@@ -68,7 +68,7 @@ def test_a_signal_ends_tail_well(shell: Shell, number: signal.Signals) -> None:
     assert "Traceback" not in running.err
 
 
-def test_a_reader_that_goes_ends_tail_quietly(shell: Shell) -> None:
+def test_tail_ends_quietly_when_its_reader_closes_the_pipe(shell: Shell) -> None:
     publish(shell.folder, *range(50))
     command = f"{shell.command} tail orders --from earliest --app shop:app 2> err | head -1"
     done = subprocess.run(
@@ -81,19 +81,19 @@ def test_a_reader_that_goes_ends_tail_quietly(shell: Shell) -> None:
         check=False,
     )
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
-    assert (shell.folder / "err").read_text().splitlines()[1:] == ["showing orders; Ctrl-C ends"]
+    assert (shell.folder / "err").read_text().splitlines()[1:] == ["showing orders; stop with Ctrl-C"]
     assert groups(shell.folder) == []
 
 
 @pytest.mark.slow
-def test_where_to_begin_and_what_to_show(shell: Shell) -> None:
+def test_options_select_the_start_and_the_key(shell: Shell) -> None:
     publish(shell.folder, 1, 2, 3)
     assert sorted(map(str, tail(shell, "--from", "earliest", "--limit", "3"))) == ["1", "2", "3"]
     assert tail(shell, "--from", "2001-01-01", "--key", "c-2", "--limit", "1") == [2]
 
 
 @pytest.mark.slow
-def test_a_named_place_is_kept(shell: Shell) -> None:
+def test_a_named_tail_continues_where_the_last_one_stopped(shell: Shell) -> None:
     publish(shell.folder, 1, 2)
     first = tail(shell, "--group", "mine", "--from", "earliest", "--limit", "1")
     second = tail(shell, "--group", "mine", "--from", "earliest", "--limit", "1")
@@ -116,7 +116,7 @@ def test_two_tails_of_one_name_share_the_events(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_a_topic_that_does_not_exist_is_awaited_and_not_created(shell: Shell) -> None:
+def test_tail_waits_for_a_missing_topic_and_does_not_create_it(shell: Shell) -> None:
     running = shell.start("tail", "orders", "--json", "--limit", "1", "--app", "shop:app")
     running.saw("shop.db does not exist; waiting for it")
     assert not (shell.folder / "shop.db").exists()
@@ -137,7 +137,7 @@ def test_ctrl_c_while_waiting(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_killed_tail_left_goes_with_the_next(shell: Shell) -> None:
+def test_the_next_tail_drops_the_group_of_a_killed_one(shell: Shell) -> None:
     publish(shell.folder, 1)
     running = tailing(shell)
     running.send(signal.SIGKILL)
@@ -148,4 +148,4 @@ def test_what_a_killed_tail_left_goes_with_the_next(shell: Shell) -> None:
         tail(shell, "--from", "earliest", "--limit", "1")
         return groups(shell.folder) == []
 
-    until(swept, "the group is dropped once its lease ran out")
+    until(swept, "the group is dropped when its lease has ended")

@@ -90,7 +90,7 @@ async def block(order: dict) -> None:
 
 
 def lingering(shell: Shell, handlers: str, *, spare_s: float = 1.0) -> Running:
-    """An application that has begun to handle an event, and something of it does not end."""
+    """Start an application that handles an event and has something that does not end."""
     shell.write("lingerer.py", LINGERER.format(spare_s=spare_s) + handlers)
     publish(shell.folder, 1)
     running = shell.start("run", "lingerer:app")
@@ -139,7 +139,7 @@ def test_a_signal_that_is_sent_twice_counts_once(shell: Shell, first: signal.Sig
 
 
 def test_a_signal_that_is_sent_twice_does_not_cut_the_last_moments(shell: Shell) -> None:
-    """When the second one arrives, the handlers have ended and the process has not."""
+    """When the second signal arrives, the handlers have ended, but the process has not."""
     shell.write("lazy.py", "import atexit, time\nfrom shop import app\natexit.register(time.sleep, 1)\n")
     running = shell.start("run", "lazy:app")
     running.saw("handles topic orders")
@@ -151,7 +151,7 @@ def test_a_signal_that_is_sent_twice_does_not_cut_the_last_moments(shell: Shell)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_that_is_sent_twice_does_not_cut_an_idle_process(shell: Shell, number: signal.Signals) -> None:
-    """It ends so fast that the second one arrives while Python shuts down."""
+    """It ends so fast that the second signal arrives while Python shuts down."""
     codes = {}
     for gap_ms in (20, 50, 100):
         running = shell.start("run", "shop:app")
@@ -164,7 +164,7 @@ def test_a_signal_that_is_sent_twice_does_not_cut_an_idle_process(shell: Shell, 
 
 
 def test_a_later_signal_ends_a_process_that_waits_for_a_thread(shell: Shell) -> None:
-    """The handlers have ended, and Python joins what they left behind."""
+    """The handlers have ended, and Python joins the thread that they left running."""
     running = lingering(shell, THREAD, spare_s=60.0)
     running.send(signal.SIGTERM)
     running.saw("stopped")
@@ -182,33 +182,33 @@ def test_a_later_signal_ends_a_process_that_waits_for_a_thread(shell: Shell) -> 
         (BLOCKER, "thread MainThread in linger at "),
     ],
 )
-def test_what_holds_up_the_end_is_named_and_cut(shell: Shell, handlers: str, culprit: str) -> None:
+def test_code_that_delays_the_exit_is_named_and_ended(shell: Shell, handlers: str, culprit: str) -> None:
     running = lingering(shell, handlers)
     running.send(signal.SIGTERM)
     assert running.ended(20.0) == policy.NO
     (line,) = [line for line in running.err.splitlines() if "still running: " in line]
     assert culprit in line
-    assert "site-packages" not in line, "the frames of the command line are no news"
+    assert "site-packages" not in line, "a frame of the command line was named"
 
 
 @pytest.mark.slow
-def test_the_end_comes_five_seconds_after_the_drain(shell: Shell) -> None:
+def test_the_process_ends_five_seconds_after_the_drain(shell: Shell) -> None:
     running = lingering(shell, SWALLOWER, spare_s=exit_limit.SPARE_S)
     asked_at = time.monotonic()
     running.send(signal.SIGTERM)
     assert running.ended(20.0) == policy.NO
     assert time.monotonic() - asked_at < 0.5 + 5.0 + 5.0  # the last for a busy machine
-    assert not owners(shell.folder, "g"), "it left its group before it was cut"
+    assert not owners(shell.folder, "g"), "it left its group before it was ended"
 
 
-def test_a_thread_of_the_engine_does_not_hold_up_the_end(shell: Shell) -> None:
+def test_a_thread_of_the_engine_does_not_delay_the_exit(shell: Shell) -> None:
     running = lingering(shell, BUSY_THREAD, spare_s=30.0)
     running.send(signal.SIGTERM)
     assert running.ended(20.0) == policy.OK
-    assert running.out.endswith("at exit\n"), "what the application registered for its exit runs"
+    assert running.out.endswith("at exit\n"), "the application's atexit functions run"
 
 
-def test_a_handler_that_is_cut_off_at_drain_timeout_s_is_no_failure(shell: Shell) -> None:
+def test_a_handler_that_is_cancelled_at_drain_timeout_s_is_not_a_failure(shell: Shell) -> None:
     shell.write("sleeper.py", SLEEPER.replace('shop.db"', 'shop.db", drain_timeout_s=0.1'))
     publish(shell.folder, 1)
     for _ in range(2):
@@ -218,7 +218,7 @@ def test_a_handler_that_is_cut_off_at_drain_timeout_s_is_no_failure(shell: Shell
         assert running.ended(20.0) == policy.OK
 
 
-def test_engine_workers_do_not_outlive_a_process_that_is_cut(shell: Shell) -> None:
+def test_engine_workers_end_with_a_process_that_does_not_exit_in_time(shell: Shell) -> None:
     running = lingering(shell, WORKERS)
     worker = int(running.out.split()[1])
     shell.write("go", "")
@@ -253,7 +253,7 @@ def test_an_application_that_sets_up_logging_is_left_alone(shell: Shell) -> None
     assert running.ended() == 0
 
 
-def test_nothing_to_run(shell: Shell) -> None:
+def test_an_application_without_handlers_is_refused(shell: Shell) -> None:
     shell.write("idle.py", "from onward import Onward\napp = Onward('sqlite:///idle.db')\n")
     done = shell.run("run", "idle:app")
     assert done.returncode == policy.USAGE
@@ -273,13 +273,13 @@ def test_the_application_is_found_without_an_argument(shell: Shell, source: str)
     assert running.ended() == 0
 
 
-def test_no_application_at_all(shell: Shell) -> None:
+def test_a_missing_application_is_reported(shell: Shell) -> None:
     done = shell.run("run")
     assert done.returncode == policy.USAGE
     assert "ONWARD_APP" in done.stderr
 
 
-def test_a_consumer_that_dies_ends_the_run_and_is_told_of_once(shell: Shell) -> None:
+def test_a_consumer_that_dies_ends_the_run_and_is_reported_once(shell: Shell) -> None:
     broken = "from onward.flow.consumer import Consumer\ndef take(self, messages): raise RuntimeError('boom')\n"
     shell.write("broken.py", f"{broken}Consumer._take = take\nfrom shop import app\n")
     running = shell.start("run", "broken:app")
@@ -302,9 +302,9 @@ threading.Thread(target=linger, name="left-behind").start()
 """
 
 
-def test_an_application_that_ends_by_itself_is_not_held_up_by_a_thread(shell: Shell) -> None:
+def test_a_thread_does_not_delay_the_exit_of_an_application_that_ended_by_itself(shell: Shell) -> None:
     running = lingering(shell, THREAD + FAILS, spare_s=0.5)
     assert running.ended(40.0) == policy.NO
     (line,) = [line for line in running.err.splitlines() if "still running: " in line]
-    assert "after the application had ended" in line
+    assert "of the end of the application" in line
     assert "thread left-behind" in line

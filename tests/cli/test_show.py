@@ -37,7 +37,7 @@ class TestJson:
         )
 
     @pytest.mark.parametrize("value", [b"", b"plain words", b"\xff\x00", b'"\xff"', b"{} {}"])
-    def test_what_is_not_json_is_base64(self, value: bytes) -> None:
+    def test_a_value_that_is_not_json_is_base64(self, value: bytes) -> None:
         line = json.loads(as_json(event(value)))
         assert "value" not in line
         assert isinstance(line["value_base64"], str)
@@ -48,11 +48,11 @@ class TestJson:
 
 
 class TestLine:
-    def test_shows_what_matters(self) -> None:
+    def test_shows_topic_key_type_value_and_headers(self) -> None:
         line = as_line(event(b'{"id": 1}', headers={"a": "b"}, type="OrderPlaced")).plain
         assert line.endswith(' orders key=c-1 type=OrderPlaced {"id":1} a=b')
 
-    def test_nothing_acts_on_the_terminal(self) -> None:
+    def test_control_characters_are_escaped(self) -> None:
         line = as_line(event(b"\x1b]0;title\x07 two\nlines", headers={"a": "\x1b[2J"})).plain
         assert line.isprintable()
         assert r"\x1b]0;title\x07 two\nlines" in line
@@ -65,13 +65,13 @@ class TestLine:
         assert len(line) < 1_200
         assert "100,000 bytes" in line
 
-    def test_a_tombstone_says_so(self) -> None:
+    def test_a_tombstone_is_shown_as_one(self) -> None:
         assert as_line(event(None)).plain.endswith("tombstone")
 
     @pytest.mark.parametrize(
         ("key", "shown"),
         [(None, "key=-"), ("-", 'key="-"'), ("", 'key=""'), ("c-1", "key=c-1"), ("a b", 'key="a b"')],
     )
-    def test_a_key_is_never_taken_for_something_else(self, key: str | None, shown: str) -> None:
+    def test_a_key_is_never_ambiguous(self, key: str | None, shown: str) -> None:
         line = as_line(Event("id-1", "orders", key, b"plain words", {}, "", AT)).plain
         assert line.endswith(f" orders {shown} plain words")

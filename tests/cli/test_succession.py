@@ -1,4 +1,4 @@
-"""A worker of `onward run --workers` is killed: when its keys go on."""
+"""How soon the keys of a killed worker of `onward run --workers` go on."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from tests.cli.test_workers import pids, started, stopped
 
 pytestmark = pytest.mark.slow  # real processes, seconds each
 
-LONG_S = 30.0  # a lease and a grace: what does not wait for them is far quicker
+LONG_S = 30.0  # lease and grace: a takeover that does not wait for them is much faster
 SHORT_S = 4.0
 
 SHOP = """
@@ -36,7 +36,7 @@ def bill(order: dict) -> None:
 
 
 def fleet(shell: Shell, seconds: float, *, first: str = "pass", options: str = "") -> tuple[Running, dict[int, int]]:
-    """Two workers with half of the partitions each, and which process bills each customer."""
+    """Two workers that own half of the partitions each. Also returns which process bills each customer."""
     shell.write("shop.py", SHOP.format(seconds=seconds, first=first, options=options))
     running = started(shell)
     until(lambda: sorted(shares(shell.folder)) == [4, 4], "each has its share")
@@ -62,7 +62,7 @@ def publish(folder: Path, *ids: int) -> None:
 
 
 def billed(running: Running, column: int = 1) -> dict[int, int]:
-    """The process that billed each order; `column` 2: its parent."""
+    """The process that billed each order; with `column` 2, the parent of that process."""
     found = re.findall(r"^billed (\d+) (\d+) (\d+)$", running.out, re.MULTILINE)
     return {int(line[0]): int(line[column]) for line in found}
 
@@ -73,7 +73,7 @@ def killed(running: Running, pid: int) -> float:
 
 
 def next_of(shell: Shell, running: Running, customer: int) -> None:
-    """Its next order is published and billed."""
+    """Publish the customer's next order and wait until it is billed."""
     publish(shell.folder, 100 + customer)
     running.saw(f"billed {100 + customer} ")
 
@@ -87,8 +87,8 @@ def test_the_keys_of_a_killed_worker_go_on_at_once(shell: Shell) -> None:
     assert "still run" not in running.err
 
 
-def test_what_the_first_one_left_is_taken_by_the_third(shell: Shell) -> None:
-    """The second one is killed before it has joined."""
+def test_the_third_worker_takes_over_from_the_first(shell: Shell) -> None:
+    """The second worker is killed before it has joined."""
     running, owners = fleet(shell, LONG_S)
     killed_at = killed(running, owners[3])
     until(lambda: len(pids(running)) == 3, "a replacement starts")
@@ -100,7 +100,7 @@ def test_what_the_first_one_left_is_taken_by_the_third(shell: Shell) -> None:
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_engine_workers_end_with_their_process_and_its_keys_go_on(shell: Shell, stop: bool) -> None:
-    """Also one that is stopped and would run on when it is continued."""
+    """Also an engine worker that is stopped (SIGSTOP) and would go on later."""
     running, workers = fleet(shell, LONG_S, options="engine='processes', workers=1")
     parent = billed(running, 2)[3]
     if stop:
@@ -112,7 +112,7 @@ def test_engine_workers_end_with_their_process_and_its_keys_go_on(shell: Shell, 
     assert stopped(running) == 0
 
 
-def test_the_grace_stands_while_a_program_of_the_killed_worker_runs(shell: Shell) -> None:
+def test_keys_wait_for_the_grace_while_a_program_of_the_killed_worker_runs(shell: Shell) -> None:
     running, owners = fleet(shell, SHORT_S, first="subprocess.Popen(['sleep', '600'])")
     try:
         killed_at = killed(running, owners[3])

@@ -46,7 +46,7 @@ def topology(shell: Shell, *arguments: str, code: int = 0) -> str:
     return done.stdout
 
 
-def test_a_plan_creates_nothing_and_apply_creates_all_of_it(shell: Shell) -> None:
+def test_plan_creates_nothing_and_apply_creates_everything(shell: Shell) -> None:
     shell.write("shop.py", SHOP.format(settings="auto_declare=False"))
     lines = {
         "+ create topic orders with 3 partitions",
@@ -57,7 +57,8 @@ def test_a_plan_creates_nothing_and_apply_creates_all_of_it(shell: Shell) -> Non
     assert not (shell.folder / "shop.db").exists()
     assert set(topology(shell, "apply").splitlines()) == lines
     assert counts(shell) == {"orders": 3, "payments": 8, "archive": 1}
-    assert topology(shell, "plan") == topology(shell, "apply") == "the broker has all that is declared\n"
+    same = "the broker has everything that the application declares\n"
+    assert topology(shell, "plan") == topology(shell, "apply") == same
     assert json.loads(topology(shell, "plan", "--json")) == []
     done = shell.run("publish", "payments", "{}", "--app", "shop:app")
     assert done.returncode == 0, done.stderr
@@ -79,10 +80,10 @@ def test_a_topic_that_differs_is_refused_and_the_others_are_created(shell: Shell
 
 
 @pytest.mark.slow
-def test_what_cannot_be_compared_is_named_with_its_cure(shell: Shell) -> None:
+def test_an_application_that_cannot_be_compared_is_reported_with_a_cure(shell: Shell) -> None:
     done = shell.run("topology", "plan")
     assert done.returncode == 2
-    assert "no application is named: write --app shop:app" in done.stderr
+    assert "no application given: write --app shop:app" in done.stderr
     shell.write("empty.py", "from onward import Onward\napp = Onward('sqlite:///shop.db')\n")
     done = shell.run("topology", "plan", "--app", "empty:app")
     assert done.returncode == 2
@@ -95,24 +96,24 @@ def test_what_cannot_be_compared_is_named_with_its_cure(shell: Shell) -> None:
 
 
 class TestOpening:
-    def test_creates_what_is_declared(self, tmp_path: Path) -> None:
+    def test_creates_the_declared_topics(self, tmp_path: Path) -> None:
         app = Onward(url(tmp_path))
         app.topology(TopicSpec("orders", 3))
         app.topology(TopicSpec("archive", 1))
         assert asyncio.run(opened(app)) == {"orders": 3, "archive": 1}
 
-    def test_does_so_for_publish_sync(self, tmp_path: Path) -> None:
+    def test_creates_them_for_publish_sync_too(self, tmp_path: Path) -> None:
         app = Onward(url(tmp_path))
         app.topology(TopicSpec("orders", 3))
         app.publish_sync("orders", {"id": 1})
         assert asyncio.run(opened(Onward(url(tmp_path)))) == {"orders": 3}
 
-    def test_creates_nothing_where_auto_declare_is_off(self, tmp_path: Path) -> None:
+    def test_creates_nothing_if_auto_declare_is_off(self, tmp_path: Path) -> None:
         app = Onward(url(tmp_path), auto_declare=False)
         app.topology(TopicSpec("orders", 3))
         assert asyncio.run(opened(app)) == {}
 
-    def test_is_refused_where_a_topic_differs_or_an_object_is_not_of_this_broker(self, tmp_path: Path) -> None:
+    def test_is_refused_if_a_topic_differs_or_the_broker_does_not_know_an_object(self, tmp_path: Path) -> None:
         publish(tmp_path, 1)
         app = Onward(url(tmp_path))
         app.topology(TopicSpec("orders", 3))
@@ -125,7 +126,7 @@ class TestOpening:
 
 
 @pytest.mark.slow
-def test_commands_that_look_create_nothing_that_is_declared(shell: Shell) -> None:
+def test_commands_that_only_read_do_not_create_declared_topics(shell: Shell) -> None:
     shell.write("shop.py", SHOP.format(settings=""))
     publish(shell.folder, 1, topic="others")
     for command in ("dead list", "groups list", "doctor"):

@@ -1,4 +1,4 @@
-"""Which file changed."""
+"""Finding files that changed."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ def touch(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["shop.py", "deep/er/price.py"])
-def test_a_change_is_told_once(folder: Path, name: str) -> None:
+def test_a_change_is_reported_once(folder: Path, name: str) -> None:
     watch = Watch(folder)
     touch(folder / name)
     assert watch.changed() == Path(name)
@@ -37,7 +37,7 @@ def test_new_and_removed_files_are_changes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".venv/lib.py", "node_modules/x.py", "deep/__pycache__/y.py", "a.txt"])
-def test_what_is_not_ours_is_skipped(folder: Path, name: str) -> None:
+def test_files_of_other_kinds_and_in_skipped_folders_are_ignored(folder: Path, name: str) -> None:
     watch = Watch(folder)
     touch(folder / name)
     assert watch.changed() is None

@@ -61,7 +61,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def pids(running: Running) -> list[int]:
-    """Of every worker that was started, in turn."""
+    """The process ids of all workers that were started, in order."""
     return [int(pid) for pid in re.findall(r"worker \d+ \(pid (\d+)\) started", running.err)]
 
 
@@ -108,7 +108,7 @@ def test_workers_die_with_a_killed_supervisor(shell: Shell) -> None:
     running = started(shell)
     running.send(signal.SIGKILL)
     running.ended()
-    until(lambda: not any(map(is_alive, pids(running))), "the workers are gone")
+    until(lambda: not any(map(is_alive, pids(running))), "the workers have ended")
 
 
 def test_a_second_signal_ends_all_at_once(shell: Shell) -> None:
@@ -124,7 +124,7 @@ def test_a_second_signal_ends_all_at_once(shell: Shell) -> None:
     assert not any(map(is_alive, pids(running)))
 
 
-def test_what_holds_up_the_end_of_a_worker_is_named_and_cut(shell: Shell) -> None:
+def test_code_that_delays_the_exit_of_a_worker_is_named_and_ended(shell: Shell) -> None:
     shell.write("lingerer.py", LINGERER.format(spare_s=1.0) + SWALLOWER)
     publish(shell.folder, 1)
     running = started(shell, application="lingerer:app")
@@ -142,14 +142,14 @@ def test_a_crash_loop_gives_up(shell: Shell) -> None:
     assert "ended with exit code 7; giving up" in running.err
 
 
-def test_a_bad_module_is_said_once(shell: Shell) -> None:
+def test_a_bad_module_is_reported_once(shell: Shell) -> None:
     done = shell.run("run", "no_such_module:app", "--workers", "2")
     assert done.returncode == policy.USAGE
     assert done.stderr.count("no module 'no_such_module'") == 1
     assert "giving up" in done.stderr
 
 
-def test_a_name_in_the_environment_that_is_no_setting_is_reported_once(shell: Shell) -> None:
+def test_an_unknown_setting_in_the_environment_is_reported_once(shell: Shell) -> None:
     shell.environment["ONWARD_SERVICE_HOST"] = "10.0.0.1"
     running = started(shell)
     os.kill(pids(running)[0], signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_a_name_in_the_environment_that_is_no_setting_is_reported_once(shell: Sh
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("app = Onward('sqlite:///shop.db', partitionss=2)", "did you mean 'partitions'?"),
         (
@@ -169,15 +169,15 @@ def test_a_name_in_the_environment_that_is_no_setting_is_reported_once(shell: Sh
         ),
     ],
 )
-def test_a_wrong_setting_is_said_once_and_not_tried_again(shell: Shell, line: str, says: str) -> None:
+def test_a_wrong_setting_is_reported_once_and_not_tried_again(shell: Shell, line: str, message: str) -> None:
     shell.write("wrong.py", f"from onward import Onward\n{line}\n")
     running = shell.start("run", "wrong:app", "--workers", "2")
     assert running.ended() == policy.USAGE
-    assert running.err.count(says) == 1
+    assert running.err.count(message) == 1
     assert len(pids(running)) == 1
 
 
-def test_what_is_wrong_with_a_topic_is_not_tried_again(shell: Shell) -> None:
+def test_a_topic_that_does_not_fit_is_not_tried_again(shell: Shell) -> None:
     publish(shell.folder, 1)
     shell.write("wrong.py", (shell.folder / "shop.py").read_text().replace('shop.db"', 'shop.db", partitions=3'))
     running = shell.start("run", "wrong:app", "--workers", "2")
@@ -232,7 +232,7 @@ def test_a_child_that_does_not_end_in_time_is_killed(
     fleet.tend()
     child = fleet.slots[0].child
     assert child is not None
-    # Only when it ignores the signal does the test mean something.
+    # The test proves something only if the child ignores the signal.
     until(lambda: _ignores_sigterm(child.pid), "the child ignores SIGTERM")
     fleet.stop()
     tend_until_done(fleet)
@@ -282,7 +282,7 @@ def test_a_message_that_cannot_be_read_is_dropped_and_logged_once(caplog: pytest
 
 
 @pytest.mark.parametrize("what", ["b'x' * 65_536", "b'\\n' * 65_536"])
-def test_a_worker_that_floods_its_supervisor_does_not_hold_it_up(what: str) -> None:
+def test_a_worker_that_floods_its_supervisor_does_not_block_it(what: str) -> None:
     fleet = Supervisor([sys.executable, "-c", f"import os\nwhile True: os.write(0, {what})"], 1)
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
@@ -299,7 +299,7 @@ def test_a_worker_that_never_completes_a_message_is_killed_and_replaced(caplog: 
         fleet.tend()
         return caplog.text.count("started") == 2
 
-    until(replaced, "another is started")
+    until(replaced, "another worker is started")
     assert caplog.text.count("without a complete message: killed") == 1
     fleet.stop()
     tend_until_done(fleet)

@@ -60,13 +60,13 @@ def test_a_webhook_gets_slacks_format(desk: tuple[type[Desk], str]) -> None:
     assert body == {"text": "\U0001f6a8 orders: 140 dead letters of group &lt;billing&gt; &amp; more"}
 
 
-def test_a_webhook_that_refuses_is_an_error_without_its_secret(desk: tuple[type[Desk], str]) -> None:
+def test_the_error_of_a_webhook_that_refuses_does_not_show_its_secret(desk: tuple[type[Desk], str]) -> None:
     kind, url = desk
     kind.status = 404
     hook = Webhook(f"{url}/services/secret")
-    with pytest.raises(AlertError, match="404 'no_service'") as told:
+    with pytest.raises(AlertError, match="404 'no_service'") as caught:
         hook(ALERT)
-    assert "secret" not in str(told.value) + hook.__name__ + repr(hook)
+    assert "secret" not in str(caught.value) + hook.__name__ + repr(hook)
 
 
 def free_port() -> int:
@@ -74,7 +74,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def test_a_webhook_that_nobody_answers_is_an_error() -> None:
+def test_a_webhook_without_a_server_is_an_error() -> None:
     with pytest.raises(AlertError, match="cannot be reached"):
         Webhook(f"http://127.0.0.1:{free_port()}/secret")(ALERT)
 
@@ -105,7 +105,7 @@ def post_office(request: pytest.FixtureRequest) -> Iterator[tuple[Box, int, tupl
     login = ("onward", "hush") if request.param else None
     options = {"authenticator": authenticate, "auth_required": True, "auth_require_tls": False} if login else {}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Requiring AUTH while not requiring TLS")  # here nobody listens in
+        warnings.filterwarnings("ignore", "Requiring AUTH while not requiring TLS")  # not needed on this machine
         controller = Controller(box, hostname="127.0.0.1", port=free_port(), **options)  # type: ignore[arg-type]
         controller.start()
         yield box, controller.port, login
@@ -126,8 +126,8 @@ def test_a_mail_arrives(post_office: tuple[Box, int, tuple[str, str] | None]) ->
 def test_a_mail_that_cannot_be_sent_is_an_error(post_office: tuple[Box, int, tuple[str, str] | None]) -> None:
     box, port, login = post_office
     bad = ("onward", "wrong") if login else None
-    tls = None if login else "starttls"  # which this server does not speak
-    with pytest.raises(AlertError, match=r"no mail by.*(535|STARTTLS)"):
+    tls = None if login else "starttls"  # which this server does not support
+    with pytest.raises(AlertError, match=r"no mail could be sent by.*(535|STARTTLS)"):
         Mail("127.0.0.1", port=port, sender="onward@shop.test", to="a@shop.test", login=bad, tls=tls)(ALERT)
     assert box.got == []
 
@@ -144,12 +144,12 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(params=["starttls", "implicit"])
 def safe_office(request: pytest.FixtureRequest, authority: trustme.CA) -> Iterator[tuple[Box, int, str]]:
-    """A post office that takes nothing, and no password, in the open."""
+    """A mail server that accepts no mail and no password without TLS."""
     context, box = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), Box()
     authority.issue_cert("127.0.0.1").configure_cert(context)
     options: dict[str, Any] = {"authenticator": authenticate, "auth_required": True}
     if request.param == "implicit":
-        options |= {"ssl_context": context, "auth_require_tls": False}  # it is not told that there is TLS around it
+        options |= {"ssl_context": context, "auth_require_tls": False}  # it does not notice the TLS around it
     else:
         options |= {"tls_context": context, "require_starttls": True}
     with warnings.catch_warnings():
@@ -176,7 +176,7 @@ def test_a_mail_arrives_by_tls(
     assert message["Subject"] == "[onward] high: orders/billing/depth"
 
 
-def test_a_server_that_nobody_vouches_for_is_told_nothing(safe_office: tuple[Box, int, str]) -> None:
+def test_a_server_with_an_untrusted_certificate_gets_no_mail(safe_office: tuple[Box, int, str]) -> None:
     box, port, tls = safe_office
     with pytest.raises(AlertError, match="CERTIFICATE_VERIFY_FAILED"):
         safe_mail(port, tls)(ALERT)

@@ -16,7 +16,7 @@ from onward.testing.failure_shop import eventually
 
 @asynccontextmanager
 async def cemetery(folder: Path, *, orders: int = 5) -> AsyncIterator[tuple[Onward, list[Event]]]:
-    """Two groups that gave up every order, and one payment that its group gave up."""
+    """Dead letters: every order in two groups, and one payment in its group."""
     app = Onward(f"sqlite:///{folder}/shop.db", partitions=2, lease_s=1.0)
     for topic, group in (("orders", "billing"), ("orders", "mailing"), ("payments", "billing")):
 
@@ -47,21 +47,21 @@ def run(scenario: Callable[[Onward, list[Event]], Awaitable[None]], folder: Path
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 6, 10, 11, 50])
-def test_pages_go_through_all_groups_without_gap_or_repeat(tmp_path: Path, limit: int) -> None:
+def test_pages_list_the_letters_of_all_groups_exactly_once(tmp_path: Path, limit: int) -> None:
     async def scenario(app: Onward, _: list[Event]) -> None:
         found: list[str] = []
         page = LetterScan((), None)
         while not found or page.after is not None:
             page = await app.dead.list(limit=limit, after=page.after)
             assert len(page.letters) <= limit
-            assert page.letters, "a page with nothing on it"
+            assert page.letters, "an empty page"
             found += [letter.id for letter in page.letters]
         assert len(found) == len(set(found)) == 11
 
     run(scenario, tmp_path)
 
 
-def test_where_to_look_and_for_what(tmp_path: Path) -> None:
+def test_letters_are_selected_by_each_option(tmp_path: Path) -> None:
     async def scenario(app: Onward, events: list[Event]) -> None:
         count = app.dead.count
         assert await count(group="billing") == 6
@@ -71,7 +71,7 @@ def test_where_to_look_and_for_what(tmp_path: Path) -> None:
         assert await count(text="no c-1") == 4
         assert await count(error="GiveUp", since=0) == 11
         assert await count(until=1.0) == 0
-        assert await count(ids=[events[0].id, "nobody"]) == 2
+        assert await count(ids=[events[0].id, "missing"]) == 2
         stranger = DeadLetters(app.broker, ())
         assert await stranger.count(topic="orders") == 10
         assert await stranger.count() == 11
@@ -79,12 +79,12 @@ def test_where_to_look_and_for_what(tmp_path: Path) -> None:
         assert len((await stranger.list()).letters) == 11
         assert (await stranger.show(events[1].id, topic="orders", group="billing")).event == events[1]
         for change in (stranger.replay(), stranger.drop(), stranger.drop(dry_run=True), stranger.send("copies")):
-            with pytest.raises(ConfigError, match="name a topic or a group"):
+            with pytest.raises(ConfigError, match="give a topic, a group"):
                 await change
         assert (await stranger.drop(ids=[events[1].id])).dropped == 2
         with pytest.raises(BrokerError, match="cursor"):
             await app.dead.list(after="billing:nonsense")
-        with pytest.raises(BadSetting, match="no cursor"):
+        with pytest.raises(BadSetting, match="not the cursor"):
             await app.dead.list(after="nonsense")
         with pytest.raises(BadSetting, match="ids="):
             await app.dead.list(ids=[])
@@ -94,7 +94,7 @@ def test_where_to_look_and_for_what(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
-def test_one_letter_by_its_id_or_its_events(tmp_path: Path) -> None:
+def test_show_finds_a_letter_by_its_id_or_the_id_of_its_event(tmp_path: Path) -> None:
     async def scenario(app: Onward, events: list[Event]) -> None:
         with pytest.raises(NoSuchLetter, match="groups billing, mailing"):
             await app.dead.show(events[0].id)
@@ -102,12 +102,12 @@ def test_one_letter_by_its_id_or_its_events(tmp_path: Path) -> None:
         assert letter.event == events[0]
         assert await app.dead.show(letter.id) == letter
         with pytest.raises(NoSuchLetter, match="replayed or dropped"):
-            await app.dead.show("nobody")
+            await app.dead.show("missing")
 
     run(scenario, tmp_path)
 
 
-def test_dropped_is_gone_for_that_group_alone(tmp_path: Path) -> None:
+def test_drop_deletes_the_letter_of_that_group_only(tmp_path: Path) -> None:
     async def scenario(app: Onward, events: list[Event]) -> None:
         planned = await app.dead.drop(group="mailing", limit=2, dry_run=True)
         assert (planned.dropped, planned.left) == (2, 3)
@@ -120,7 +120,7 @@ def test_dropped_is_gone_for_that_group_alone(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
-def test_letters_of_a_topic_that_is_not_ours_are_left_alone(tmp_path: Path) -> None:
+def test_letters_of_topics_of_other_applications_do_not_change(tmp_path: Path) -> None:
     """Another application may have a group of the same name."""
 
     async def scenario(app: Onward, _: list[Event]) -> None:
@@ -128,12 +128,12 @@ def test_letters_of_a_topic_that_is_not_ours_are_left_alone(tmp_path: Path) -> N
         assert [letter.partition.topic for letter in (await other.list()).letters] == ["payments"]
         assert (await other.drop()).dropped == 1
         assert await app.dead.count() == 10
-        assert await other.count(group="billing") == 5, "who names a group means all of it"
+        assert await other.count(group="billing") == 5, "a choice with a group means all its topics"
 
     run(scenario, tmp_path)
 
 
-def test_a_limit_bounds_a_replay_over_groups(tmp_path: Path) -> None:
+def test_a_limit_counts_over_all_groups_of_a_replay(tmp_path: Path) -> None:
     async def scenario(app: Onward, _: list[Event]) -> None:
         rehearsed = await app.dead.replay(limit=8, dry_run=True)
         assert (rehearsed.replayed, rehearsed.left) == (8, 3)

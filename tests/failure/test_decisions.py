@@ -1,4 +1,4 @@
-"""What a handler decides about its events: in batches, by an application's policy, by the times they expire."""
+"""What happens to events in batches, with the policy of an application, and when they expire."""
 
 import asyncio
 from collections import defaultdict
@@ -16,13 +16,13 @@ from onward.testing.failure_shop import until
 @pytest.mark.parametrize(
     ("header", "expected"), [("1700000000.5", 1_700_000_000.5), ("0", 0.0), ("soon", None), ("nan", None), ("", None)]
 )
-def test_a_header_that_is_no_time_says_nothing(header: str, expected: float | None) -> None:
+def test_a_header_that_is_not_a_time_is_ignored(header: str, expected: float | None) -> None:
     event = Event(new_id(), "orders", None, b"", {EXPIRES: header})
     assert expires(event) == expected
     assert is_expired(event, 1_700_000_001.0) is (expected is not None)
 
 
-def test_an_event_says_when_it_expires(tmp_path: Path) -> None:
+def test_an_event_has_a_header_with_its_expiry(tmp_path: Path) -> None:
     app = Onward(f"sqlite:///{tmp_path}/shop.db")
     event = app.event("orders", {}, headers={"a": "b"}, expires_s=60)
     assert event.headers["a"] == "b"
@@ -30,7 +30,7 @@ def test_an_event_says_when_it_expires(tmp_path: Path) -> None:
     assert EXPIRES not in app.event("orders", {}).headers
 
 
-def test_a_policy_is_the_applications_or_the_handlers_own(tmp_path: Path) -> None:
+def test_a_policy_is_set_for_the_application_or_for_one_handler(tmp_path: Path) -> None:
     usual, own = Retry(attempts=2), Retry(attempts=9)
     app = Onward(f"sqlite:///{tmp_path}/shop.db", retry=usual)
 
@@ -45,7 +45,7 @@ def test_a_policy_is_the_applications_or_the_handlers_own(tmp_path: Path) -> Non
         app.handler("orders", group="c", retry=3)(first)  # type: ignore[arg-type]
 
 
-def test_in_a_batch_each_event_has_its_own_end_and_the_order_holds(tmp_path: Path) -> None:
+def test_each_event_of_a_batch_gets_its_own_outcome_and_the_order_holds(tmp_path: Path) -> None:
     app = Onward(f"sqlite:///{tmp_path}/shop.db", partitions=1)
     done: dict[str | None, list[int]] = defaultdict(list)
     late = [n for n in range(100) if n % 10 == 3]
@@ -69,9 +69,9 @@ def test_in_a_batch_each_event_has_its_own_end_and_the_order_holds(tmp_path: Pat
                 await app.publish("orders", {"n": n}, key=f"c-{n % 3}", expires_s=-1 if n in late else None)
             running = asyncio.create_task(app.run())
             well = 100 - len(late) - len(sick) - len(void)
-            await until(lambda: sum(map(len, done.values())) >= well, "all the rest is handled")
-            await until(lambda: app.readings()[0].declined >= len(void), "the skipped are counted")
-            await until(lambda: app.readings()[0].dead >= len(late) + len(sick), "the dead are counted")
+            await until(lambda: sum(map(len, done.values())) >= well, "all other events are handled")
+            await until(lambda: app.readings()[0].declined >= len(void), "the skipped events are counted")
+            await until(lambda: app.readings()[0].dead >= len(late) + len(sick), "the dead letters are counted")
             assert f'onward_events_declined_total{{group="billing",topic="orders"}} {len(void)}.0' in app.metrics()
             app.stop()
             await running

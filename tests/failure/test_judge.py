@@ -1,4 +1,4 @@
-"""From an error to what becomes of its event."""
+"""What happens to an event after an error."""
 
 import logging
 from typing import Any
@@ -23,7 +23,7 @@ def rule(error: BaseException, *, attempt: int = 1, attempts: int = 3) -> Ruling
     return judge.rule(Delivery(event, Partition("orders", 3), 17, 1, attempt), error, AT)
 
 
-def test_a_failure_is_tried_again_at_its_time() -> None:
+def test_a_failed_event_is_retried_after_the_wait_of_the_policy() -> None:
     outcome, level, text, _ = rule(ValueError("no stock"))
     assert isinstance(outcome, Again)
     assert (outcome.at, outcome.crashed) == (102.1, False)
@@ -33,7 +33,7 @@ def test_a_failure_is_tried_again_at_its_time() -> None:
     assert text == ("shop.bill: orders/3 position 17 key 'c-1' failed, attempt 1, again in 2.1 s: ValueError: no stock")
 
 
-def test_a_worker_that_died_is_charged_with_it() -> None:
+def test_the_death_of_a_worker_is_charged_to_its_event() -> None:
     outcome = rule(WorkerDied("signal 9")).outcome
     assert isinstance(outcome, Again)
     assert (outcome.at, outcome.crashed) == (102.1, True)
@@ -45,7 +45,7 @@ def test_a_handler_sets_its_own_wait() -> None:
     assert outcome.at == 160.0
 
 
-def test_skipped_counts_as_handled() -> None:
+def test_a_skipped_event_counts_as_handled() -> None:
     outcome, level, text, _ = rule(Skip("a test order"))
     assert outcome is DONE
     assert level == logging.INFO
@@ -64,7 +64,7 @@ def test_skipped_counts_as_handled() -> None:
         (WorkerDied("signal 9"), 3, "crashed", 3),
     ],
 )
-def test_the_dead_have_a_reason_and_a_story(error: Exception, attempt: int, reason: str, attempts: int) -> None:
+def test_a_dead_letter_has_a_reason_and_its_failure(error: Exception, attempt: int, reason: str, attempts: int) -> None:
     outcome = rule(error, attempt=attempt).outcome
     assert isinstance(outcome, Dead)
     story = outcome.failure
@@ -74,7 +74,7 @@ def test_the_dead_have_a_reason_and_a_story(error: Exception, attempt: int, reas
     assert story.first == story.last == AT.wall
 
 
-def test_the_cause_of_a_decision_is_in_the_story() -> None:
+def test_the_traceback_contains_the_cause_of_a_decision() -> None:
     try:
         try:
             raise ConnectionError("the bank is closed")
@@ -87,7 +87,7 @@ def test_the_cause_of_a_decision_is_in_the_story() -> None:
 
 
 @pytest.mark.parametrize("name", ["Masked", "Nameless", "Vague"])
-def test_an_error_that_cannot_be_looked_at_is_a_failure(name: str) -> None:
+def test_an_error_that_raises_when_it_is_read_is_a_failure(name: str) -> None:
     error = ERRORS[name]()
     outcome = rule(harmless(error)).outcome
     assert isinstance(outcome, Again)
@@ -98,14 +98,14 @@ def test_an_error_that_cannot_be_looked_at_is_a_failure(name: str) -> None:
     assert name in last.failure.traceback
 
 
-def test_whatever_the_error_is_the_event_has_an_end() -> None:
+def test_every_error_gets_a_ruling() -> None:
     outcome, level, text, _ = rule(Masked())
     assert isinstance(outcome, Dead)
     assert level == logging.ERROR
-    assert "Masked cannot be judged" in text
+    assert "Masked cannot be read" in text
 
 
-def test_a_long_story_is_cut_in_the_middle_and_can_be_stored() -> None:
+def test_a_long_traceback_is_cut_in_the_middle_and_can_be_stored() -> None:
     outcome = rule(ValueError("a" * 50_000 + "\ud800"), attempt=3).outcome
     assert isinstance(outcome, Dead)
     message = outcome.failure.message
@@ -114,7 +114,7 @@ def test_a_long_story_is_cut_in_the_middle_and_can_be_stored() -> None:
     assert "…" in message
 
 
-def test_an_error_may_raise_whatever_it_likes_when_it_is_looked_at() -> None:
+def test_the_methods_of_an_error_may_raise_anything() -> None:
     class Rude(Exception):
         def __str__(self) -> str:
             raise SystemExit(3)
@@ -124,14 +124,14 @@ def test_an_error_may_raise_whatever_it_likes_when_it_is_looked_at() -> None:
     assert ruling.outcome.failure.message == "its text cannot be read: SystemExit"
 
 
-def test_what_an_error_says_does_nothing_to_a_terminal_and_fits_a_line() -> None:
+def test_the_log_line_of_an_error_is_short_and_without_control_characters() -> None:
     ruling = rule(ValueError("\x1b[2J\n" + "x" * 900), attempts=1)
     assert ruling.text.isprintable()
     assert len(ruling.text) < 700
 
 
 def raised(error: Exception) -> Exception:
-    """The error with a traceback through a frame of ours, which stands for the engine, and one of the handler's."""
+    """The error with a traceback of two frames: one of this package, in place of the engine, and one of the handler."""
     names: dict[str, Any] = {}
     exec(compile("def run(step): step()", trace.__file__, "exec"), names)
 
@@ -147,12 +147,12 @@ def raised(error: Exception) -> Exception:
 
 @pytest.mark.parametrize("attempt", [1, 3])
 def test_the_log_shows_where_it_failed_in_the_users_code(attempt: int) -> None:
-    said = rule(raised(ValueError("no stock")), attempt=attempt).trace
-    assert "test_judge.py" in said
-    assert "raise error" in said
-    assert trace.__file__ not in said
+    text = rule(raised(ValueError("no stock")), attempt=attempt).trace
+    assert "test_judge.py" in text
+    assert "raise error" in text
+    assert trace.__file__ not in text
     assert "\x1b" not in rule(raised(ValueError("\x1b[2J")), attempt=attempt).trace
-    assert all(line.startswith("    ") for line in said.splitlines())
+    assert all(line.startswith("    ") for line in text.splitlines())
 
 
 def test_the_log_shows_where_it_failed_in_another_process() -> None:
@@ -160,7 +160,7 @@ def test_the_log_shows_where_it_failed_in_another_process() -> None:
     assert rule(error).trace == "    Traceback\n      File far.py\n    ValueError: \\x07"
 
 
-def test_the_log_shows_the_cause_too_and_a_deep_fall_in_a_few_lines() -> None:
+def test_the_log_shows_the_cause_too_and_a_deep_recursion_in_a_few_lines() -> None:
     def fall(steps: int) -> None:
         if not steps:
             raise KeyError("id")
@@ -174,13 +174,13 @@ def test_the_log_shows_the_cause_too_and_a_deep_fall_in_a_few_lines() -> None:
     except KeyError as cause:
         error = ValueError("no order")
         error.__cause__ = cause
-    said = rule(raised(error)).trace
-    assert "KeyError: 'id'" in said
-    assert len(said.splitlines()) < 40
+    text = rule(raised(error)).trace
+    assert "KeyError: 'id'" in text
+    assert len(text.splitlines()) < 40
 
 
 @pytest.mark.parametrize(
     "error", [Skip("a test"), RetryLater(1), GiveUp("no"), Expired("late"), WorkerDied("signal 9")]
 )
-def test_what_says_it_all_needs_no_traceback(error: Exception) -> None:
+def test_a_decision_of_the_handler_is_logged_without_a_traceback(error: Exception) -> None:
     assert rule(raised(error)).trace == ""

@@ -1,4 +1,4 @@
-"""The monitor's loop: hooks of every kind, hooks that fail, an application that is watched."""
+"""The monitor: hooks of every kind, hooks that fail, and the monitor of a running application."""
 
 import asyncio
 import threading
@@ -42,28 +42,28 @@ def checked(depth: Depth, hooks: Sequence[Hook], *values: int | Exception) -> No
 
 
 def test_hooks_may_be_async_or_plain_and_plain_ones_do_not_block() -> None:
-    heard: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
 
     async def soft(alert: Alert) -> None:
-        heard.append(("soft", alert.kind))
+        received.append(("soft", alert.kind))
 
     def plain(alert: Alert) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        heard.append(("plain", alert.kind))
+        received.append(("plain", alert.kind))
 
     checked(Depth(), [soft, plain], 200, 10)
-    assert heard == [("soft", "high"), ("plain", "high"), ("soft", "recovered"), ("plain", "recovered")]
+    assert received == [("soft", "high"), ("plain", "high"), ("soft", "recovered"), ("plain", "recovered")]
 
 
-def test_a_failing_check_is_told() -> None:
-    heard: list[str] = []
-    checked(Depth(), [lambda alert: heard.append(alert.text)], ValueError("the disk is full"), OSError(), 0)
-    assert heard == ["the dead letters cannot be counted: the disk is full", "the dead letters can be counted again"]
+def test_a_check_that_fails_is_reported() -> None:
+    received: list[str] = []
+    checked(Depth(), [lambda alert: received.append(alert.text)], ValueError("the disk is full"), OSError(), 0)
+    assert received == ["the dead letters cannot be counted: the disk is full", "the dead letters can be counted again"]
 
 
 @pytest.mark.parametrize(("name", "why"), [("Masked", "not today"), ("Nameless", "its text cannot be read")])
-def test_a_hook_may_raise_what_cannot_be_looked_at(name: str, why: str) -> None:
-    heard: list[str] = []
+def test_a_hook_may_raise_an_error_that_cannot_be_read(name: str, why: str) -> None:
+    received: list[str] = []
 
     def plain(alert: Alert) -> None:
         raise ERRORS[name]()
@@ -71,13 +71,13 @@ def test_a_hook_may_raise_what_cannot_be_looked_at(name: str, why: str) -> None:
     async def soft(alert: Alert) -> None:
         raise ERRORS[name]()
 
-    checked(Depth(), [plain, soft, lambda alert: heard.append(alert.text)], 200)
-    for hook, text in zip(("plain", "soft"), heard[1:], strict=True):
+    checked(Depth(), [plain, soft, lambda alert: received.append(alert.text)], 200)
+    for hook, text in zip(("plain", "soft"), received[1:], strict=True):
         assert text.startswith(f"the alert hook {hook} failed: {why}")
 
 
-def test_what_a_hook_did_not_take_it_gets_again_and_the_others_hear_of_it() -> None:
-    heard: list[str] = []
+def test_a_failed_hook_gets_its_alert_again_and_the_others_get_an_alert_about_it() -> None:
+    received: list[str] = []
     got: list[str] = []
     broken = True
 
@@ -89,22 +89,22 @@ def test_what_a_hook_did_not_take_it_gets_again_and_the_others_hear_of_it() -> N
     async def main() -> None:
         nonlocal broken
         depth = Depth()
-        watching = monitor(depth, shaky, lambda alert: heard.append(alert.text))
+        watching = monitor(depth, shaky, lambda alert: received.append(alert.text))
         depth.value = 200
         await watching.check()
         await watching.check()
-        assert [text.split(":")[0] for text in heard] == ["orders", "the alert hook shaky failed"]
-        assert "no route" in heard[1]
+        assert [text.split(":")[0] for text in received] == ["orders", "the alert hook shaky failed"]
+        assert "no route" in received[1]
         broken = False
         await watching.check()
 
     asyncio.run(main())
     assert got == ["high"]
-    assert heard[2:] == ["the alert hook shaky works again"]
+    assert received[2:] == ["the alert hook shaky works again"]
 
 
-def test_an_application_is_watched_while_it_runs(tmp_path: Path) -> None:
-    heard: list[Alert] = []
+def test_a_running_application_counts_its_dead_letters(tmp_path: Path) -> None:
+    received: list[Alert] = []
     app = Onward(f"sqlite:///{tmp_path}/shop.db", partitions=2, lease_s=1.0, dead_threshold=5, dead_check_s=0.1)
 
     @app.handler("orders", group="billing")
@@ -113,29 +113,29 @@ def test_an_application_is_watched_while_it_runs(tmp_path: Path) -> None:
 
     @app.alert
     async def tell(alert: Alert) -> None:
-        heard.append(alert)
+        received.append(alert)
 
     async def main() -> None:
         async with app:
             running = asyncio.create_task(app.run())
             for n in range(8):
                 await app.publish("orders", {"n": n}, key=f"c-{n}")
-            await eventually(_heard(1), "the alert")
+            await eventually(_received(1), "the alert")
             assert (await app.dead.drop(limit=6)).dropped == 6
-            await eventually(_heard(2), "the notice")
+            await eventually(_received(2), "the notice")
             app.stop()
             await running
 
-    def _heard(count: int):  # type: ignore[no-untyped-def]
+    def _received(count: int):  # type: ignore[no-untyped-def]
         async def seen() -> bool:
-            return len(heard) >= count
+            return len(received) >= count
 
         return seen
 
     begun = time.time()
     asyncio.run(main())
-    assert [alert.kind for alert in heard] == ["high", "recovered"]
-    tally = heard[0].tally
+    assert [alert.kind for alert in received] == ["high", "recovered"]
+    tally = received[0].tally
     assert tally is not None
     assert (tally.topic, tally.group) == ("orders", "billing")
     assert 5 < tally.depth <= 8
@@ -143,16 +143,16 @@ def test_an_application_is_watched_while_it_runs(tmp_path: Path) -> None:
 
 
 def test_an_application_with_a_threshold_of_zero_alerts_on_the_first_dead_letter(tmp_path: Path) -> None:
-    heard: list[Alert] = []
+    received: list[Alert] = []
     app = Onward(f"sqlite:///{tmp_path}/shop.db", dead_threshold=0, dead_check_s=0.1)
-    app.alert(heard.append)
+    app.alert(received.append)
 
     @app.handler("orders", group="billing")
     async def bill(event: Event) -> None:
         raise GiveUp("never")
 
     async def alerted() -> bool:
-        return bool(heard)
+        return bool(received)
 
     async def main() -> None:
         async with app.running():
@@ -160,6 +160,6 @@ def test_an_application_with_a_threshold_of_zero_alerts_on_the_first_dead_letter
             await eventually(alerted, "the alert")
 
     asyncio.run(main())
-    assert heard[0].kind == "high"
-    assert heard[0].tally is not None
-    assert heard[0].tally.depth == 1
+    assert received[0].kind == "high"
+    assert received[0].tally is not None
+    assert received[0].tally.depth == 1

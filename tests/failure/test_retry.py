@@ -15,7 +15,7 @@ def test_jitter_only_lengthens() -> None:
     assert retry.delay_s(4, ValueError(), lambda: 1.0) == retry.longest_s == 90
 
 
-def test_only_what_is_named_is_tried_again() -> None:
+def test_only_the_errors_of_the_policy_are_retried() -> None:
     retry = Retry(on=(OSError, ValueError), give_up_on=(ConnectionError,))
     assert retry.delay_s(1, ValueError(), lambda: 0.0) is not None
     assert retry.delay_s(1, TypeError(), lambda: 0.0) is None
@@ -43,17 +43,17 @@ def test_a_policy_that_cannot_work_is_refused(field: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("kinds", [[ValueError], ValueError, (ValueError, "OSError")])
-def test_error_classes_come_as_a_tuple(kinds: object) -> None:
+def test_error_classes_must_be_a_tuple(kinds: object) -> None:
     with pytest.raises(ValueError, match="tuple of exception classes"):
         Retry(on=kinds)  # type: ignore[arg-type]
 
 
-def test_the_first_retries_may_come_at_once() -> None:
+def test_the_first_retries_may_happen_at_once() -> None:
     retry = Retry(attempts=6, immediate=2, first_delay_s=1, factor=2, jitter=0)
     assert [retry.delay_s(n, ValueError(), lambda: 0.0) for n in range(1, 7)] == [0, 0, 1, 2, 4, None]
 
 
-def test_a_handler_may_set_the_wait_but_not_the_end() -> None:
+def test_a_handler_may_set_the_wait_but_not_the_number_of_attempts() -> None:
     retry = Retry(attempts=3, max_delay_s=5, give_up_on=(OnwardError,), on=(OSError,))
     assert [retry.delay_s(n, RetryLater(90), lambda: 1.0) for n in (1, 2, 3)] == [90, 90, None]
 
@@ -63,7 +63,7 @@ def test_a_handler_may_give_up() -> None:
 
 
 @pytest.mark.parametrize("after_s", [-1, float("nan"), float("inf")])
-def test_a_wait_that_is_none_is_refused_where_it_is_raised(after_s: float) -> None:
+def test_an_invalid_wait_is_refused_where_it_is_raised(after_s: float) -> None:
     with pytest.raises(ValueError, match="seconds from now"):
         RetryLater(after_s)
 

@@ -1,4 +1,4 @@
-"""Every database that SqlInbox speaks to, sync and async, each with fresh tables."""
+"""Every database that SqlInbox supports, sync and async, each with new tables."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

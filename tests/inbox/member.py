@@ -20,7 +20,7 @@ BATCH_EFFECT = text("INSERT INTO effect_batch SELECT :id, nextval('runs_batch')"
 
 
 def broker(path: str) -> Onward:
-    """Kills are nobody's fault here, so no number of them makes a dead letter."""
+    """The test kills the processes, so no number of crashes makes a dead letter."""
     return Onward(
         f"sqlite:///{path}",
         partitions=6,
@@ -28,7 +28,7 @@ def broker(path: str) -> Onward:
         takeover_grace_s=0.1,
         crash_limit=1_000_000,
         max_in_flight=40,
-        settle_interval_s=0.5,  # much is done and not settled when a kill comes
+        settle_interval_s=0.5,  # long, so that a kill finds many events done and not settled
     )
 
 

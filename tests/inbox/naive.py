@@ -1,4 +1,4 @@
-"""Idempotence as it is often written: SET NX before the handler, deleted on an exception. It loses events."""
+"""A common way to write idempotence: SET NX before the handler, DEL on an exception. It loses events."""
 
 from redis.asyncio import Redis
 
@@ -6,7 +6,7 @@ from tests.inbox.redis_calls import Handler
 
 
 async def handle(redis: Redis, event_id: str, handler: Handler) -> bool:
-    """False: taken for a duplicate, to be acknowledged."""
+    """Returns False if it takes the event for a duplicate, which is then acknowledged."""
     key = f"event:processed:{event_id}"
     if not await redis.set(key, "1", nx=True, ex=7 * 86_400):
         return False

@@ -1,4 +1,4 @@
-"""A database with an inbox and a table of effects: the same door for sync and async engines."""
+"""A database with an inbox and a table of effects, with the same methods for sync and async engines."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ def batch(*positions: int, **different: Any) -> tuple[Delivery, ...]:
 
 
 class Gate:
-    """A run stands in it until it is opened; also from another thread."""
+    """A run waits in it until it is opened, also in another thread."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
@@ -87,7 +87,7 @@ class Place:
             self.engine.dispose()
 
     async def call(self, work: Any, *, gate: Gate | None = None, fails: bool = False, group: str = "billing") -> None:
-        """Run a handler that notes its events as effects, perhaps stands in a gate, and perhaps fails."""
+        """Run a handler that stores its events as effects. It may wait in a gate, and it may fail."""
 
         def effect(connection: Connection, taken: Any) -> None:
             for each in taken if isinstance(taken, tuple) else (taken,):

@@ -1,4 +1,4 @@
-"""An inbox in Redis around a handler that notes its runs."""
+"""A RedisInbox around a handler that records its runs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,7 +29,7 @@ async def started(url: str, **options: Any) -> AsyncIterator[RedisInbox]:
 
 
 async def handle(inbox: RedisInbox, work: Delivery, handler: Handler) -> None:
-    """One delivery of the event to an `async def` handler."""
+    """Deliver the event once to an `async def` handler."""
 
     async def run(_: Any, __: Claim) -> None:
         await handler()
@@ -38,6 +38,6 @@ async def handle(inbox: RedisInbox, work: Delivery, handler: Handler) -> None:
 
 
 async def handle_in_thread(inbox: RedisInbox, work: Delivery, handler: Callable[[], None]) -> None:
-    """The same, to a plain `def`."""
+    """Deliver the event once to a plain `def` handler."""
     call = inbox.around(lambda _, __: handler(), asked(is_async=False))
     await asyncio.to_thread(call, work)

@@ -1,4 +1,4 @@
-"""An inbox through the application: declared at a handler, on the SQLite broker, effects in a SQLite file."""
+"""An inbox in an application, on the SQLite broker, with effects in a SQLite file."""
 
 import asyncio
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_a_plain_handler_gets_the_connection_of_the_inbox(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("session", [False, True], ids=["connection", "session"])
-def test_an_async_handler_gets_its_own(tmp_path: Path, session: bool) -> None:
+def test_an_async_handler_gets_the_async_connection_or_session(tmp_path: Path, session: bool) -> None:
     engine, app = effects_at(tmp_path), application(tmp_path)
     async_engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/effects.db", connect_args={"timeout": 30})
     inbox = SqlInbox(async_engine)
@@ -121,7 +121,7 @@ def test_a_batch_handler_has_a_cursor(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_what_a_batch_handler_gets_from_the_aside_is_marked_by_a_row(tmp_path: Path) -> None:
+def test_an_event_of_a_batch_handler_from_the_aside_is_marked_by_a_row(tmp_path: Path) -> None:
     engine, app = effects_at(tmp_path), application(tmp_path, park_after_s=0.01)
     inbox = SqlInbox(engine)
     inbox.create()
@@ -141,8 +141,8 @@ def test_what_a_batch_handler_gets_from_the_aside_is_marked_by_a_row(tmp_path: P
     engine.dispose()
 
 
-def test_an_event_done_before_its_settle_is_not_done_again(tmp_path: Path) -> None:
-    """The group forgets its progress, as after a crash between commit and settle, for every event."""
+def test_an_event_that_was_done_but_not_settled_has_its_effect_once(tmp_path: Path) -> None:
+    """The group's progress is deleted, as after a crash between commit and settle, for every event."""
     engine = effects_at(tmp_path)
     inbox = SqlInbox(engine)
     inbox.create()
@@ -165,12 +165,12 @@ def test_an_event_done_before_its_settle_is_not_done_again(tmp_path: Path) -> No
 
     asyncio.run(forget(life(30)))
     life(60)
-    assert sorted(seen) == sorted([*range(30), *range(30)])  # 30 of the first life, 30 new ones
+    assert sorted(seen) == sorted([*range(30), *range(30)])  # 30 of the first run, 30 new ones
     assert len(made(engine)) == 60
     engine.dispose()
 
 
-def test_a_commit_whose_answer_is_lost_is_looked_up_and_charges_no_attempt(tmp_path: Path) -> None:
+def test_after_a_commit_without_an_answer_the_mark_is_looked_up_and_no_attempt_is_charged(tmp_path: Path) -> None:
     engine, app = effects_at(tmp_path), application(tmp_path)
     inbox = SqlInbox(engine)
     inbox.create()
@@ -189,7 +189,7 @@ def test_a_commit_whose_answer_is_lost_is_looked_up_and_charges_no_attempt(tmp_p
         call(work)
         if not lost:
             lost.append(work)
-            raise InDoubt("the connection broke in the commit")
+            raise InDoubt("the connection broke during the commit")
 
     app.handlers[0] = msgspec.structs.replace(handler, call=answer_lost)
 
@@ -218,7 +218,7 @@ def test_an_unsafe_horizon_is_refused_before_the_first_event(tmp_path: Path) -> 
     engine.dispose()
 
 
-def test_the_idempotency_key_is_of_the_group_and_the_event(tmp_path: Path) -> None:
+def test_the_idempotency_key_depends_on_the_group_and_the_event(tmp_path: Path) -> None:
     app = application(tmp_path)
 
     @app.handler("orders", group="billing")
@@ -236,7 +236,7 @@ def test_the_idempotency_key_is_of_the_group_and_the_event(tmp_path: Path) -> No
 
 
 def test_the_mark_is_the_first_statement_of_the_transaction(tmp_path: Path) -> None:
-    """On SQLite a read before it would make the wait for the write lock fail at once."""
+    """After an earlier read, SQLite would refuse the write lock at once instead of waiting for it."""
     engine, app = effects_at(tmp_path), application(tmp_path)
     inbox = SqlInbox(engine)
     inbox.create()

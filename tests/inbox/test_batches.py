@@ -1,4 +1,4 @@
-"""A cursor per partition for batch handlers: done above the gaps, told apart by log, fenced, on every database."""
+"""The cursor of a batch handler, on every database: gaps, former owners, and recreated logs."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.inbox.conftest import Open
 from tests.inbox.place import Gate, Place, batch, delivery
 
 
-def test_only_what_is_not_done_runs(database: Open) -> None:
+def test_only_events_that_are_not_done_run(database: Open) -> None:
     async def scenario() -> None:
         async with database() as place:
             await place.call(batch(0, 1, 4))
@@ -25,7 +25,7 @@ def test_only_what_is_not_done_runs(database: Open) -> None:
     asyncio.run(scenario())
 
 
-def test_a_batch_that_fails_leaves_nothing(database: Open) -> None:
+def test_a_batch_that_fails_leaves_neither_effects_nor_marks(database: Open) -> None:
     async def scenario() -> None:
         async with database() as place:
             await place.call(batch(0))
@@ -38,7 +38,7 @@ def test_a_batch_that_fails_leaves_nothing(database: Open) -> None:
     asyncio.run(scenario())
 
 
-def test_what_one_believes_of_the_cursor_is_compared(database: Open) -> None:
+def test_an_outdated_memory_of_the_cursor_is_noticed(database: Open) -> None:
     """After a rollback, and after another process wrote with the same fence or a newer one."""
 
     async def scenario() -> None:
@@ -61,7 +61,7 @@ def test_what_one_believes_of_the_cursor_is_compared(database: Open) -> None:
 
 
 @pytest.mark.parametrize("first_fails", [False, True], ids=["commits", "rolls back"])
-def test_a_partitions_batches_wait_for_each_other(database: Open, first_fails: bool) -> None:
+def test_the_batches_of_one_partition_wait_for_each_other(database: Open, first_fails: bool) -> None:
     async def scenario() -> None:
         async with database() as place:
             gate = Gate()
@@ -83,7 +83,7 @@ def test_a_former_owner_is_fenced(database: Open) -> None:
         async with database() as place:
             await place.call(batch(0, fence=7))
             await place.call(batch(1, fence=8))
-            with pytest.raises(Superseded, match="fence 7 is over, 8"):
+            with pytest.raises(Superseded, match="fence 7 is outdated, fence 8"):
                 await place.call(batch(2, 3, fence=7))
             assert await place.effects() == ["e0", "e1"]
             await place.call(batch(2, 3, fence=8))
@@ -112,7 +112,7 @@ def test_a_former_owner_that_waits_for_the_new_one_is_fenced(server_database: Op
     asyncio.run(scenario())
 
 
-def test_a_recreated_log_is_another(database: Open) -> None:
+def test_a_recreated_log_has_its_own_cursor(database: Open) -> None:
     async def scenario() -> None:
         async with database() as place:
             await place.call(batch(0, 1))
@@ -122,7 +122,7 @@ def test_a_recreated_log_is_another(database: Open) -> None:
     asyncio.run(scenario())
 
 
-def test_what_comes_from_the_aside_is_marked_by_its_row(database: Open) -> None:
+def test_an_event_from_the_aside_is_marked_by_a_row(database: Open) -> None:
     async def scenario() -> None:
         async with database() as place:
             await place.call(batch(5, 6))

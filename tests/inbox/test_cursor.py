@@ -1,4 +1,4 @@
-"""Positions done, as intervals: pure, beside a set that does the same."""
+"""The intervals of done positions, compared with a set."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from onward.inbox.cursor import MAX_INTERVALS, add, contains, decode, encode, pruned
 
 
-def test_it_reads_as_it_is_stored() -> None:
+def test_decode_returns_what_was_encoded() -> None:
     done = add(add((), [0, 1, 2, 7]), [5, 3])
     assert encode(done) == "0-4 5-6 7-8"
     assert decode(encode(done)) == done
@@ -15,7 +15,7 @@ def test_it_reads_as_it_is_stored() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=10), max_size=10))
-def test_it_holds_what_was_added_and_nothing_else(batches: list[list[int]]) -> None:
+def test_it_contains_exactly_the_added_positions(batches: list[list[int]]) -> None:
     done, model = decode(""), set[int]()
     for batch in batches:
         done, model = decode(encode(add(done, batch))), model | set(batch)
@@ -23,7 +23,7 @@ def test_it_holds_what_was_added_and_nothing_else(batches: list[list[int]]) -> N
 
 
 @pytest.mark.parametrize("settled", [0, 300, 10_000])
-def test_pruning_forgets_only_what_the_log_cannot_bring(settled: int) -> None:
+def test_pruning_removes_only_positions_that_the_log_cannot_deliver_again(settled: int) -> None:
     done = add((), range(0, 1_000, 2))  # 500 intervals
     kept = pruned(done, settled)
     assert all(contains(kept, position) for position in range(0, 1_000, 2) if position >= settled)
@@ -32,6 +32,6 @@ def test_pruning_forgets_only_what_the_log_cannot_bring(settled: int) -> None:
     assert (len(kept) == len(done)) == (settled == 0)
 
 
-def test_few_intervals_are_all_kept() -> None:
+def test_pruning_removes_nothing_from_few_intervals() -> None:
     done = add((), range(0, 2 * MAX_INTERVALS, 2))
     assert pruned(done, 10_000) == done

@@ -1,4 +1,4 @@
-"""The page's example is the one in examples/, and it runs."""
+"""The example of the page is the file in examples/, and it runs."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ def test_the_pages_example_is_the_one_in_examples() -> None:
 
 
 def test_the_pages_example_runs(tmp_path: Path) -> None:
-    said = said_by("inbox.py", tmp_path, lambda text: text.count("\n") >= 10)
-    assert sorted(said.splitlines()) == [f"billed order {n}" for n in range(10)]
+    output = said_by("inbox.py", tmp_path, lambda text: text.count("\n") >= 10)
+    assert sorted(output.splitlines()) == [f"billed order {n}" for n in range(10)]

@@ -1,4 +1,5 @@
-"""A connection that breaks in the commit: nobody knows, so the event stays open, and its next run sees."""
+"""A connection that breaks during the commit: the outcome is unknown, so the event stays open, and its next run looks
+for the mark."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from tests.servers.server import Server
 
 
 @pytest.mark.parametrize("name", everywhere(SERVERS))
-def test_a_connection_that_breaks_in_the_commit(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_connection_that_breaks_during_the_commit_leaves_the_event_open(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     url = url_of(name, request, tmp_path)
     server: Server = request.getfixturevalue("postgres_server" if "postgres" in name else "mariadb_server")
     make: Callable[[str], Any] = create_async_engine if "async" in name else create_engine
@@ -35,7 +38,7 @@ def test_a_connection_that_breaks_in_the_commit(name: str, request: pytest.Fixtu
                 await connection.execute(text("INSERT INTO effect VALUES ('a')"))
                 await asyncio.to_thread(proxy.cut)
 
-            with pytest.raises(InDoubt, match="broke in the commit"):
+            with pytest.raises(InDoubt, match="broke during the commit"):
                 await place.run(asynchronous if place.is_async else plain, delivery("a"))
             proxy.mend()
             await place.call(delivery("a"))

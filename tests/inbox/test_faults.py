@@ -1,4 +1,4 @@
-"""Three processes killed at random: the table of effects balances to the row."""
+"""Three processes are killed at random, and every event still has exactly one row of effects."""
 
 import asyncio
 import random
@@ -74,7 +74,7 @@ def effects(url: str) -> Iterator[Engine]:
 
 
 async def publish(app: Onward, until: float) -> int:
-    """Publish until then, in small calls; answers how many."""
+    """Publish until then, in small calls. Returns how many events."""
     count = 0
     while time.monotonic() < until:
         await app.publish_many(TOPIC, [(f"k-{n % KEYS}", {"id": n}) for n in range(count, count + CALL)])
@@ -90,7 +90,7 @@ async def kill(fleet: Fleet, until: float) -> None:
 
 
 def made(engine: Engine, kind: str) -> tuple[Counter[int], int]:
-    """How often each event's effect stands there, and how many runs were begun for it."""
+    """How many effects of each event are stored, and how many runs of it were started."""
     with engine.begin() as connection:
         ids = Counter(row[0] for row in connection.execute(text(f"SELECT id FROM effect_{kind}")))
         runs: int = connection.execute(text(f"SELECT last_value FROM runs_{kind}")).scalar_one()
@@ -100,7 +100,7 @@ def made(engine: Engine, kind: str) -> tuple[Counter[int], int]:
 @pytest.mark.slow
 @pytest.mark.storm
 @pytest.mark.timeout(STORM_S + 180)
-def test_effects_balance_while_processes_are_killed(postgres_server: PostgresServer, tmp_path: Path) -> None:
+def test_every_effect_happens_once_while_processes_are_killed(postgres_server: PostgresServer, tmp_path: Path) -> None:
     database = postgres_server.url.replace("postgresql:", "postgresql+psycopg:")
 
     async def scenario(engine: Engine) -> tuple[int, int]:
@@ -125,4 +125,4 @@ def test_effects_balance_while_processes_are_killed(postgres_server: PostgresSer
             ids, runs = made(engine, kind)
             assert set(ids) == set(range(count)), f"{kind}: lost"
             assert [id_ for id_, times in ids.items() if times != 1] == [], f"{kind}: happened more than once"
-            assert runs > count, f"{kind}: no run was cut off or failed, so nothing was tried"
+            assert runs > count, f"{kind}: no run was interrupted or failed, so the test proves nothing"

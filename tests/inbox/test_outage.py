@@ -1,4 +1,4 @@
-"""An inbox that cannot be reached is nobody's failure: events wait for it, and nothing is charged."""
+"""An inbox that cannot be reached: events wait for it, and no attempt is charged."""
 
 import asyncio
 import sqlite3
@@ -22,7 +22,7 @@ from tests.servers.server import Server
 PATIENCE_S = 60.0
 
 
-def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_unreachable(tmp_path: Path) -> None:
     async def scenario() -> None:
         place = Place(create_engine(f"sqlite:///{tmp_path}/nowhere/effects.db"))
         with pytest.raises(Unreachable, match="unable to open database file"):
@@ -33,7 +33,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", everywhere(SERVERS))
-def test_a_server_that_is_away(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_server_that_is_down_is_unreachable(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     url = url_of(name, request, tmp_path)
     server: Server = request.getfixturevalue("postgres_server" if "postgres" in name else "mariadb_server")
     make: Callable[[str], Any] = create_async_engine if "async" in name else create_engine
@@ -44,7 +44,7 @@ def test_a_server_that_is_away(name: str, request: pytest.FixtureRequest, tmp_pa
             await place.prepare()
             await place.call(delivery("a"))
             proxy.cut()
-            for _ in range(2):  # with the pool's connection that has broken, and with a new one that is refused
+            for _ in range(2):  # first with the broken connection of the pool, then with a new one that is refused
                 with pytest.raises(Unreachable):
                     await place.call(delivery("b"))
             proxy.mend()
@@ -56,7 +56,7 @@ def test_a_server_that_is_away(name: str, request: pytest.FixtureRequest, tmp_pa
 
 
 class Database:
-    """A SQLite file that may be away."""
+    """A SQLite file that can be made unreachable."""
 
     def __init__(self, path: Path) -> None:
         self.away = False
@@ -83,7 +83,7 @@ async def until(running: asyncio.Task[None], condition: Callable[[], bool]) -> N
             await asyncio.wait([running], timeout=0.02)
 
 
-def test_an_outage_charges_nobody_is_told_by_readiness_and_ends_by_itself(tmp_path: Path) -> None:
+def test_an_outage_charges_no_attempt_is_reported_by_readiness_and_ends_by_itself(tmp_path: Path) -> None:
     database, app = Database(tmp_path / "effects.db"), Onward(f"sqlite:///{tmp_path}/events.db", partitions=2)
     inbox = SqlInbox(database.engine)
     inbox.create()
@@ -104,7 +104,7 @@ def test_an_outage_charges_nobody_is_told_by_readiness_and_ends_by_itself(tmp_pa
             calls, began = database.calls, time.monotonic()
             await asyncio.sleep(1.0)
             rounds = (time.monotonic() - began) / 0.2 + 1
-            assert database.calls - calls <= 5 * rounds, "it is asked again and again without a pause"
+            assert database.calls - calls <= 5 * rounds, "it is tried again and again without a pause"
             database.away = False
             await until(running, lambda: database.made() == list(range(-1, 20)))
             await until(running, lambda: app.health().ready)
@@ -116,7 +116,7 @@ def test_an_outage_charges_nobody_is_told_by_readiness_and_ends_by_itself(tmp_pa
     database.engine.dispose()
 
 
-def test_a_statement_of_the_handlers_own_that_fails_is_charged(tmp_path: Path) -> None:
+def test_a_statement_of_the_handler_that_fails_is_charged(tmp_path: Path) -> None:
     database, app = Database(tmp_path / "effects.db"), Onward(f"sqlite:///{tmp_path}/events.db", partitions=1)
     inbox = SqlInbox(database.engine)
     inbox.create()
@@ -142,7 +142,7 @@ def test_a_statement_of_the_handlers_own_that_fails_is_charged(tmp_path: Path) -
     database.engine.dispose()
 
 
-def test_the_pauses_double_however_many_ask() -> None:
+def test_the_pause_grows_with_the_outage_and_not_with_the_number_of_failures() -> None:
     outage = Outage()
     assert [outage.met("away", 100.0) for _ in range(50)] == [0.2] * 50
     assert outage.met("away", 100.2) == pytest.approx(0.2)

@@ -1,4 +1,4 @@
-"""RedisInbox: free, held for a lease, done; and how the usual recipe loses events where it does not."""
+"""RedisInbox: an event is free, claimed or done. The usual recipe loses events where RedisInbox does not."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ def url(redis_server: RedisServer) -> Iterator[str]:
 
 
 class Runs:
-    """A handler that counts its completed runs; it may stand until let go, and fail."""
+    """A handler that counts its completed runs. It may wait until it is let go, and it may fail."""
 
     def __init__(self) -> None:
         self.completed = 0
@@ -75,7 +75,7 @@ def test_the_effect_happens_once_for_async_and_plain_handlers(url: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_redis_that_is_away_is_nobodys_failure(url: str, redis_server: RedisServer) -> None:
+def test_a_redis_that_is_down_is_unreachable_and_not_a_failure(url: str, redis_server: RedisServer) -> None:
     async def scenario() -> None:
         runs = Runs()
         with redis_server.proxy() as proxy:
@@ -86,7 +86,7 @@ def test_a_redis_that_is_away_is_nobodys_failure(url: str, redis_server: RedisSe
                 with pytest.raises(Unreachable, match="cannot be used"):
                     await handle_in_thread(inbox, delivery("a"), fail)
                 proxy.mend()
-                with pytest.raises(InDoubt, match="marked as done"):
+                with pytest.raises(InDoubt, match="stored the mark"):
                     await handle_in_thread(inbox, delivery("a"), proxy.cut)
                 assert runs.completed == 0
 
@@ -134,7 +134,7 @@ def test_a_duplicate_that_waits_too_long_is_busy_and_never_done(url: str, monkey
             first, second = Runs(), Runs()
             one = asyncio.create_task(handle(inbox, delivery("a"), first.stands))
             await asyncio.wait_for(first.standing.wait(), PATIENCE_S)
-            with pytest.raises(Busy, match="another run holds it"):
+            with pytest.raises(Busy, match="another run has claimed it"):
                 await handle(inbox, delivery("a"), second.at_once)
             first.go.set()
             await one
@@ -152,7 +152,7 @@ def test_a_claim_is_renewed_while_the_handler_runs(url: str, monkeypatch: pytest
             one = asyncio.create_task(handle(inbox, delivery("a"), first.stands))
             await asyncio.wait_for(first.standing.wait(), PATIENCE_S)
             two = asyncio.create_task(handle(inbox, delivery("a"), second.at_once))
-            done, _ = await asyncio.wait([two], timeout=7.5)  # of two leases and a half
+            done, _ = await asyncio.wait([two], timeout=7.5)  # two and a half leases
             assert not done
             first.go.set()
             await asyncio.gather(one, two)
@@ -161,14 +161,14 @@ def test_a_claim_is_renewed_while_the_handler_runs(url: str, monkeypatch: pytest
     asyncio.run(scenario())
 
 
-def test_a_run_whose_claim_is_lost_is_cut_off_and_not_done(url: str) -> None:
+def test_a_run_that_lost_its_claim_is_cancelled_and_not_done(url: str) -> None:
     async def scenario() -> None:
         async with started(url, lease_s=1.0) as inbox:
             first, second = Runs(), Runs()
             one = asyncio.create_task(handle(inbox, delivery("a"), first.stands))
             await asyncio.wait_for(first.standing.wait(), PATIENCE_S)
             async with AsyncRedis.from_url(url) as client:
-                await client.flushall()  # as a failover may
+                await client.flushall()  # a failover may do this
             with pytest.raises(Superseded):
                 await asyncio.wait_for(one, PATIENCE_S)
             await handle(inbox, delivery("a"), second.at_once)
@@ -177,7 +177,7 @@ def test_a_run_whose_claim_is_lost_is_cut_off_and_not_done(url: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_thread_whose_claim_was_lost_does_not_end_well(url: str) -> None:
+def test_a_thread_that_lost_its_claim_is_superseded(url: str) -> None:
     async def scenario() -> None:
         async with started(url) as inbox:
 
@@ -247,7 +247,7 @@ def test_a_killed_process_loses_the_event_with_the_usual_recipe_and_not_with_our
             usual, ours = Runs(), Runs()
             async with AsyncRedis.from_url(url) as client:
                 assert not await naive.handle(client, "a", usual.at_once)
-            await handle(inbox, delivery("a"), ours.at_once)  # when the lease of the dead one is over
+            await handle(inbox, delivery("a"), ours.at_once)  # when the lease of the dead process has ended
             assert (usual.completed, ours.completed) == (0, 1)
 
     asyncio.run(scenario())
@@ -277,7 +277,7 @@ def test_unsafe_settings_are_refused(url: str) -> None:
 @pytest.mark.parametrize(
     ("options", "why"), [({"batch_size": 2}, "single events"), ({"engine": "processes"}, "worker")]
 )
-def test_what_it_cannot_do_is_refused(options: dict[str, Any], why: str) -> None:
+def test_handlers_that_it_does_not_support_are_refused(options: dict[str, Any], why: str) -> None:
     app = Onward("sqlite:///unused.db")
     with pytest.raises(BadHandler, match=why):
         app.handler("orders", inbox=RedisInbox("redis://127.0.0.1:1"), **options)(bill_all)
@@ -307,7 +307,7 @@ def test_a_busy_event_stays_open_through_the_application(
                 while not any(reading.busy for reading in app.readings()):
                     assert time.monotonic() < deadline
                     await asyncio.wait([running], timeout=0.02)
-                await asyncio.wait([running], timeout=0.5)  # ten waits, each in vain
+                await asyncio.wait([running], timeout=0.5)  # ten waits without success
                 assert not handled.is_set()
                 assert await settled(app) == 0
                 runs.go.set()
@@ -321,7 +321,7 @@ def test_a_busy_event_stays_open_through_the_application(
     asyncio.run(scenario())
 
 
-def test_what_a_start_opened_is_closed_when_another_is_refused(url: str, tmp_path: Path) -> None:
+def test_a_started_inbox_is_closed_when_the_start_of_another_is_refused(url: str, tmp_path: Path) -> None:
     app = Onward(f"sqlite:///{tmp_path}/events.db", partitions=1)
     first = RedisInbox(url)
 

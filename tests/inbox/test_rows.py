@@ -37,13 +37,13 @@ def test_a_run_that_fails_leaves_neither_effect_nor_mark(database: Open) -> None
 
 
 async def duel(place: Place, *, first_fails: bool) -> None:
-    """Two runs of one event at once: the second comes while the first is within its transaction."""
+    """Two runs of one event at once: the second begins while the first is within its transaction."""
     gate = Gate()
     first = asyncio.create_task(place.call(delivery("a"), gate=gate, fails=first_fails))
     await gate.until_reached()
     second = asyncio.create_task(place.call(delivery("a")))
     done, _ = await asyncio.wait([second], timeout=0.3)
-    assert not done  # it waits, for it cannot know yet
+    assert not done  # it waits: the outcome of the first is not known yet
     gate.open.set()
     outcomes = await asyncio.gather(first, second, return_exceptions=True)
     assert isinstance(outcomes[0], ValueError) == first_fails
@@ -71,7 +71,7 @@ def test_a_duplicate_waits_at_every_isolation_level(server_database: Open, level
 
 
 @pytest.mark.parametrize("level", [None, "SERIALIZABLE"])
-def test_many_duplicates_and_failures_at_once_balance_to_the_row(database: Open, level: str | None) -> None:
+def test_many_duplicates_and_failures_at_once_leave_one_effect_per_event(database: Open, level: str | None) -> None:
     dice = random.Random(3)
     runs = [(name, dice.random() < 0.3) for name in range(40) for _ in range(4)]
     dice.shuffle(runs)
@@ -93,7 +93,7 @@ def test_many_duplicates_and_failures_at_once_balance_to_the_row(database: Open,
     asyncio.run(scenario())
 
 
-def test_groups_and_topics_and_odd_ids_are_told_apart(database: Open) -> None:
+def test_odd_ids_are_different_and_so_is_the_same_id_in_another_group(database: Open) -> None:
     names = ["a", "A", "a ", "ä", "a\x00", "", "x" * 500, "x" * 501, "\ud800"]
 
     async def scenario() -> None:
@@ -129,7 +129,7 @@ def test_a_cancelled_run_leaves_nothing(async_database: Open) -> None:
     asyncio.run(scenario())
 
 
-def test_a_session_belongs_to_the_inbox_and_its_commit_is_not_the_end(database: Open) -> None:
+def test_the_commit_of_a_session_only_flushes(database: Open) -> None:
     async def scenario() -> None:
         async with database() as place:
 
@@ -151,7 +151,7 @@ def test_a_session_belongs_to_the_inbox_and_its_commit_is_not_the_end(database: 
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_handler_that_ends_the_transaction_is_told_and_leaves_nothing(database: Open, end: str) -> None:
+def test_a_handler_that_ends_the_transaction_gets_an_error_and_leaves_nothing(database: Open, end: str) -> None:
     async def scenario() -> None:
         async with database() as place:
 

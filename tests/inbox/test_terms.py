@@ -1,4 +1,4 @@
-"""What an inbox refuses, and what it forgets."""
+"""What an inbox refuses, and which rows it deletes."""
 
 import asyncio
 import re
@@ -60,7 +60,7 @@ def test_a_handler_that_does_not_fit_its_inbox_is_refused(
     assert app.handlers == []
 
 
-def test_what_is_no_engine_is_refused() -> None:
+def test_a_value_that_is_not_an_engine_is_refused() -> None:
     with pytest.raises(BadSetting, match="Engine or an AsyncEngine"):
         SqlInbox("sqlite://")  # type: ignore[arg-type]
     with pytest.raises(BadSetting, match="table="):
@@ -104,14 +104,14 @@ def test_without_its_tables_the_inbox_does_not_start(sqlite_database: Open) -> N
     asyncio.run(scenario())
 
 
-def test_missing_tables_of_a_plain_engine_are_made_by_a_plain_call(tmp_path: Path) -> None:
+def test_the_error_of_missing_tables_names_the_call_that_creates_them(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/effects.db")
     with pytest.raises(BadStore, match=re.escape("call inbox.create() once")):
         asyncio.run(SqlInbox(engine).start(ground()))
     engine.dispose()
 
 
-def test_many_may_make_the_tables_at_once(database: Open) -> None:
+def test_the_tables_may_be_created_several_times_at_once(database: Open) -> None:
     async def scenario() -> None:
         async with database() as place:
             for _ in range(5):
@@ -132,8 +132,8 @@ def test_a_database_that_does_not_roll_back_is_refused(database: Open) -> None:
     asyncio.run(scenario())
 
 
-def test_a_lock_that_is_not_to_be_had_is_busy(tmp_path: Path) -> None:
-    """On SQLite with a short patience: the event stays open, and the handler has not run."""
+def test_a_lock_that_is_not_free_in_time_is_busy(tmp_path: Path) -> None:
+    """On SQLite with a short timeout: the event stays open, and the handler has not run."""
 
     async def scenario() -> None:
         async with opener("sqlite", f"sqlite:///{tmp_path}/effects.db")(connect_args={"timeout": 0.1}) as place:
@@ -149,7 +149,7 @@ def test_a_lock_that_is_not_to_be_had_is_busy(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_rows_older_than_the_horizon_are_forgotten_in_pages(database: Open) -> None:
+def test_rows_older_than_the_horizon_are_deleted_in_pages(database: Open) -> None:
     async def scenario() -> None:
         async with database() as place:
             await _fill(place, 2_500, age_s=201)
@@ -169,7 +169,7 @@ async def _fill(place: Place, count: int, *, age_s: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "client"), [("SqlInbox", "sqlalchemy"), ("RedisInbox", "redis")])
-def test_without_its_client_the_error_says_what_to_install(name: str, client: str) -> None:
+def test_the_error_of_a_missing_client_library_names_the_package_to_install(name: str, client: str) -> None:
     code = (
         f"import sys; sys.modules[{client!r}] = None\n"
         "from onward.errors import MissingExtra\n"
@@ -179,7 +179,7 @@ def test_without_its_client_the_error_says_what_to_install(name: str, client: st
     assert "pip install 'onward[inbox]'" in out.stdout
 
 
-def test_a_database_that_others_hold_at_the_start_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_database_that_is_locked_at_the_start_is_reported(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/effects.db"
     engine = create_engine(url, connect_args={"timeout": 0.05})
     SqlInbox(engine).create()

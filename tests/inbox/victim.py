@@ -1,4 +1,4 @@
-"""python -m tests.inbox.victim URL naive|ours: takes event `a`, says so, and never ends."""
+"""python -m tests.inbox.victim URL naive|ours: starts to handle event `a`, prints that, and never ends."""
 
 import asyncio
 import sys

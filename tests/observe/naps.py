@@ -1,4 +1,4 @@
-"""Handlers that take a known time, for worker processes to import."""
+"""Handlers with a known duration, for worker processes to import."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Readings for tests that make their own."""
+"""Functions that make readings for tests."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def reading(*partitions: PartitionReading, **different: Any) -> Reading:
 
 
 def partition(number: int = 0, **different: Any) -> PartitionReading:
-    """One whose event at position 7 runs."""
+    """A partition whose event at position 7 is running."""
     counts = {"undelivered": 5, "open": 3, "gap": 2, "lag": 10, "parked": 0, "paused_by": None}
     state = {"queued": 2, "running": 1, "blocking_position": 7, "blocking_state": "running", "blocking_attempt": 1}
     return PartitionReading(**{"partition": number, **counts, **state, "blocked_s": 1.5, **different})

@@ -47,7 +47,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 class System:
-    """What an endpoint shows, made by hand."""
+    """A system with fixed answers for an endpoint."""
 
     def __init__(self, *troubles: str) -> None:
         self.troubles = troubles
@@ -86,32 +86,32 @@ def test_metrics_health_and_readings_are_served_and_nothing_else() -> None:
             assert await get("/health/ready") == (200, '{"ready":true,"troubles":[]}')
             system.troubles = ("the disk is full",)
             assert await get("/health/ready") == (503, '{"ready":false,"troubles":["the disk is full"]}')
-            assert await get("/health/live") == (200, '{"live":true,"troubles":[]}'), "live is another question"
+            assert await get("/health/live") == (200, '{"live":true,"troubles":[]}'), "live does not depend on ready"
             status, body = await get("/readings")
             assert status == 200
             assert msgspec.json.decode(body, type=list[Reading]) == system.readings()
             assert (await get("/secrets"))[0] == 404
             assert (await get("/metrics", "POST"))[0] == 405
-            with pytest.raises(BadSetting, match="choose another --metrics"):
+            with pytest.raises(BadSetting, match="choose another address for --metrics"):
                 async with serving(system, place):
                     pass
 
     asyncio.run(main())
 
 
-def test_a_page_that_raises_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_page_that_raises_gets_an_answer_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(System):
         def metrics(self) -> str:
             raise RuntimeError("out of numbers")
 
     with serving_in_thread(Broken(), Address("127.0.0.1", 0), lambda: Health(True)) as place:
-        assert fetch(f"http://{place}/metrics") == (500, "/metrics failed with RuntimeError; the log has more\n")
+        assert fetch(f"http://{place}/metrics") == (500, "/metrics failed with RuntimeError; see the log\n")
         assert fetch(f"http://{place}/health/ready")[0] == 200
     assert "RuntimeError: out of numbers" in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/health/live", "/health/ready", "/secrets"])
-def test_head_is_answered_as_get_without_the_body(path: str) -> None:
+def test_head_gets_the_answer_of_get_without_the_body(path: str) -> None:
     def answer(method: str) -> tuple[bytes, bytes]:
         with socket.create_connection(place, timeout=10) as link, link.makefile("rwb") as stream:
             stream.write(f"{method} {path} HTTP/1.1\r\n\r\n".encode())
@@ -125,7 +125,7 @@ def test_head_is_answered_as_get_without_the_body(path: str) -> None:
         assert answer("HEAD") == (head, b"")
 
 
-def test_an_endpoint_in_a_thread_of_its_own_says_where_it_is_or_why_not() -> None:
+def test_an_endpoint_in_its_own_thread_returns_its_address_or_raises() -> None:
     with serving_in_thread(System(), Address("127.0.0.1", 0), lambda: Health(False, ("hung",))) as place:
         assert fetch(f"http://{place}/metrics") == (200, "up 1\n")
         assert fetch(f"http://{place}/health/live") == (503, '{"live":false,"troubles":["hung"]}')
@@ -147,13 +147,13 @@ def test_an_endpoint_in_a_thread_of_its_own_says_where_it_is_or_why_not() -> Non
         ("shop-1:80", "shop-1:80", "shop-1:80"),
     ],
 )
-def test_a_place_is_read_and_written(text: str, place: str, public: str) -> None:
+def test_an_address_is_parsed_and_printed(text: str, place: str, public: str) -> None:
     read = Address.parse(text)
     assert (str(read), str(read.public)) == (place, public)
 
 
 @pytest.mark.parametrize("text", ["here", "", "host:", "1:65536", "1:-1", "1:²"])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_a_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="HOST"):
         Address.parse(text)
 
@@ -173,7 +173,7 @@ def test_a_running_application_can_be_scraped_and_runs_on_uvloop(shell: Shell) -
 
 
 @pytest.mark.slow
-def test_a_running_application_logs_how_its_engines_are_doing(shell: Shell) -> None:
+def test_a_running_application_logs_its_counts(shell: Shell) -> None:
     publish(shell.folder, *range(3))
     running = shell.start("run", "shop:app")
     running.saw("6 events done (orders for billing 3, orders for loop 3), 0 retried, 0 dead; 0 running")
@@ -181,7 +181,7 @@ def test_a_running_application_logs_how_its_engines_are_doing(shell: Shell) -> N
     assert running.ended() == 0
 
 
-def test_run_refuses_what_is_no_place(shell: Shell) -> None:
+def test_run_refuses_a_text_that_is_not_an_address(shell: Shell) -> None:
     running = shell.start("run", "shop:app", "--metrics", "here")
     assert running.ended() == 2
     assert "[HOST:]PORT" in running.err

@@ -21,13 +21,13 @@ from tests.test_app import until
 READING = reading()
 
 
-def test_the_line() -> None:
+def test_the_log_line_has_counts_and_the_oldest_run() -> None:
     assert line([READING]) == "12,345 events done, 3 retried, 0 dead; 12 running, the oldest for 0.4 s"
     idle = msgspec.structs.replace(READING, busy=0, oldest_running_s=None, restarted=2)
     assert line([idle]) == "12,345 events done, 3 retried, 0 dead; 0 running; 2 workers restarted"
 
 
-def test_the_line_sums_all_handlers_up() -> None:
+def test_the_log_line_has_the_sums_of_all_handlers() -> None:
     other = msgspec.structs.replace(READING, group="mail", done=5, busy=1, oldest_running_s=2.0)
     assert line([READING, other]) == (
         "12,350 events done (orders for billing 12,345, orders for mail 5), 6 retried, 0 dead; 13 running, "
@@ -36,7 +36,7 @@ def test_the_line_sums_all_handlers_up() -> None:
     assert "orders for billing 12,345, 2 more)" in line([READING] * 7)
 
 
-def test_a_line_is_logged_when_something_happened(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_is_logged_only_if_something_happened(caplog: pytest.LogCaptureFixture) -> None:
     idle = msgspec.structs.replace(READING, busy=0, oldest_running_s=None)
 
     async def main() -> None:
@@ -120,7 +120,7 @@ def test_the_metrics_show_how_far_behind_it_is(tmp_path: Path, monkeypatch: pyte
     asyncio.run(scenario())
 
 
-def test_readings_have_the_figures_of_each_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_have_the_numbers_of_each_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.flow.consumer._LAG_EVERY_S", 0.05)
     app = Onward(f"sqlite:///{tmp_path}/shop.db", partitions=2)
     go, done = asyncio.Event(), 0
@@ -155,7 +155,7 @@ def test_readings_have_the_figures_of_each_partition(tmp_path: Path, monkeypatch
     asyncio.run(main())
 
 
-def test_a_partition_that_stands_still_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_that_is_stuck_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.observe.standstill.LEAST_S", 0.5)
     app = Onward(f"sqlite:///{tmp_path}/shop.db", lease_s=1.0)
     go = threading.Event()
@@ -171,7 +171,7 @@ def test_a_partition_that_stands_still_is_not_ready(tmp_path: Path, monkeypatch:
             await until(lambda: not app.health().ready)
             (trouble,) = app.health().troubles
             assert "bill: orders/" in trouble
-            assert "stands still at position" in trouble
+            assert "is stuck at position" in trouble
             go.set()
             await until(lambda: app.health().ready)
 
@@ -258,7 +258,9 @@ def test_an_application_that_stops_is_not_ready(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_trouble_that_no_encoding_has_can_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trouble_with_characters_that_cannot_be_encoded_can_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = Onward(f"sqlite:///{tmp_path}/shop.db")
 
     @app.handler("orders", group="billing")
@@ -283,7 +285,7 @@ def test_ownership_that_is_not_renewed_is_not_ready(tmp_path: Path, monkeypatch:
         async with app.running():
             await until(lambda: app.health().ready and bool(app.readings()[0].partitions))
             with contextlib.closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as other:
-                other.execute("BEGIN IMMEDIATE")  # as a program would that does not know our lock file
+                other.execute("BEGIN IMMEDIATE")  # like a program that does not use our lock file
                 await until(lambda: any("ownership has been uncertain" in each for each in app.health().troubles))
             await until(lambda: app.health().ready)
 

@@ -1,4 +1,4 @@
-"""Families of metrics and their text, which Prometheus' own parser reads."""
+"""Families of metrics and their text, checked with the parser of Prometheus."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ from tests.observe.readings import partition, reading
 
 
 def parsed(text: str) -> dict[str, float]:
-    """Each sample by its name and labels, as another program understands them."""
+    """Each sample by its name and labels, as the parser of Prometheus reads them."""
     return {
         f"{sample.name}{sorted(sample.labels.items())}": sample.value
         for family in text_string_to_metric_families(text)
@@ -27,7 +27,7 @@ def parsed(text: str) -> dict[str, float]:
 
 
 class Text(str):
-    """A string of another type, such as an enum's."""
+    """A subclass of str, as some enums have."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class TestRegistry:
             "onward_relay_seconds_count[('topic', 'orders')]": 5,
         }
 
-    def test_a_collector_is_asked_at_every_scrape(self) -> None:
+    def test_a_collector_is_called_at_every_scrape(self) -> None:
         registry, asked = Registry(), [0]
 
         def collect() -> list[Family]:
@@ -118,7 +118,7 @@ class TestRegistry:
         read = msgspec.msgpack.decode(msgspec.msgpack.encode(family), type=Family)
         assert {sample.labels[0]: sample.value for sample in read.samples} == values
 
-    def test_what_would_grow_or_clash_is_refused(self) -> None:
+    def test_unknown_labels_bad_names_and_conflicting_declarations_are_refused(self) -> None:
         registry = Registry()
         registry.counter("published", "Published.")
         with pytest.raises(ValueError, match="already declared differently"):
@@ -131,7 +131,7 @@ class TestRegistry:
         with pytest.raises(ValueError, match="ascend"):
             registry.histogram("took", "Time.", bounds=[1.0, 0.5])
 
-    def test_text_of_all_kinds_arrives_as_it_was(self) -> None:
+    def test_special_characters_in_texts_are_preserved(self) -> None:
         odd = 'a "quoted"\nline with \\n'
         family = Family("feeds", "gauge", f"Help: {odd}", ("topic",), (Sample((odd,), float("inf")),))
         (read,) = text_string_to_metric_families(exposition([family]))
@@ -149,7 +149,7 @@ def test_a_histogram_without_its_buckets_cannot_be_read(buckets: tuple[int, ...]
 
 
 class TestFolding:
-    def test_counters_and_histograms_add_up_and_gauges_as_they_say(self) -> None:
+    def test_counters_and_histograms_add_up_and_gauges_follow_their_fold(self) -> None:
         def part(number: float) -> list[Family]:
             return [
                 Family("done", "counter", "", ("topic",), (Sample(("a",), number), Sample((str(number),), 1))),
@@ -198,12 +198,12 @@ class TestFigures:
         }
         assert {name: values[f"{name}{labels}"] for name in expected} == expected
 
-    def test_every_family_is_there_before_there_is_a_handler(self) -> None:
+    def test_every_family_exists_before_there_is_a_handler(self) -> None:
         text = exposition(figures([]), prefix="shop")
         assert text.count("# TYPE shop_") == text.count("# HELP shop_") == 29
         assert parsed(text) == {}
 
-    def test_what_is_unknown_is_left_out_and_not_0(self) -> None:
+    def test_an_unknown_value_is_left_out_and_not_0(self) -> None:
         labels = "[('group', 'billing'), ('topic', 'orders')]"
         values = parsed(exposition(figures([reading()])))
         assert f"onward_lag_undelivered{labels}" not in values
@@ -230,7 +230,7 @@ class TestFigures:
             f"onward_partition_gap{four}": 2,
         }
 
-    def test_a_large_position_keeps_its_digits(self) -> None:
+    def test_a_large_position_is_not_rounded(self) -> None:
         position = (1_700_000_000_000 << 21) | 7
         text = exposition(figures([reading(partition(blocking_position=position))]))
         assert f"}} {position}\n" in text

@@ -1,4 +1,4 @@
-"""Several workers seen as one service."""
+"""The reports of several workers combined into one."""
 
 from typing import Any
 
@@ -56,14 +56,14 @@ def test_it_is_ready_when_every_worker_is(workers: Workers) -> None:
 def test_a_dead_worker_is_not_ready_until_its_replacement_is(workers: Workers) -> None:
     both(workers)
     workers.ended(2)
-    assert workers.health().troubles == ("worker 2 is not running; another is started",)
+    assert workers.health().troubles == ("worker 2 is not running; another one will be started",)
     workers.started(2)
     assert workers.health().troubles == ("worker 2 is starting",)
     workers.heard(2, report())
     assert workers.health().ready
 
 
-def test_a_worker_that_falls_silent_is_news_once(workers: Workers, clock: Clock) -> None:
+def test_a_worker_that_stops_reporting_is_logged_once(workers: Workers, clock: Clock) -> None:
     both(workers)
     assert workers.news() == []
     clock.now += SILENT_S + 1
@@ -107,7 +107,7 @@ def test_a_supervisor_that_hangs_is_not_live(workers: Workers, clock: Clock) -> 
     assert workers.live() == Health(False, ("the supervisor hangs",))
 
 
-def test_counters_never_fall_and_gauges_are_those_of_the_present(workers: Workers) -> None:
+def test_counters_never_fall_and_gauges_are_those_of_running_workers(workers: Workers) -> None:
     both(workers, done=10, open=4, blocked_s=2.0, restarted=0)
     values = parsed(workers.metrics())
     assert values[f"shop_events_done_total{LABELS}"] == 20
@@ -126,13 +126,13 @@ def test_counters_never_fall_and_gauges_are_those_of_the_present(workers: Worker
     assert values[f"shop_lag_open{LABELS}"] == 5
 
 
-def test_readings_say_which_worker_they_are_of(workers: Workers) -> None:
+def test_readings_have_the_number_of_their_worker(workers: Workers) -> None:
     both(workers)
     assert [(each.worker, each.topic) for each in workers.readings()] == [(1, "orders"), (2, "orders")]
 
 
 def test_a_family_has_the_shape_of_the_worker_that_started_last(workers: Workers, clock: Clock) -> None:
-    """As when a reload changes the bounds of a histogram while an old worker still drains."""
+    """For example when a reload changes the bounds of a histogram while an old worker still drains."""
     finer = Family("took", "histogram", "", (), (Sample((), 1.0, (0, 1, 0)),), bounds=(0.5, 1.0))
     both(workers)
     workers.ended(1)

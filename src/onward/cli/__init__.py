@@ -1,17 +1,17 @@
-"""The command line. One file per command, each imported only when it is asked for.
+"""The command line. Each command has its own file, which is imported only when that command is used.
 
-run.py        `onward run`, through supervisor.py when there are several processes: its decisions are in policy.py,
-              its tie to a child in leash.py, a slot's earlier processes in predecessors.py, the files of --reload in
-              watch.py; exit_limit.py cuts what holds up the end of a process
+run.py        `onward run`. With several processes it uses supervisor.py, whose decisions are in policy.py, its
+              connection to a child in leash.py, a slot's earlier processes in predecessors.py and the files of
+              --reload in watch.py. exit_limit.py ends a process that does not exit in time
 health.py     `onward health`
 publish.py    `onward publish`
-tail.py       `onward tail`: follow.py reads, show.py makes lines of events
-dead.py       `onward dead`: its options in dead_choice.py, tables in dead_show.py, the bar in dead_replay.py
+tail.py       `onward tail`: follow.py reads the events, show.py formats them
+dead.py       `onward dead`: options in dead_choice.py, tables in dead_show.py, the progress bar in dead_replay.py
 groups.py     `onward groups`
 topology.py   `onward topology`
 doctor.py     `onward doctor`
 demo.py       `onward demo`
-find.py       which system a command talks to; say.py: how it talks to the person; policy.py: exit codes
+find.py       the application or broker that a command uses; say.py: messages to the user; policy.py: exit codes
 """
 
 import difflib
@@ -26,22 +26,22 @@ from onward import __version__
 from onward.cli.say import complain
 from onward.errors import OnwardError
 
-# Said here, so that `onward --help` imports none of them.
+# Listed here so that `onward --help` does not import the commands.
 COMMANDS = {
     "run": "Run an application's handlers.",
-    "health": "Ask a running application whether it is ready, or alive.",
+    "health": "Check whether a running application is ready, or alive.",
     "publish": "Publish one event.",
-    "tail": "Show a topic's events as they come.",
-    "dead": "Look at events that were given up, run them again or drop them.",
-    "groups": "Look at the groups that read a topic, or drop one.",
-    "topology": "Compare what an application declares with the broker, or create it.",
-    "doctor": "Look at the broker and say what is wrong.",
-    "demo": "See the whole path on one SQLite file, with workers to kill.",
+    "tail": "Show a topic's events as they arrive.",
+    "dead": "Show dead letters (events that Onward gave up on), replay or drop them.",
+    "groups": "Show the groups that read a topic, or drop one.",
+    "topology": "Compare an application's topics with the broker, or create them.",
+    "doctor": "Check how the broker is set up, and report problems.",
+    "demo": "Run a small shop on one SQLite file, with workers to kill.",
 }
 
 
 class CommandGroup(TyperGroup):
-    """The commands by name, and what their errors mean to the shell; see policy.py."""
+    """Finds commands by name, and turns their errors into exit codes; see policy.py."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -49,7 +49,7 @@ class CommandGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in COMMANDS:
             return _command(cmd_name)
-        if ctx.resilient_parsing:  # a shell asks for completions
+        if ctx.resilient_parsing:  # shell completion
             return None
         near = difflib.get_close_matches(cmd_name, COMMANDS, 1)
         return ctx.fail(f"no command {cmd_name!r}; {f'did you mean {near[0]!r}?' if near else 'see onward --help'}")
@@ -65,7 +65,7 @@ class CommandGroup(TyperGroup):
             from onward.cli.policy import exit_code
 
             if isinstance(error, KeyboardInterrupt):
-                pass  # the person knows
+                pass  # no message: the user pressed Ctrl-C
             elif ctx.params["debug"]:
                 traceback.print_exception(error)
             else:
@@ -75,14 +75,14 @@ class CommandGroup(TyperGroup):
 
 def _command(name: str) -> Any:
     found = getattr(import_module(f"onward.cli.{name}"), name)
-    if isinstance(found, typer.Typer):  # a command of commands
+    if isinstance(found, typer.Typer):  # it has subcommands
         return typer.main.get_command(found)
     one = typer.Typer(add_completion=False, rich_markup_mode=None)
     one.command(name)(found)
     return typer.main.get_command(one)
 
 
-# Rich help costs a third of the time that `onward --help` takes, and its exceptions print the values of variables.
+# Rich help takes a third of the time of `onward --help`, and rich tracebacks print the values of variables.
 app = typer.Typer(cls=CommandGroup, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
@@ -99,7 +99,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Events from a database commit to the code that must act on them: none lost, every key in order.
+    """Carry events from the code that publishes them to the code that handles them: none lost, every key in order.
 
     \b
     Example:

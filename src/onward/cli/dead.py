@@ -1,4 +1,4 @@
-"""`onward dead`: the dead letters. dead_choice.py: which ones; dead_show.py: how they look; dead_replay.py: replays."""
+"""`onward dead`: dead letters. dead_choice.py: the options; dead_show.py: the output; dead_replay.py: replays."""
 
 import asyncio
 import os
@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 dead = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say how many it would be.")]
-LimitOption = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most so many.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing, print how many would be changed.")]
+LimitOption = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most N dead letters.")]
 
 
 @dead.callback()
 def root() -> None:
-    """Events that were given up: look at them, run them again, or drop them.
+    """Show dead letters, run them again, or drop them. A dead letter is an event that Onward has given up on.
 
     \b
     Example:
@@ -57,15 +57,17 @@ def list_(
     text: TextOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most so many.")] = 50,
-    after: Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where a page ended.")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most N dead letters.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Continue after the page that printed this cursor.")
+    ] = None,
     json: JsonOption = False,
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """List dead letters, by group, partition and position. With --json: one array, each letter whole.
+    """List dead letters, ordered by group, partition and position. --json prints one array, with all fields.
 
-    Without --topic and --group these are the application's; with --url alone, those of every topic.
+    Without --topic and --group: those of the application's topics, or with --url those of every topic.
     """
     from onward.cli import dead_show
 
@@ -81,14 +83,14 @@ def list_(
 
 @dead.command()
 def show(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="Of the letter, or of its event.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the dead letter, or of its event.")],
     group: GroupOption = None,
     json: JsonOption = False,
     app: find.AppOption = None,
     url: find.UrlOption = None,
     topic: TopicOption = None,
 ) -> None:
-    """Show one dead letter whole: the event, the error, its traceback."""
+    """Show one dead letter. Prints the event, the error and its traceback."""
     from onward.cli import dead_show
 
     letter = _with(app, url, lambda system: system.dead.show(id_, group=group, topic=topic))
@@ -109,15 +111,16 @@ def replay(
     since: SinceOption = None,
     until: UntilOption = None,
     limit: LimitOption = None,
-    rate: Annotated[float | None, typer.Option(metavar="N", min=0.001, help="At most so many a second.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="N", min=0.001, help="At most N per second.")] = None,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """Run dead letters again: in their group only, each at the head of its key's lane, its attempts counted afresh.
+    """Run dead letters again, in their group only. Their attempts are counted from 1 again.
 
-    Ctrl-C stops it and says where it stands. What is replayed runs as soon as the group does.
+    Each runs before all later events of its key, as soon as the group runs. Ctrl-C stops the replay and prints how far
+    it got.
     """
     from onward.cli.dead_replay import run
     from onward.cli.dead_show import print_answer
@@ -132,7 +135,7 @@ def replay(
         note = f"{answer.replayed:,} {verb}, {_rest(answer)}"
         print_answer(answer, note, json=json)
         if replay.stopped:
-            say("stopped by you; run it again for the rest")
+            say("stopped; run the command again for the rest")
             raise typer.Exit(130)
 
     _with(app, url, work)
@@ -150,12 +153,12 @@ def drop(
     until: UntilOption = None,
     limit: LimitOption = None,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     json: JsonOption = False,
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """Remove dead letters for good. It asks first; where there is no terminal it needs --yes."""
+    """Delete dead letters for good. Asks for confirmation; without a terminal it needs --yes."""
     from onward.cli.dead_show import print_answer
 
     where = chosen(topic, group, key, error, text, since, until, ids=ids)
@@ -184,7 +187,7 @@ def export(
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """Print dead letters as JSON lines, each whole; they stay where they are."""
+    """Print dead letters as JSON lines, with all fields. They stay where they are."""
     where = chosen(topic, group, key, error, text, since, until)
 
     async def work(system: "Onward") -> int:
@@ -196,17 +199,19 @@ def export(
         return count
 
     try:
-        say(f"{_with(app, url, work):,} letters")
+        say(f"{_with(app, url, work):,} dead letters")
     except BrokenPipeError:
-        # The reader of our output is gone. Python flushes stdout again at its end, which must not fail.
+        # The reader of our output has closed it. Python flushes stdout again when it exits, and that must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @dead.command()
 def send(
-    to: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Where to.")],
+    to: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="The topic to publish to.")],
     ids: IdsArgument = None,
-    origin: Annotated[str | None, typer.Option("--from", metavar="TOPIC", help="Of this topic.")] = None,
+    origin: Annotated[
+        str | None, typer.Option("--from", metavar="TOPIC", help="Only dead letters of this topic.")
+    ] = None,
     group: GroupOption = None,
     key: KeyOption = None,
     error: ErrorOption = None,
@@ -218,9 +223,9 @@ def send(
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """Publish copies of dead letters to a topic; the letters stay where they are.
+    """Publish copies of dead letters to a topic. The letters stay where they are.
 
-    Every group of that topic sees them. To run them again in their own group and order, use replay.
+    Every group of that topic gets the copies. To run them again in their own group and order, use replay.
     """
     where = chosen(origin, group, key, error, text, since, until, ids=ids)
 
@@ -233,7 +238,7 @@ def send(
 
 
 def _rest(answer: "Replayed | Dropped") -> str:
-    return f"{answer.failed:,} were not dead any more, {answer.left:,} matching dead letters left"
+    return f"{answer.failed:,} were no longer dead, {answer.left:,} matching dead letters left"
 
 
 def _with(app: str | None, url: str | None, work: Callable[["Onward"], Awaitable[T]]) -> T:

@@ -1,4 +1,4 @@
-"""Which dead letters a command means."""
+"""The options that select dead letters."""
 
 import re
 import time
@@ -13,24 +13,30 @@ from onward.cli.say import Misuse
 if TYPE_CHECKING:
     from onward.failure.dead import Where
 
-TopicOption = Annotated[str | None, typer.Option(metavar="TOPIC", help="Of this topic.")]
-GroupOption = Annotated[str | None, typer.Option(metavar="GROUP", help="Of this group.")]
-KeyOption = Annotated[str | None, typer.Option(help="Of this key.")]
-ErrorOption = Annotated[str | None, typer.Option(metavar="TYPE", help="With this error, such as ValueError.")]
-TextOption = Annotated[str | None, typer.Option(help="With this text in the error's message or in the value.")]
-SinceOption = Annotated[
-    str | None, typer.Option(metavar="WHEN", help="Last failed since then: an ISO time, or an age such as 30m, 2h, 1d.")
+TopicOption = Annotated[str | None, typer.Option(metavar="TOPIC", help="Only dead letters of this topic.")]
+GroupOption = Annotated[str | None, typer.Option(metavar="GROUP", help="Only of this group.")]
+KeyOption = Annotated[str | None, typer.Option(help="Only of this key.")]
+ErrorOption = Annotated[
+    str | None, typer.Option(metavar="TYPE", help="Only with this type of error, such as ValueError.")
 ]
-UntilOption = Annotated[str | None, typer.Option(metavar="WHEN", help="Last failed before then.")]
+TextOption = Annotated[str | None, typer.Option(help="Only with this text in the error message or in the value.")]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHEN", help="Only if the last failure was since then: an ISO time, or an age such as 30m, 2h, 1d."
+    ),
+]
+UntilOption = Annotated[str | None, typer.Option(metavar="WHEN", help="Only if the last failure was before then.")]
 IdsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ID", help="Of letters or of their events; else all that match.")
+    list[str] | None,
+    typer.Argument(metavar="ID", help="Ids of dead letters or of their events. Default: all that match the options."),
 ]
 
 _AGE = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def chosen(  # one option each, in the order in which the commands name them
+def chosen(  # one parameter per option, in the order of the commands
     topic: str | None,
     group: str | None,
     key: str | None,

@@ -1,4 +1,4 @@
-"""A replay that a person watches: a bar where there is a terminal, and Ctrl-C that stops it between two steps."""
+"""Runs a replay with a progress bar on a terminal. Ctrl-C stops it between two steps."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ async def run(replay: Replay) -> Replayed:
 
         def stop() -> None:
             replay.stop()
-            for number in caught:  # a second one ends at once
+            for number in caught:  # a second signal has its default effect
                 loop.remove_signal_handler(number)
 
         for number in caught:

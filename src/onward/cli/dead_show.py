@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from onward.brokers.base import AsideRecord
+from onward.brokers.base import AsideRecord, Failure
 from onward.cli.show import as_line, harmless
 from onward.clock import moment
 from onward.failure.letter import as_json, fields
@@ -41,59 +41,62 @@ def print_table(letters: Sequence[AsideRecord]) -> None:
     if not letters:
         typer.echo("no dead letters")
         return
-    # What is piped is not folded to the width of a screen that is not there.
+    # Piped output is not wrapped: there is no screen to fit.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("died", no_wrap=True)
     table.add_column("event", no_wrap=True)
     table.add_column("group, topic, key: error", overflow="fold")
     for letter in letters:
-        story = letter.failure
-        table.add_row(Text(_clock(story.last) if story else "", "dim"), Text(letter.event.id), _gist(letter))
+        failure = letter.failure
+        table.add_row(Text(_clock(failure.last) if failure else "", "dim"), Text(letter.event.id), _summary(letter))
     console.print(table)
 
 
-def _gist(letter: AsideRecord) -> Text:
+def _summary(letter: AsideRecord) -> Text:
     text = Text(letter.group)
     text.append(f" {letter.partition.topic}", "cyan")
     if letter.event.key is not None:
         text.append(f" {harmless(letter.event.key)}", "bold yellow")
     if letter.failure is not None:
         first = letter.failure.message.partition("\n")[0]
-        said = harmless(f"{letter.failure.error}: {first}")
-        text.append(": ").append(said if len(said) <= _MOST_CHARS else f"{said[: _MOST_CHARS - 1]}…", "red")
-        tries = letter.failure.attempts
-        text.append(f" ({tries} {'try' if tries == 1 else 'tries'})", "dim")
+        error = harmless(f"{letter.failure.error}: {first}")
+        text.append(": ").append(error if len(error) <= _MOST_CHARS else f"{error[: _MOST_CHARS - 1]}…", "red")
+        text.append(f" ({_attempts(letter.failure)})", "dim")
     return text
 
 
 def print_letter(letter: AsideRecord) -> None:
     console = Console(highlight=False)
-    story = letter.failure
+    failure = letter.failure
     facts = {
         "letter": letter.id,
         "event": letter.event.id,
         "origin": f"{letter.partition} position {letter.position}",
         "group": letter.group,
     }
-    if story is not None:
+    if failure is not None:
         facts |= {
-            "handler": story.handler,
-            "reason": f"{story.reason} after {story.attempts} attempt{'s' * (story.attempts != 1)}",
-            "first failure": _clock(story.first),
-            "last failure": _clock(story.last),
-            "error": f"{story.error}: {story.message}",
+            "handler": failure.handler,
+            "reason": f"{failure.reason} after {_attempts(failure)}",
+            "first failure": _clock(failure.first),
+            "last failure": _clock(failure.last),
+            "error": f"{failure.error}: {failure.message}",
         }
     for name, value in facts.items():
         console.print(Text(f"{name:<14}", "dim") + Text(harmless(value)), soft_wrap=True)
     console.print(Text("\n") + as_line(letter.event), soft_wrap=True)
-    if story is not None and story.traceback:
-        lines = [harmless(line) for line in story.traceback.splitlines()]
+    if failure is not None and failure.traceback:
+        lines = [harmless(line) for line in failure.traceback.splitlines()]
         console.print(Text("\n" + "\n".join(lines), "red"), soft_wrap=True)
 
 
+def _attempts(failure: Failure) -> str:
+    return f"{failure.attempts} attempt{'s' * (failure.attempts != 1)}"
+
+
 def _clock(time: float) -> str:
-    """The local time, without the day if that is today."""
+    """The local time, without the date if it is today's."""
     at = moment(time)
     if at is None:
         return "--:--:--"

@@ -1,4 +1,4 @@
-"""`onward doctor`: what the broker says about itself."""
+"""`onward doctor`: checks how the broker is set up."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ _COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def doctor(
-    url: Annotated[str | None, typer.Argument(metavar="URL", help="Of the broker.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON array of findings.")] = False,
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="The broker's URL.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON array of findings.")] = False,
     app: find.AppOption = None,
 ) -> None:
-    """Open the broker, look at how it is set up, and say what is wrong and what to do about it. It changes nothing.
+    """Check how the broker is set up, and print what is wrong and how to fix it. Changes nothing.
 
-    It exits with 1 if something is an error, with 2 if there is nothing at the URL, and with 3 if the broker cannot be
+    Exits with 1 if it finds an error, with 2 if there is nothing at the URL, and with 3 if the broker cannot be
     opened or reached.
 
     \b
@@ -44,7 +44,7 @@ def doctor(
 async def _findings(settings: "Settings") -> "Sequence[Finding]":
     broker = await brokers.open_broker(settings)
     try:
-        await broker.topics()  # BrokerError: its server cannot be reached, which open_broker need not notice
+        await broker.topics()  # raises BrokerError if the server cannot be reached; open_broker may not notice that
         return await broker.diagnose()
     finally:
         await broker.close()

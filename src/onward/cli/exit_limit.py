@@ -1,7 +1,7 @@
-"""The process of `onward run` ends within a time of the first stop signal, or of the end of its application, whatever
-its handlers have left running.
+"""Limits how long the process of `onward run` takes to exit after the first stop signal, or after its application has
+ended.
 
-Python waits for threads that are no daemons, and asyncio for tasks that catch their cancellation, for ever.
+Without a limit, Python waits forever for threads that are not daemons, and asyncio for tasks that catch CancelledError.
 """
 
 import asyncio
@@ -23,45 +23,45 @@ from onward.engines.where import coroutine_frames, thread_frames
 log = logging.getLogger("onward")
 
 SPARE_S = 5.0  # beyond drain_timeout_s
-_SAY_S = 1.0  # a log that blocks does not hold up the end
-_MOST = 10  # threads and tasks that are named
+_LOG_S = 1.0  # a log handler that blocks does not delay the exit for longer
+_MOST = 10  # threads and tasks to list
 _COMMAND_LINE = str(Path(__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
 _LIBRARY = str(Path(os.__file__).parent)
 
 
 def limit_exit(drain_timeout_s: float) -> Callable[[], None]:
-    """End this process, with exit code 1, when it still runs SPARE_S after its drain should be over. Returns what to
-    call when the application has ended by itself: the process then has SPARE_S."""
-    # A thread that waits from the start on: a signal handler may interrupt code that holds the lock of new threads.
+    """End this process with exit code 1 if it still runs SPARE_S after the end of `drain_timeout_s`. Returns a function
+    to call when the application has ended by itself: the process then has SPARE_S to exit."""
+    # The thread starts now: a signal handler must not start one, as it may interrupt code that holds threading's lock.
     begun: SimpleQueue[_Ending] = SimpleQueue()
     threading.Thread(target=_cut_late, args=(begun,), name="onward-exit-limit", daemon=True).start()
     signals.at_first(lambda loop: begun.put(_Ending("the stop signal", drain_timeout_s + SPARE_S, loop)))
-    return lambda: begun.put(_Ending("the application had ended", SPARE_S, None))
+    return lambda: begun.put(_Ending("the end of the application", SPARE_S, None))
 
 
 class _Ending(NamedTuple):
-    what: str
+    cause: str
     limit_s: float
     loop: asyncio.AbstractEventLoop | None
 
 
 def _cut_late(begun: "SimpleQueue[_Ending]") -> None:
-    what, limit_s, loop = begun.get()
+    cause, limit_s, loop = begun.get()
     threading.Event().wait(limit_s)
-    saying = threading.Thread(target=_say, args=(what, limit_s, loop), daemon=True)
+    reporting = threading.Thread(target=_report, args=(cause, limit_s, loop), daemon=True)
     with contextlib.suppress(RuntimeError):  # the interpreter starts no more threads
-        saying.start()
-        saying.join(_SAY_S)
+        reporting.start()
+        reporting.join(_LOG_S)
     os._exit(policy.NO)
 
 
-def _say(what: str, limit_s: float, loop: asyncio.AbstractEventLoop | None) -> None:
+def _report(cause: str, limit_s: float, loop: asyncio.AbstractEventLoop | None) -> None:
     found = [*_threads(), *(_tasks(loop) if loop is not None else ())]
     more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
     log.error(
-        "not at an end %g s after %s: the process is cut off; still running: %s%s",
-        *(limit_s, what, "; ".join(found[:_MOST]) or "nothing that is known", more),
+        "the process did not exit within %g s of %s and is ended now; still running: %s%s",
+        *(limit_s, cause, "; ".join(found[:_MOST]) or "nothing known", more),
     )
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -70,7 +70,7 @@ def _say(what: str, limit_s: float, loop: asyncio.AbstractEventLoop | None) -> N
 
 
 def _threads() -> Iterator[str]:
-    """Those that Python waits for. The main thread counts if it is in code of the application."""
+    """The threads that Python waits for. The main thread is listed only if it is in the application's code."""
     for thread in threading.enumerate():
         place = _place(thread_frames(thread.ident))
         if not thread.daemon and (place or thread is not threading.main_thread()):
@@ -83,8 +83,8 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
 
 
 def _place(inwards: Sequence[FrameType]) -> str:
-    """The innermost code of the application; empty: there is none. What called the command line is not the
-    application's."""
+    """Where the application's innermost code is; empty if there is none. Code that called the command line does not
+    count as the application's."""
     for frame in reversed(inwards):
         name = frame.f_code.co_filename
         if name.startswith(_COMMAND_LINE):

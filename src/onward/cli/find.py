@@ -1,4 +1,4 @@
-"""Which system a command talks to: an application by MODULE:APP, or a broker by its URL."""
+"""Finds what a command works on: an application by MODULE:APP, or a broker by its URL."""
 
 import difflib
 import functools
@@ -21,14 +21,14 @@ from onward.brokers.base import Topology
 from onward.cli.say import Misuse, say
 from onward.errors import OnwardError
 
-AppOption = Annotated[str | None, typer.Option("--app", metavar="MODULE:APP", help="Use this application's system.")]
-UrlOption = Annotated[str | None, typer.Option("--url", metavar="URL", help="Use the system at this URL.")]
+AppOption = Annotated[str | None, typer.Option("--app", metavar="MODULE:APP", help="Use this application's broker.")]
+UrlOption = Annotated[str | None, typer.Option("--url", metavar="URL", help="Use the broker at this URL.")]
 
 _OUR_FOLDER = str(Path(__file__).parent)
 
 
 def system(app: str | None, url: str | None) -> Onward:
-    """The system that the options name, else the environment, else onward.toml; says which on stderr."""
+    """The application that the options name, else the environment, else onward.toml. Prints the choice on stderr."""
     choice = choose(app, url, os.environ)
     found = Onward(choice.url) if choice.app is None else load(choice.app)
     which = settings_.redacted(found.settings.url)
@@ -37,14 +37,14 @@ def system(app: str | None, url: str | None) -> Onward:
 
 
 def observed(app: str | None, url: str | None) -> Onward:
-    """The system, for a command that only looks: opening the application does not create what it declares."""
+    """The application, for a command that only reads: opening it does not create what it declares."""
     found = system(app, url)
     found.declared = Topology()
     return found
 
 
 def existing(app: str | None, url: str | None) -> Onward:
-    """The system, for a command that must not create what it looks at."""
+    """The application, for a command that must not create the store. Misuse if there is none."""
     found = observed(app, url)
     if why := brokers.absent(found.settings):
         raise Misuse(f"{why}: nothing was ever published there; is the URL right?")
@@ -52,11 +52,11 @@ def existing(app: str | None, url: str | None) -> Onward:
 
 
 def application(written: str) -> str:
-    """The application that the environment or onward.toml names, for a command that was given none. `written`: how the
-    command would be given one."""
+    """The application that the environment or onward.toml names, for a command line without one. `written`: how to
+    write it on the command line."""
     known = settings_.load().app
     if not known:
-        raise Misuse(f"no application is named: write {written}, or set ONWARD_APP, or app in onward.toml")
+        raise Misuse(f"no application given: write {written}, set ONWARD_APP, or set app in onward.toml")
     source = "ONWARD_APP" if os.environ.get("ONWARD_APP") else "onward.toml"
     say(f"using {settings_.redacted(known)} ({source})")
     return known
@@ -64,14 +64,14 @@ def application(written: str) -> str:
 
 class SystemChoice(NamedTuple):
     app: str | None
-    url: str | None  # None with no app: what the settings say
+    url: str | None  # None without an app: the url of the settings
     how: str
 
 
 def choose(app: str | None, url: str | None, environment: Mapping[str, str]) -> SystemChoice:
     """The first that is given: an option, ONWARD_APP, ONWARD_URL, onward.toml, the default."""
     if app is not None and url is not None:
-        raise Misuse("--app and --url both name a system; give one of them")
+        raise Misuse("--app and --url cannot be used together; give one of them")
     if app is not None:
         return SystemChoice(app, None, f"--app {app}")
     if url is not None:
@@ -98,7 +98,9 @@ def load(target: str) -> Onward:
 
 def _check_shape(target: str, name: str, path: str) -> None:
     if "@" in target or "://" in target:  # it may hold a password
-        raise Misuse(f"{settings_.redacted(target)!r} is not MODULE:APP; a URL is given by --url or ONWARD_URL")
+        raise Misuse(
+            f"{settings_.redacted(target)!r} is not MODULE:APP; give a URL in ONWARD_URL, or with --url if there is one"
+        )
     as_file = name.removesuffix(".py").replace("\\", "/").strip("/.")
     if name.endswith(".py") or "/" in name or "\\" in name:
         raise Misuse(f"{target!r} names a file; name the module: {as_file.replace('/', '.')}:{path or 'app'}")
@@ -125,9 +127,9 @@ def _import(name: str) -> ModuleType:
 def _no_module(missing: str, name: str) -> str:
     here = [path.stem for path in Path().glob("*.py")] + [path.parent.name for path in Path().glob("*/__init__.py")]
     near = difflib.get_close_matches(missing, here, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "run the command in the folder that holds it, or install it"
+    hint = f"did you mean {near[0]!r}?" if near else "run the command in the folder that contains it, or install it"
     part = "" if missing == name else f", needed for {name!r}"
-    return f"no module {missing!r} in {os.getcwd()} or installed{part}; {hint}"
+    return f"no module {missing!r} in {os.getcwd()} or among the installed packages{part}; {hint}"
 
 
 def _application(module: ModuleType, path: str) -> Onward:
@@ -180,29 +182,29 @@ def _kind(value: Any) -> str:
 
 
 def _broken(what: str, error: BaseException) -> Misuse:
-    """The traceback of the user's own code, and what it stopped."""
-    return Misuse(f"{what}\n{''.join(_story(error).format()).rstrip()}")
+    """`what` failed, and the traceback of the user's own code."""
+    return Misuse(f"{what}\n{''.join(_user_traceback(error).format()).rstrip()}")
 
 
-def _story(error: BaseException) -> traceback.TracebackException:
-    story = traceback.TracebackException.from_exception(error)
-    link: traceback.TracebackException | None = story
+def _user_traceback(error: BaseException) -> traceback.TracebackException:
+    pruned = traceback.TracebackException.from_exception(error)
+    link: traceback.TracebackException | None = pruned
     while link is not None:
-        link.stack = traceback.StackSummary.from_list([frame for frame in link.stack if _is_theirs(frame)])
+        link.stack = traceback.StackSummary.from_list([frame for frame in link.stack if _is_users(frame)])
         link = link.__cause__ or link.__context__
-    return story
+    return pruned
 
 
-def _is_theirs(frame: traceback.FrameSummary) -> bool:
+def _is_users(frame: traceback.FrameSummary) -> bool:
     name = frame.filename
     return not name.startswith(("<frozen importlib", _OUR_FOLDER)) and name != importlib.__file__
 
 
 def _located(error: OnwardError) -> OnwardError:
-    """The error, with the line of the user's that led to it."""
+    """The error, with a note that names the line of the user's code where it was raised."""
     ours = str(Path(_OUR_FOLDER).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_theirs(frame) and not frame.filename.startswith(ours):
+        if _is_users(frame) and not frame.filename.startswith(ours):
             error.add_note(f"in {frame.filename}, line {frame.lineno}: {frame.line}")
             break
     return error

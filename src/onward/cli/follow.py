@@ -11,7 +11,7 @@ from onward.event import Delivery, Event, Partition
 _BATCH = 500
 _BATCH_BYTES = 8 << 20
 _WAIT_S = 1.0
-_SETTLE_S = 1.0  # any later and our group would hold up retention; any sooner and it would write for every event
+_SETTLE_S = 1.0  # longer would delay retention, shorter would write for every event
 _MOST_FRESH = 5_000
 
 Answer = TypeVar("Answer")
@@ -20,16 +20,16 @@ Answer = TypeVar("Answer")
 class EventScreen(Protocol):
     @property
     def full(self) -> bool:
-        """It takes no more."""
+        """It shows no more events."""
 
     def show(self, event: Event) -> None: ...
 
     def flush(self) -> None:
-        """BrokenPipeError: the reader of our output is gone. It is noticed also when there is nothing to write."""
+        """Raises BrokenPipeError if the reader of our output has closed it, also when there is nothing to write."""
 
 
 async def follow(subscription: Subscription, screen: EventScreen, stop: asyncio.Event) -> None:
-    """Until `stop` is set or the screen is full; then what was shown is settled and released."""
+    """Show events until `stop` is set or the screen is full. Then settle what was shown, and release the partitions."""
     reading = ReadPlaces()
     settle_at = clock.now() + _SETTLE_S
     while not screen.full:
@@ -59,7 +59,7 @@ async def _release(subscription: Subscription, reading: "ReadPlaces", partitions
 
 
 class ReadPlaces:
-    """How far each partition was read. Events are shown in order, one at a time, so a watermark says all of it."""
+    """How far each partition was read. Events are shown in order, one at a time, so a watermark is enough."""
 
     def __init__(self) -> None:
         self.fresh = 0  # positions read and not settled
@@ -70,7 +70,7 @@ class ReadPlaces:
         return list(self._open)
 
     def take(self, messages: Sequence[Message], screen: EventScreen) -> list[Partition]:
-        """Show what came, until the screen is full. Returns the partitions that we must give up."""
+        """Show the events until the screen is full. Returns the partitions that we must release."""
         revoked: list[Partition] = []
         for message in messages:
             if screen.full:
@@ -94,7 +94,7 @@ class ReadPlaces:
     def _read(self, delivery: Delivery) -> bool:
         place = self._open.get(delivery.partition)
         if place is None or place.epoch != delivery.epoch:
-            return False  # lost meanwhile: its new owner shows it
+            return False  # we lost the partition; its new owner shows the event
         place.watermark = delivery.position + 1
         place.fresh.append(delivery.position)
         self.fresh += 1
@@ -127,7 +127,7 @@ class _Open:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Answer]) -> Answer | None:
-    """What the work returns; None if `stop` came first, and then the work is cancelled."""
+    """Return what the work returns. If `stop` is set first, cancel the work and return None."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

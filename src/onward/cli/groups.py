@@ -1,4 +1,4 @@
-"""`onward groups`: the groups that read a topic, their members, and how far each group is."""
+"""`onward groups`: the groups that read a topic, their members and their progress."""
 
 import asyncio
 import difflib
@@ -23,16 +23,17 @@ T = TypeVar("T")
 groups = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
-TopicOption = Annotated[str | None, typer.Option(metavar="TOPIC", help="Of this topic; else of every topic.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+TopicOption = Annotated[str | None, typer.Option(metavar="TOPIC", help="Only of this topic. Default: every topic.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _PIPE_WIDTH = 1_000
 
 
 @groups.callback()
 def root() -> None:
-    """The groups that read a topic: list them, look at one, or drop one that is not used any more.
+    """List the groups that read a topic, show one, or drop one that is no longer used.
 
-    A group that nothing runs holds up retention, and in the end the publishers: its events count as unfinished.
+    The events of a group count as unfinished even if none of its members runs. A group that is never run again
+    therefore blocks retention, and in the end the publishers.
 
     \b
     Example:
@@ -46,7 +47,7 @@ def root() -> None:
 def list_(
     topic: TopicOption = None, json: JsonOption = False, app: find.AppOption = None, url: find.UrlOption = None
 ) -> None:
-    """List the groups by topic: their members, and in how many partitions they have not reached the end."""
+    """List the groups of each topic. Prints how many members they have, and in how many partitions they are behind."""
     found = _with(app, url, lambda broker: _found(broker, topic))
     if json:
         typer.echo(msgspec.json.encode(found).decode())
@@ -64,10 +65,10 @@ def show(
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """Show a group's members and, for each partition, its watermark, the end of the log, the owner and its fence.
+    """Show one group. Prints its members and, for each partition, watermark, end of the log, owner and fence.
 
-    The watermark is the next position that is not known to be done. Positions have gaps, so the distance to the end is
-    no number of events.
+    The watermark is the first position that is not known to be done. Positions have gaps, so the distance to the end
+    is not a number of events. The fence is the number of the ownership: each new owner gets a higher one.
     """
     found = _with(app, url, lambda broker: _of_group(broker, group, topic))
     if json:
@@ -81,15 +82,15 @@ def show(
 @groups.command()
 def drop(
     group: GroupArgument,
-    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Needed if the group reads several.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="Required if the group reads several.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     json: JsonOption = False,
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """Forget a group's progress and records in a topic, its dead letters included.
+    """Drop a group of a topic. Deletes its progress, its waiting and held events, and its dead letters.
 
-    It asks first; where there is no terminal it needs --yes. It exits with 1 if a member of the group is running.
+    Asks for confirmation; without a terminal it needs --yes. Exits with 1 if a member of the group is running.
     """
 
     async def work(broker: "Broker") -> "GroupInfo":
@@ -134,7 +135,7 @@ async def _of_group(broker: "Broker", group: str, topic: str | None) -> "list[Gr
     if found := [info for info in every if info.group == group]:
         return found
     near = difflib.get_close_matches(group, {info.group for info in every}, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "onward groups list shows all of them"
+    hint = f"did you mean {near[0]!r}?" if near else "`onward groups list` shows all groups"
     raise Misuse(f"no group {group!r} has read {'any topic' if topic is None else f'topic {topic}'}; {hint}")
 
 

@@ -12,7 +12,7 @@ from onward.cli.say import say
 if TYPE_CHECKING:
     from onward.observe.endpoint import Address
 
-METRICS = "ONWARD_METRICS"  # in the environment: where `run` serves and `health` asks
+METRICS = "ONWARD_METRICS"  # environment variable: the address where `run` serves and `health` asks
 _PATIENCE_S = 5.0
 
 
@@ -27,10 +27,10 @@ def health(
     ] = False,
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="[HOST:]PORT", envvar=METRICS, help="What `onward run --metrics` was given."),
+        typer.Option(metavar="[HOST:]PORT", envvar=METRICS, help="The address given to `onward run --metrics`."),
     ] = None,
 ) -> None:
-    """Ask a running `onward run --metrics` whether it is ready, or alive. The exit code is 0 for yes and 1 for no.
+    """Check whether a running `onward run --metrics` is ready, or alive. Exits with 0 for yes and with 1 for no.
 
     \b
     Example:
@@ -38,7 +38,10 @@ def health(
       ONWARD_METRICS=9464 onward health --live
     """
     if metrics is None:
-        raise typer.BadParameter(f"where? Give what `onward run` was given, or set {METRICS}", param_hint="--metrics")
+        raise typer.BadParameter(
+            f"no address: give the one that was given to `onward run --metrics`, or set {METRICS}",
+            param_hint="--metrics",
+        )
     place, question = place_of(metrics).seen_from("127.0.0.1"), "live" if live else "ready"
     yes, reasons = _ask(place.host, place.port, question)
     if yes:
@@ -49,7 +52,7 @@ def health(
 
 
 def place_of(text: str) -> "Address":
-    """What --metrics names."""
+    """The address in the value of --metrics. BadParameter if it has none."""
     from onward.observe.endpoint import Address
 
     try:
@@ -67,5 +70,5 @@ def _ask(host: str, port: int, question: str) -> tuple[bool, list[str]]:
     except (OSError, http.client.HTTPException) as error:
         return False, [f"nothing answers at {host}:{port} ({error or type(error).__name__})"]
     except (ValueError, KeyError, TypeError):
-        return False, [f"what answers at {host}:{port} is not Onward"]
+        return False, [f"the server at {host}:{port} is not Onward"]
     return answer.status == 200, troubles

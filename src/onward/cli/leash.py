@@ -1,8 +1,8 @@
-"""The tie between a child process and its supervisor. The child greets when it works, reports, and never outlives the
-supervisor.
+"""The connection between a child process and its supervisor. The child ends when the supervisor ends.
 
-The child's stdin is one end of a socket pair. It carries lines up, a Hello and then Reports, and nothing down: when it
-closes, the supervisor is gone, for whatever reason. A line is msgpack in base64: JSON has no NaN and no infinity.
+The child's stdin is one end of a socket pair. The child sends a Hello when it has started, then Reports, each as one
+line. The supervisor sends nothing, so when the socket closes, the supervisor has ended for whatever reason. A line is
+msgpack in base64, because JSON has no NaN and no infinity.
 """
 
 import base64
@@ -29,16 +29,16 @@ Message = TypeVar("Message")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a child is given at its start."""
+    """What the supervisor passes to a child at its start."""
 
     number: int
     slot: str
     gone: tuple[str, ...] = ()  # see Supervised
 
     def supervised(self) -> Supervised:
-        """This process, as the broker gets to know it."""
+        """What the broker needs to know about this process."""
         member = member_of(self.slot, os.getpid())
-        return Supervised(self.slot, member, frozenset(self.gone) - {member})  # a process id may come again
+        return Supervised(self.slot, member, frozenset(self.gone) - {member})  # the system may reuse a process id
 
 
 def member_of(slot: str, pid: int) -> str:
@@ -46,7 +46,7 @@ def member_of(slot: str, pid: int) -> str:
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a child sends when it has loaded its application."""
+    """A child sends it when it has loaded its application and opened the broker."""
 
     drain_timeout_s: float
     url: str | None = None  # of its broker, whose lock it may hold
@@ -65,8 +65,8 @@ class Leash:
         self._link.sendall(_line(hello))
 
     def report(self, make: Callable[[], "Report"]) -> bool:
-        """Send a report without ever waiting for a supervisor that does not read. False: a part of it is still unsent;
-        the next call goes on with that."""
+        """Send a report, without waiting for a supervisor that does not read. False: a part of it is still unsent, and
+        the next call sends that part."""
         self._unsent = self._unsent or _line(make())
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._unsent:
@@ -79,7 +79,7 @@ def _line(message: msgspec.Struct) -> bytes:
 
 
 def read(line: bytes | bytearray, kind: type[Message]) -> Message | None:
-    """The message of a line, without its end; None: it cannot be read."""
+    """The message in a line that has no line end; None if it cannot be decoded."""
     try:
         return msgspec.msgpack.decode(base64.b64decode(line, validate=True), type=kind)
     except (ValueError, RecursionError, msgspec.MsgspecError):
@@ -87,12 +87,12 @@ def read(line: bytes | bytearray, kind: type[Message]) -> Message | None:
 
 
 def take() -> Leash | None:
-    """The leash of this process, taken at its start; None: it has no supervisor."""
-    marker = os.environ.pop(MARKER, None)  # popped: what this process starts is not on our leash
+    """The leash of this process, or None if it has no supervisor. To be called once, at the start."""
+    marker = os.environ.pop(MARKER, None)  # removed, so that processes started by this one do not use it
     if marker is None:
         return None
     if sys.platform == "linux":
-        import ctypes  # here: every command but this one does without
+        import ctypes  # only a supervised process needs it
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     link = socket.socket(fileno=os.dup(0))
@@ -108,5 +108,5 @@ def _end_with(link: socket.socket) -> None:
         while link.recv(1024):
             pass
     except OSError:
-        pass  # reset: the other side is gone as well
+        pass  # connection reset: the supervisor has ended too
     os._exit(1)

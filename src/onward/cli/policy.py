@@ -1,26 +1,26 @@
-"""What exit codes mean, and what a supervisor decides: when to start again, when to give up, who is stuck. Pure."""
+"""Exit codes, and a supervisor's decisions: when to replace a child, when to give up, which child is stuck. Pure."""
 
 import signal
 from typing import NamedTuple, Protocol
 
 from onward.errors import Backlogged, BrokerError, ConfigError, GroupDropped, PayloadError
 
-# The exit codes of every command; docs/start.md tells them to users.
+# The exit codes of every command, as documented in docs/start.md.
 OK = 0
 NO = 1  # the answer is no: refused, lost, gave up
 USAGE = 2  # the command line, a setting or the application cannot work
 UNREACHABLE = 3  # the broker cannot be reached or used
 INTERRUPTED = 130  # Ctrl-C; a second stop signal ends with 128 + its number
 
-WORKS_S = 1.0  # a process that lives this long after its hello works
-SETTLED_S = 30.0  # one that lived longer starts with a clean record
+WORKS_S = 1.0  # a child that has lived this long after its hello counts as working
+SETTLED_S = 30.0  # after a child that lived this long, the ends in a row are counted from 1 again
 _FIRST_DELAY_S = 0.25
 _MAX_DELAY_S = 30.0
 _LOOKS = 3
 
 
 def exit_code(error: BaseException) -> int:
-    """What an error of ours means to the shell."""
+    """The exit code for an error."""
     match error:
         case KeyboardInterrupt():
             return INTERRUPTED
@@ -34,16 +34,16 @@ def exit_code(error: BaseException) -> int:
 
 
 class End(NamedTuple):
-    """How a process ended that nobody had asked to."""
+    """How a child ended that had not been asked to stop."""
 
     code: int  # negative: the signal that killed it
     lived_s: float
-    greeted: bool  # it had loaded its application and said so
+    greeted: bool  # it had sent its hello
 
     @property
     def at_start(self) -> bool:
-        """It failed to start. A process that dies after its hello may have been killed by an event, which becomes a
-        dead letter only after several deaths."""
+        """It failed to start. A child that dies after its hello may have been killed by an event. That event becomes a
+        dead letter only after several crashes, so such ends do not count as failed starts."""
         return not self.greeted
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ def _signal_name(number: int) -> str:
 
 
 class Record(NamedTuple):
-    """What a slot's processes did lately, one after the other."""
+    """How a slot's latest children ended."""
 
     ends: int = 0  # in a row, each within SETTLED_S
     failed_starts: int = 0  # in a row
@@ -70,23 +70,23 @@ def after(record: Record, end: End) -> Record:
 
 
 def delay_s(record: Record) -> float:
-    """How long to wait before the next start: nothing after a first end, then twice as long each time."""
+    """How long to wait before the next start: not at all after a first end, then twice as long each time."""
     if record.ends <= 1 and record.failed_starts == 0:
         return 0.0
-    # Bounded before it is computed: a slot that fails for weeks must not make a number too large for a float.
+    # The exponent is bounded: a slot that fails for weeks must not exceed the range of a float.
     doublings = min(record.ends, 16) - (1 if record.failed_starts else 2)
     return float(min(_FIRST_DELAY_S * 2**doublings, _MAX_DELAY_S))
 
 
 def is_hopeless(record: Record, end: End, *, limit: int, ever_worked: bool, others_work: bool) -> bool:
-    """Is another start pointless? Not while others work: they are not ended because one of them cannot be replaced."""
+    """Is another start pointless? Never while other children work: they go on, even if one cannot be replaced."""
     if others_work:
         return False
     return (end.at_start and record.failed_starts >= limit) or (end.code == USAGE and not ever_worked)
 
 
 class Held(Protocol):
-    """Who holds the write lock, since when on the clock of onward.clock.now."""
+    """The process that holds the write lock, and since when (onward.clock.now)."""
 
     @property
     def pid(self) -> int: ...
@@ -96,9 +96,9 @@ class Held(Protocol):
 
 
 class Stall:
-    """Notices a holder of the lock that does not move.
+    """Detects a process that holds the lock for too long.
 
-    The clock alone would convict it after the whole machine slept, so it must also be seen at several looks.
+    After the machine was suspended, the clock alone would blame a healthy process. So several looks must also find it.
     """
 
     def __init__(self, limit_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Which processes filled a worker's slot before, and which of them have ended with all that they started.
+"""The earlier processes of a worker's slot, and which of them have ended together with everything they started.
 
-Each leads a process group, which its engine workers and the programs that its handlers start belong to. What a process
-owned at the broker is free at once only when its whole group is gone.
+Each leads a process group, to which its engine workers and the programs of its handlers belong. The partitions of a
+dead process can be taken over at once only when its whole group has ended.
 """
 
 import contextlib
@@ -13,22 +13,22 @@ from pathlib import Path
 from onward.cli.leash import member_of
 
 LEAVE_S = 1.5  # an engine worker takes a moment to notice that its parent is dead
-_MOST = 16  # members that are remembered; the leases of earlier ones are long over
+_MOST = 16  # members to remember; the leases of earlier ones ended long ago
 _PROC = Path("/proc")
 
 
 class Predecessors:
-    """Of one slot."""
+    """The earlier processes of one slot."""
 
     def __init__(self, slot: str) -> None:
         self.slot = slot
         self._gone: deque[str] = deque(maxlen=_MOST)
-        self._left: dict[str, int] = {}  # by member, the process group: something of it may still run
-        self._last = 0  # the process group of the last one
+        self._left: dict[str, int] = {}  # the process group of each member that may have left a process running
+        self._last = 0  # the process group of the last member
         self._wait_until = 0.0
 
     def ended(self, pid: int, now: float) -> None:
-        """This one has ended, and was waited for."""
+        """Record that this process has ended. The caller has waited for it (`wait`)."""
         self._last = self._left[member_of(self.slot, pid)] = pid
         self._wait_until = now + LEAVE_S
         while len(self._left) > _MOST:
@@ -43,19 +43,19 @@ class Predecessors:
         return tuple(self._gone)
 
     def are_leaving(self, now: float) -> bool:
-        """Something of the last one still runs, and may end in a moment."""
+        """A process of the last member's group still runs, and may end soon."""
         return now < self._wait_until and is_running(self._last)
 
     def left(self) -> list[str]:
-        """The processes that the last one left behind, for people."""
+        """The processes that the last member left running, as text for the log."""
         return list(running(self._last)) if self._last and is_running(self._last) else []
 
 
 def is_running(group: int) -> bool:
-    """Does a process of this group run? One that has ended and was not waited for does not."""
+    """Does a process of this group run? A zombie does not count."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
-            pass  # orphans are ours to wait for if we are the first process of a container
+            pass  # if we are the first process of a container, we must wait for orphans
     if any(True for _ in running(group)):
         return True
     try:
@@ -74,6 +74,6 @@ def running(group: int) -> Iterator[str]:
         with contextlib.suppress(OSError):  # it has ended
             before, _, after = (folder / "stat").read_text(errors="replace").rpartition(")")
             state, _, found, session, *rest = after.split()
-            threads = int(rest[13])  # of a process that has ended: 1, unless some of its threads have not
+            threads = int(rest[13])  # of a zombie: 1, or more while some of its threads still run
             if group in (int(found), int(session)) and (state not in "ZX" or threads > 1):
                 yield f"{folder.name} ({before.partition('(')[2]})"

@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 
 
 def publish(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to.")],
-    value: Annotated[str, typer.Argument(metavar="JSON", help="The value; - reads it from stdin.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to publish to.")],
+    value: Annotated[str, typer.Argument(metavar="JSON", help="The event's value; - reads it from stdin.")],
     key: Annotated[str | None, typer.Option(help="Events of one key are handled in order.")] = None,
     type_: Annotated[
-        str | None, typer.Option("--type", metavar="TYPE", help="Such as order.placed, for handlers with types=.")
+        str | None,
+        typer.Option("--type", metavar="TYPE", help="The event's type, such as order.placed, to select events by."),
     ] = None,
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be repeated.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="Send the value as it is, without a check for JSON.")] = False,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. May be repeated.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="Send the value unchanged. It need not be JSON.")] = False,
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """Publish one event, and print its id when it is durably accepted.
+    """Publish one event, and print its id when the broker has stored it durably.
 
     \b
     Example:
@@ -66,7 +67,7 @@ def _payload(given: str, *, text: bool, max_bytes: int) -> bytes:
         msgspec.json.decode(data)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise Misuse(
-            f"the value is not JSON: {error}; quote it for the shell, or send it as it is with --text"
+            f"the value is not JSON: {error}; quote it for the shell, or send it unchanged with --text"
         ) from error
     return data.strip()
 
@@ -77,6 +78,6 @@ def _stdin(max_bytes: int) -> bytes:
     data = sys.stdin.buffer.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise TooLarge(
-            f"stdin holds more than max_event_bytes={max_bytes:,}; store it elsewhere and publish its address"
+            f"stdin has more than max_event_bytes={max_bytes:,}; store the data elsewhere and publish its address"
         )
     return data

@@ -1,4 +1,4 @@
-"""`onward run`: the handlers of an application, in this process or in several."""
+"""`onward run`: runs an application's handlers, in this process or in several."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def run(
         str | None,
         typer.Argument(
             metavar="[MODULE:APP]",
-            help="shop:app for app = Onward(...) in shop.py; else ONWARD_APP, or the app of onward.toml.",
+            help="shop:app for app = Onward(...) in shop.py. Default: ONWARD_APP, or app in onward.toml.",
         ),
     ] = None,
     workers: Annotated[
@@ -47,30 +47,27 @@ def run(
             metavar="N",
             min=1,
             max=256,
-            help="How many processes share the work; one that dies is replaced, also with 1. Without this option it is "
-            "one process that no other watches.",
+            help="Run N worker processes that share the work, and replace each one that dies, also with N = 1. "
+            "Default: one process that is not replaced.",
         ),
     ] = None,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a .py file below this folder changes.")
     ] = False,
-    log_level: Annotated[
-        Level, typer.Option(case_sensitive=False, help="The least level of what is logged.")
-    ] = Level.INFO,
+    log_level: Annotated[Level, typer.Option(case_sensitive=False, help="The lowest level to log.")] = Level.INFO,
     metrics: Annotated[
         str | None,
         typer.Option(
             metavar="[HOST:]PORT",
             envvar=METRICS,
-            help="Serve /metrics, /health/live, /health/ready and /readings here, for all --workers together.",
+            help="Serve /metrics, /health/live, /health/ready and /readings at this address, for all workers together.",
         ),
     ] = None,
 ) -> None:
     """Run an application's handlers until SIGTERM or Ctrl-C.
 
     It then takes no more events, lets the running ones finish, and exits with 0. A second signal ends it at once.
-    With --workers, a process that dies is replaced. What does not end within drain_timeout_s plus 5 s is cut off, with
-    exit code 1.
+    If it does not finish within drain_timeout_s plus 5 s, it stops anyway and exits with 1.
 
     \b
     Example:
@@ -94,7 +91,7 @@ def run(
         child = _child_command(application, log_level, debug)
         raise typer.Exit(_supervise(child, workers or 1, reload, place))
     app = find.load(application)
-    # After the import: an application that configured logging itself is left alone.
+    # After the import, and without effect if the application has configured logging itself.
     _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
     ended = limit_exit(app.settings.drain_timeout_s)
     try:
@@ -122,9 +119,10 @@ async def _run(app: "Onward", place: "Address | None") -> None:
 
 
 async def _run_supervised(app: "Onward", held: leash.Leash, place: "Address | None") -> None:
-    """Greet only when the broker is open: a broker that cannot be opened is reported once, not by every worker.
+    """Run the handlers, and report to the supervisor. With a `place`, the supervisor serves these reports there.
 
-    With a `place`, the supervisor serves there what its workers report."""
+    The hello is sent when the broker is open, so a broker that cannot be opened is reported once, not by every worker.
+    """
     async with app:
         held.greet(leash.Hello(app.settings.drain_timeout_s, app.settings.url))
         app.endpoint = None if place is None else str(place.public)
@@ -144,7 +142,7 @@ async def _report(app: "Onward", held: leash.Leash) -> None:
         prefix = app.settings.metrics_prefix
         return Report(app.health(), tuple(app.readings()), tuple(app.registry.families()), prefix)
 
-    failed: set[type[Exception]] = set()  # what was logged
+    failed: set[type[Exception]] = set()  # already logged
     while True:
         sent = True
         try:
@@ -157,7 +155,7 @@ async def _report(app: "Onward", held: leash.Leash) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: the same, with less processor time."""
+    """uvloop if it is installed: it does the same with less CPU time."""
     try:
         import uvloop
     except ImportError:
@@ -183,7 +181,8 @@ def _supervise(command: list[str], workers: int, reload: bool, place: "Address |
 
 
 def _child_command(application: str, log_level: Level, debug: bool) -> list[str]:
-    # -P unless we ourselves were found in the current folder: the application's queue.py must not be imported as ours.
+    # -P keeps the current folder out of our imports: an application's queue.py must not replace the standard one.
+    # Not if this package itself was found in the current folder.
     isolate = [] if os.getcwd() in sys.path else ["-P"]
     options = ["--debug"] if debug else []
     return [sys.executable, *isolate, "-m", "onward", *options, "run", application, "--log-level", log_level.value]

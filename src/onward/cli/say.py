@@ -1,4 +1,4 @@
-"""How a command talks to the person: on stderr, so that stdout belongs to the answer."""
+"""Messages to the user. They go to stderr, so that stdout has only the command's output."""
 
 import sys
 
@@ -8,7 +8,7 @@ from onward.errors import ConfigError
 
 
 class Misuse(ConfigError):
-    """The command line asks for something that cannot be; exit code 2."""
+    """The command line asks for something that cannot work; exit code 2."""
 
 
 def say(text: str) -> None:
@@ -16,14 +16,14 @@ def say(text: str) -> None:
 
 
 def complain(error: Exception) -> None:
-    """The error and its notes, without a traceback."""
+    """Print the error and its notes, without a traceback."""
     text = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
     typer.echo(f"{typer.style('error:', fg='red')} {text}", err=True)
 
 
 def confirm(what: str) -> None:
-    """Ask before something is dropped for good. Misuse: there is no terminal to ask at."""
+    """Ask before something is dropped for good. Misuse if there is no terminal."""
     if not sys.stdin.isatty():
-        raise Misuse(f"{what} would be gone for good, and there is no terminal to ask at; add --yes")
+        raise Misuse(f"this would drop {what} for good; to do so without a terminal, add --yes")
     if not typer.confirm(f"Drop {what} for good?", err=True):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""An event as one line: a JSON object for programs, colours for people."""
+"""Prints an event as one line: a JSON object for programs, or coloured text for people."""
 
 import select
 import sys
@@ -11,11 +11,11 @@ from onward import clock
 from onward.event import Event
 from onward.failure.letter import compact_json, event_fields
 
-_MOST_CHARS = 1_000  # of a value in a line for people
+_MOST_CHARS = 1_000  # of a value in a line of text
 
 
 class Screen:
-    """Shows events on stdout; with `key` only those of one key, with `limit` only so many."""
+    """Prints events on stdout. With `key` only those of one key, with `limit` at most that many."""
 
     def __init__(self, *, json: bool, key: str | None, limit: int | None) -> None:
         self._key = key
@@ -37,7 +37,7 @@ class Screen:
             self._console.print(as_line(event), soft_wrap=True)
 
     def flush(self) -> None:
-        """BrokenPipeError: the reader of our output is gone. It is noticed also when there is nothing to write."""
+        """Raises BrokenPipeError if the reader of our output has closed it, also when there is nothing to write."""
         sys.stdout.flush()
         poll = select.poll()
         poll.register(sys.stdout, 0)
@@ -47,7 +47,7 @@ class Screen:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # and not SystemExit, which would leave our group behind
+        raise BrokenPipeError  # not SystemExit: `tail` must still drop its group
 
 
 def as_json(event: Event) -> bytes:
@@ -56,7 +56,7 @@ def as_json(event: Event) -> bytes:
 
 
 def as_line(event: Event) -> Text:
-    """The event for a person to read. Nothing in it can act on the terminal."""
+    """The event as coloured text. Control characters are escaped, so it cannot affect the terminal."""
     line = Text(no_wrap=True)
     at = clock.moment(event.time)
     line.append("--:--:--.---" if at is None else f"{at:%H:%M:%S.%f}"[:-3], "dim")
@@ -80,7 +80,7 @@ def _value(data: bytes | None) -> str:
 
 
 def _word(text: str) -> str:
-    """The text as one word. If it could be mistaken for something else, it is in quotes, as JSON."""
+    """The text as one word. If that would be ambiguous, it is quoted as JSON."""
     plain = text.isprintable() and text != "-" and not set(text) & set(' "')
     return text if text and plain else harmless(msgspec.json.encode(text).decode())
 

@@ -1,4 +1,4 @@
-"""Keeps a number of child processes running, replaces those that end, and stops all of them in good order."""
+"""Keeps a number of child processes running, replaces those that end, and lets all of them drain when it stops."""
 
 import contextlib
 import logging
@@ -26,10 +26,10 @@ from onward.signals import ECHO_S, STOP_SIGNALS
 log = logging.getLogger("onward")
 
 LOCK_LIMIT_S = 5.0
-GRACE_S = 12.0  # beyond drain_timeout_s: a consumer takes some seconds for its last settle and release
+GRACE_S = 12.0  # beyond drain_timeout_s: a consumer needs some seconds for its last settle and release
 START_LIMIT = 3
 _TICK_S = 0.25
-_LEAVING_TICK_S = 0.02  # while a replacement waits for what its predecessor left
+_LEAVING_TICK_S = 0.02  # while a replacement waits for processes that its predecessor left
 _LOOK_S = 0.5  # between two looks at the files and at the lock
 _CHUNK_BYTES = 65_536
 _CHUNKS = 4  # read from one child before the next one's turn
@@ -37,20 +37,20 @@ _MESSAGE_LIMIT_BYTES = 16 << 20  # a report on 1,000 partitions has less than 1 
 
 
 class ChildProcess:
-    """A process, and what it has sent us."""
+    """A child process and the messages that it has sent."""
 
     def __init__(self, place: Place, command: Sequence[str]) -> None:
         self._link, theirs = socket.socketpair()
         self._link.setblocking(False)
-        self._heard = bytearray()  # the start of a message
+        self._received = bytearray()  # the start of a message
         self.talks = True  # its end of the link is open
-        self.unreadable = 0  # messages of it that could not be read
+        self.unreadable = 0  # messages that could not be decoded
         self.started = clock.now()
         self.hello: Hello | None = None
         self.greeted_at = math.inf
         self.kill_at: float | None = None  # set when it was asked to end
         try:
-            # A session of its own: Ctrl-C reaches the supervisor alone, or the child would get it twice.
+            # Its own session, so that Ctrl-C reaches only the supervisor. Otherwise the child would get it twice.
             marker = msgspec.json.encode(place).decode()
             self.process = subprocess.Popen(
                 command, stdin=theirs.fileno(), start_new_session=True, env={**os.environ, MARKER: marker}
@@ -71,11 +71,11 @@ class ChildProcess:
 
     @property
     def floods(self) -> bool:
-        """Has it sent too much that is no complete message?"""
-        return len(self._heard) > _MESSAGE_LIMIT_BYTES
+        """Has it sent more than the limit without completing a message?"""
+        return len(self._received) > _MESSAGE_LIMIT_BYTES
 
     def listen(self) -> list[Report]:
-        """Take the hello, if it has come; returns the reports that followed. Drops what cannot be read."""
+        """Read the hello, if it has arrived. Returns the reports after it. Drops messages that cannot be decoded."""
         reports = []
         for line in self._lines():
             if self.hello is None:
@@ -88,7 +88,7 @@ class ChildProcess:
     def hang_up(self) -> None:
         """Close the link, which ends the child unless it hangs."""
         self._link.close()
-        self._heard.clear()
+        self._received.clear()
         self.talks = False
 
     def _lines(self) -> list[bytearray]:
@@ -97,9 +97,9 @@ class ChildProcess:
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             for _ in range(_CHUNKS):
                 got = self._link.recv(_CHUNK_BYTES)
-                self._heard += got
+                self._received += got
                 self.talks = bool(got)
-        *lines, self._heard = self._heard.split(b"\n")
+        *lines, self._received = self._received.split(b"\n")
         return lines
 
     def _read(self, line: bytearray, kind: type[Message]) -> Message | None:
@@ -130,21 +130,21 @@ class Slot:
         self.predecessors = Predecessors(name)
         self.child: ChildProcess | None = None
         self.record = policy.Record()
-        self.start_at: float | None = 0.0  # None: not before a file changes
+        self.start_at: float | None = 0.0  # None: when a file changes
 
     def works(self, now: float) -> bool:
-        """Is there a child that started well?"""
+        """Has the child started, and lived for a while since?"""
         child = self.child
         return child is not None and now - child.greeted_at > policy.WORKS_S
 
     def is_due(self, now: float) -> bool:
-        """May a child start here?"""
+        """May a child start in this slot now?"""
         if self.child is not None or self.start_at is None or self.start_at > now:
             return False
         return not self.predecessors.are_leaving(now)
 
     def place(self) -> Place:
-        """For the next child."""
+        """What the next child gets at its start."""
         return Place(self.number, self.predecessors.slot, self.predecessors.gone())
 
     def __str__(self) -> str:
@@ -152,7 +152,7 @@ class Slot:
 
 
 class Proved(IntEnum):
-    """What the children have shown of the code as it is now."""
+    """What the children have proved about the current code."""
 
     NOTHING = 0
     STARTS = 1
@@ -160,11 +160,14 @@ class Proved(IntEnum):
 
 
 class LockWatch:
-    """A child that stops while it writes holds up every process on its store; its death releases the lock."""
+    """Kills a child that holds the store's write lock for too long, for example because it was stopped while it wrote.
+
+    Every process that writes to the store waits for it. Its death releases the lock.
+    """
 
     def __init__(self, limit_s: float) -> None:
         self._stall = policy.Stall(limit_s)
-        self._url: str | None = None  # of their broker, as the children said
+        self._url: str | None = None  # of the broker, from the children's hello
 
     def look(self, slots: Sequence[Slot], now: float) -> None:
         """Kill the child that has held the lock for too long."""
@@ -184,9 +187,9 @@ class LockWatch:
 class Supervisor:
     """`run` blocks. A program with a loop of its own calls `tend` a few times a second, then `stop`, until `done`.
 
-    The command is a program that takes its leash at its start and greets when it works; see leash.py.
-    With `watch`, a changed file restarts the children, and one that cannot start waits for the next change.
-    `board` gets what the children report.
+    The command is a program that calls `leash.take` at its start and sends its hello when it works; see leash.py.
+    With `watch`, a changed file restarts the children, and a child that cannot start waits for the next change.
+    `board` gets the children's reports.
     """
 
     def __init__(
@@ -201,7 +204,7 @@ class Supervisor:
     ) -> None:
         fleet = f"{socket.gethostname()}-{uuid4().hex[:8]}"
         self.slots = [Slot(number, f"{fleet}-{number}") for number in range(1, size + 1)]
-        self.code: int | None = None  # the exit code, known when the end has begun
+        self.code: int | None = None  # the exit code; set when the supervisor begins to stop
         self._command = command
         self._watch = watch
         self._board = board or Workers(size)
@@ -216,10 +219,10 @@ class Supervisor:
         return self.code is not None and not self._children()
 
     def run(self) -> int:
-        """Supervise until a stop signal, or until it is pointless. Returns the exit code."""
-        with _caught() as (asked, bell):
+        """Supervise until a stop signal arrives, or until another start is pointless. Returns the exit code."""
+        with _caught_signals() as (caught, bell):
             while not self.done:
-                self._heed(asked)
+                self._stop_on(caught)
                 self.tend()
                 links = [child.link for child in self._children() if child.talks and child.kill_at is None]
                 leaving = any(slot.predecessors.are_leaving(clock.now()) for slot in self.slots if slot.child is None)
@@ -229,7 +232,7 @@ class Supervisor:
         return self.code
 
     def tend(self) -> None:
-        """Notice which children greeted and ended, start those that are due, end those that are stuck or overdue."""
+        """Read the children's messages, notice those that ended, start those that are due, kill stuck and late ones."""
         now = clock.now()
         for slot in self.slots:
             self._attend(slot, now)
@@ -245,7 +248,7 @@ class Supervisor:
             self._start_due(now)
 
     def stop(self, code: int = 0) -> None:
-        """Ask every child to drain and end; `tend` kills those that take too long."""
+        """Ask every child to drain and end. `tend` kills those that take too long."""
         if self.code is None:
             self.code = code
         for child in self._children():
@@ -257,18 +260,18 @@ class Supervisor:
         for child in self._children():
             child.process.kill()
 
-    def _heed(self, asked: list[signal.Signals]) -> None:
-        while asked:
-            number = asked.pop(0)
+    def _stop_on(self, caught: list[signal.Signals]) -> None:
+        while caught:
+            number = caught.pop(0)
             if self.code is None:
-                log.info("%s: stopping; once more ends at once", number.name)
+                log.info("%s: stopping; a second signal ends at once", number.name)
                 self._asked_at = clock.now()
                 self.stop()
             elif clock.now() - self._asked_at > ECHO_S:
-                log.warning("%s: ending at once; what was not settled is handled again", number.name)
+                log.warning("%s: ending at once; events that were not settled will be handled again", number.name)
                 self.kill(128 + number)
 
-    # -- children that come and go ------------------------------------------------------------------------------
+    # -- starting and replacing children ------------------------------------------------------------------------
 
     def _children(self) -> list[ChildProcess]:
         return [slot.child for slot in self.slots if slot.child is not None]
@@ -276,7 +279,7 @@ class Supervisor:
     def _start_due(self, now: float) -> None:
         idle = [slot for slot in self.slots if slot.child is None]
         if not self._proved:
-            # The first one goes alone, so that what is wrong with the application is reported once.
+            # The first child starts alone, so that an error in the application is reported once.
             idle = [] if any(child.hello is None for child in self._children()) else idle[:1]
         for slot in idle:
             if slot.is_due(now):
@@ -285,8 +288,8 @@ class Supervisor:
     def _start(self, slot: Slot, now: float) -> None:
         if left := slot.predecessors.left():
             log.warning(
-                "the last %s has left processes that still run: %s; what it owned waits for its lease and the "
-                "takeover grace",
+                "the last %s has left processes that still run: %s; its partitions wait until its lease and the "
+                "takeover grace have passed",
                 *(slot, ", ".join(left)),
             )
         try:
@@ -317,7 +320,7 @@ class Supervisor:
         slot.child = None
 
     def _ended_as_asked(self, slot: Slot, end: policy.End) -> None:
-        """A child that was cut, or failed at its end, makes the whole stop a failure."""
+        """If a child was killed, or failed while it stopped, the exit code of the supervisor is 1."""
         well = end.code in (policy.OK, -signal.SIGTERM)
         log.log(logging.INFO if well else logging.WARNING, "%s %s", slot, end)
         if self.code == policy.OK and not well:
@@ -335,12 +338,12 @@ class Supervisor:
             child.hang_up()
 
     def _replace(self, slot: Slot, end: policy.End, now: float) -> None:
-        """Decide what follows when a child ends that was not asked to."""
+        """Decide what to do about a child that ended without being asked to."""
         slot.record = policy.after(slot.record, end)
         others_work = any(other.works(now) for other in self.slots if other is not slot)
         if self._watch is not None and (end.at_start or end.code == policy.USAGE):
             log.error("%s %s; waiting for a file to change", slot, end)
-            self._rest()
+            self._wait_for_change()
         elif policy.is_hopeless(
             slot.record,
             end,
@@ -356,17 +359,17 @@ class Supervisor:
             log.warning("%s %s; starting another%s", slot, end, f" in {delay_s:g} s" if delay_s else "")
             slot.start_at = now + delay_s
 
-    def _rest(self) -> None:
+    def _wait_for_change(self) -> None:
         for slot in self.slots:
             slot.start_at = None
 
-    # -- what else it looks at ----------------------------------------------------------------------------------
+    # -- late children and changed files ------------------------------------------------------------------------
 
     def _kill_overdue(self, now: float) -> None:
         for slot in self.slots:
             child = slot.child
             if child is not None and child.kill_at is not None and now > child.kill_at:
-                log.error("%s did not end in time: killed; what it had not settled is handled again", slot)
+                log.error("%s did not end in time: killed; events that it had not settled will be handled again", slot)
                 child.process.kill()
                 child.kill_at = math.inf
 
@@ -386,25 +389,25 @@ class Supervisor:
 def _lock_holder(url: str) -> policy.Held | None:
     try:
         return brokers.holder(Settings(url=url))
-    except OSError as error:  # not ours to repair, and no reason to end the children
+    except OSError as error:  # no reason to end the children
         log.warning("the lock of %s cannot be read: %s", redacted(url), error)
         return None
 
 
 @contextlib.contextmanager
-def _caught() -> Iterator[tuple[list[signal.Signals], socket.socket]]:
-    """The stop signals as a list, and a socket that becomes readable with each of them and with a child's end."""
-    asked: list[signal.Signals] = []
+def _caught_signals() -> Iterator[tuple[list[signal.Signals], socket.socket]]:
+    """A list of the stop signals that arrive, and a socket that becomes readable on each and when a child ends."""
+    caught: list[signal.Signals] = []
     bell, ringer = socket.socketpair()
     bell.setblocking(False)
     ringer.setblocking(False)
     before = {
-        number: signal.signal(number, lambda got, _: asked.append(signal.Signals(got))) for number in STOP_SIGNALS
+        number: signal.signal(number, lambda got, _: caught.append(signal.Signals(got))) for number in STOP_SIGNALS
     }
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
     ring = signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
     try:
-        yield asked, bell
+        yield caught, bell
     finally:
         signal.set_wakeup_fd(ring)
         for number, handling in before.items():

@@ -1,4 +1,4 @@
-"""`onward tail`: events as they come, read by a group of its own, so that no handler misses or waits for one."""
+"""`onward tail`: shows events as they arrive. It reads as a group of its own, so handlers are not affected."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from onward.app import Onward
     from onward.cli.show import Screen
 
-# No handler's group has one of these prefixes, so that no handler shares its events with this command.
+# No handler's group has one of these prefixes, so this command never shares events with a handler.
 _ONCE = f"{PASSING}tail."
 _KEPT = "onward-tail.kept."
 _LOOK_S = 0.5  # between two looks for a topic that does not exist yet
@@ -41,23 +41,24 @@ class TailPlace(NamedTuple):
 
 
 def tail(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to show.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to show.")],
     start: Annotated[
         str, typer.Option("--from", metavar="WHEN", help="earliest, latest, or an ISO time such as 2025-01-31T12:00.")
     ] = "latest",
     key: Annotated[str | None, typer.Option(help="Only events of this key.")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="End after so many.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N events.")] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Remember the place under this name, and go on from there.")
+        str | None,
+        typer.Option(metavar="NAME", help="Store the progress under this name. The next run with it continues there."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     app: find.AppOption = None,
     url: find.UrlOption = None,
 ) -> None:
-    """Show a topic's events as they come, until Ctrl-C. No handler misses an event because of it.
+    """Show a topic's events as they arrive, until Ctrl-C. Handlers still get every event.
 
-    The events of one key come in order. With --group the events that were not shown yet count as unfinished, and
-    stay in the topic.
+    The events of one key are shown in order. With --group, events that were not shown yet count as unfinished and stay
+    in the topic.
 
     \b
     Example:
@@ -72,7 +73,7 @@ def tail(
     try:
         asyncio.run(_tail(find.observed(app, url), place, screen))
     except BrokenPipeError:
-        # The reader of our output is gone. Python flushes stdout again at its end, which must not fail.
+        # The reader of our output has closed it. Python flushes stdout again when it exits, and that must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -98,13 +99,13 @@ async def _tail(system: "Onward", place: TailPlace, screen: "Screen") -> None:
             if stop.is_set():
                 return
             async with _joined(system.broker, place) as subscription:
-                say(f"showing {place.topic}; Ctrl-C ends")
+                say(f"showing {place.topic}; stop with Ctrl-C")
                 await follow(subscription, screen, stop)
 
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Set by the first signal; the second gets the system's own handling."""
+    """An event that the first stop signal sets. A second signal has its default effect."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     caught = [number for number in _END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -124,7 +125,7 @@ def _stop_signals() -> Iterator[asyncio.Event]:
 
 
 async def _store_exists(system: "Onward", stop: asyncio.Event) -> None:
-    """Opening the broker would create its store, and this command leaves nothing behind."""
+    """Wait until the store exists. Opening the broker would create it, and this command must not."""
     if why := brokers.absent(system.settings):
         say(f"{why}; waiting for it")
     while brokers.absent(system.settings) and not stop.is_set():
@@ -132,7 +133,8 @@ async def _store_exists(system: "Onward", stop: asyncio.Event) -> None:
 
 
 async def _topic_exists(system: "Onward", place: TailPlace, stop: asyncio.Event) -> TailPlace:
-    """Subscribing would create the topic. One that is created later is shown from its beginning."""
+    """Wait until the topic exists. Subscribing would create it. A topic that is created while we wait is shown from its
+    beginning."""
     wanted = Topology([TopicSpec(place.topic, partitions=1)])  # any count: only planned, never applied
     waited = False
     while not stop.is_set():
@@ -153,7 +155,8 @@ async def _pause(stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def _joined(broker: Broker, place: TailPlace) -> AsyncIterator[Subscription]:
-    """A member of our group. Groups that killed tails left are dropped first; ours at the end, unless it is kept."""
+    """Subscribe as a member of our group. Drops the groups of killed `tail` commands first, and ours at the end, unless
+    the user named it with --group."""
     for info in await broker.groups(place.topic):
         if info.group.startswith(_ONCE) and not info.members:
             await broker.drop_group(place.topic, info.group)

@@ -1,4 +1,4 @@
-"""`onward topology`: what an application declares, compared with what its broker has."""
+"""`onward topology`: compares what an application declares with what its broker has."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,15 +21,16 @@ topology = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
 )
 
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON array of changes.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON array of changes.")]
 _SIGNS = {"create": "+", "refuse": "!"}
 
 
 @topology.callback()
 def root() -> None:
-    """The topics of an application's handlers and what app.topology(...) declares: compare them, create them.
+    """Compare the topics of an application with those of its broker, or create them.
 
-    With auto_declare=False an application creates nothing by itself; run `apply` before it starts.
+    These are the topics of its handlers and those that app.topology(...) declares. With auto_declare=False an
+    application creates no topic by itself: run `apply` before it starts.
 
     \b
     Example:
@@ -40,13 +41,13 @@ def root() -> None:
 
 @topology.command()
 def plan(app: find.AppOption = None, json: JsonOption = False) -> None:
-    """Print what differs at the broker, and change nothing. It exits with 1 if `apply` would refuse something."""
+    """Print what differs at the broker, and change nothing. Exits with 1 if `apply` would refuse something."""
     _differences(app, apply=False, json=json)
 
 
 @topology.command()
 def apply(app: find.AppOption = None, json: JsonOption = False) -> None:
-    """Create what does not exist. It exits with 1 if something exists and differs, which it leaves as it is."""
+    """Create what does not exist. Exits with 1 if something exists and differs; it does not change that."""
     _differences(app, apply=True, json=json)
 
 
@@ -66,7 +67,7 @@ def _differences(app: str | None, *, apply: bool, json: bool) -> None:
 
 
 def _wanted(system: "Onward") -> Topology:
-    """The topics of the handlers, with the partition count that the broker would choose, under what is declared."""
+    """The declared topics, and the handlers' other topics with the partition count that the broker would choose."""
     usual = system.settings.partitions or DEFAULT_PARTITIONS
     topics = {handler.topic: TopicSpec(handler.topic, usual) for handler in system.handlers}
     topics |= {spec.name: spec for spec in system.declared.topics}
@@ -90,4 +91,4 @@ def _print(changes: Sequence[Change]) -> None:
     for change in changes:
         typer.secho(f"{_SIGNS[change.action]} {change.detail}", fg="red" if change.action == "refuse" else None)
     if not changes:
-        typer.echo("the broker has all that is declared")
+        typer.echo("the broker has everything that the application declares")

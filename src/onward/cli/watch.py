@@ -1,4 +1,4 @@
-"""Which Python file below a folder changed, found by looking at modification times."""
+"""Finds Python files below a folder that changed, by their modification times."""
 
 import os
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ class Watch:
         self._stamps = dict(_stamps(folder))
 
     def changed(self) -> Path | None:
-        """A file that was written, added or removed since the last call, relative to the folder."""
+        """A file that was written, added or removed since the last call, relative to the folder, or None."""
         before, self._stamps = self._stamps, dict(_stamps(self._folder))
-        # The pairs that only one side has: a new stamp shows up once with its old and once with its new value.
+        # The pairs that only one side has. A written file has two: its old and its new stamp.
         names = sorted(name for name, _ in before.items() ^ self._stamps.items())
         return Path(names[0]).relative_to(self._folder) if names else None
 

@@ -1,6 +1,6 @@
-"""Alert hooks that come with the library: a webhook in Slack's format, and mail. Standard library only.
+"""The alert hooks of the library: a webhook in Slack's format, and mail. They use only the standard library.
 
-Both block, so the monitor calls them in a thread. Neither shows its secret: a webhook's path is one.
+Both block, so the monitor calls them in a thread. Neither logs its secrets; the path of a webhook is one.
 """
 
 import http.client
@@ -21,12 +21,12 @@ _MARKS = {"high": "\N{POLICE CARS REVOLVING LIGHT}", "broken": "\N{WARNING SIGN}
 
 
 class Webhook:
-    """Posts `{"text": ...}`, as Slack, Mattermost and many others take it."""
+    """Posts `{"text": ...}`, which Slack, Mattermost and many others accept."""
 
     def __init__(self, url: str, *, timeout_s: float = 10.0) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadSetting("a webhook needs a URL such as https://hooks.slack.com/services/...")
+            raise BadSetting("Webhook needs a URL such as https://hooks.slack.com/services/...")
         self._secure = parts.scheme == "https"
         self._host = parts.netloc.rpartition("@")[2]
         self._target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
@@ -41,19 +41,19 @@ class Webhook:
         try:
             connection.request("POST", self._target, body, {"Content-Type": "application/json"})
             with connection.getresponse() as answer:
-                said = answer.read(200).decode("utf-8", "replace")
+                reply = answer.read(200).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
             raise AlertError(f"{self._host} cannot be reached: {error!r}; check the address and the network") from error
         finally:
             connection.close()
         if not 200 <= answer.status < 300:
-            raise AlertError(f"{self._host} refused the alert: {answer.status} {said!r}; check the webhook's URL")
+            raise AlertError(f"{self._host} refused the alert: {answer.status} {reply!r}; check the webhook's URL")
 
 
 class Mail:
-    """Sends a mail by SMTP: plain, with STARTTLS, or (`tls="implicit"`, usually port 465) with TLS from the start.
+    """Sends a mail by SMTP: without TLS, with `tls="starttls"`, or with `tls="implicit"` (usually port 465).
 
-    The server's certificate must be one that this system trusts; `SSL_CERT_FILE` names other authorities."""
+    With TLS, this system must trust the server's certificate. `SSL_CERT_FILE` can name other authorities."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Mail:
         tls: str | None = None,
     ) -> None:
         if tls not in (None, "starttls", "implicit"):
-            raise BadSetting(f"tls={tls!r}: None, 'starttls' or 'implicit'")
+            raise BadSetting(f"Mail(tls={tls!r}): use None, 'starttls' or 'implicit'")
         self._address = host, port
         self._sender = sender
         self._to = [to] if isinstance(to, str) else list(to)
@@ -84,7 +84,7 @@ class Mail:
         except (OSError, smtplib.SMTPException) as error:
             host, port = self._address
             raise AlertError(
-                f"no mail by {host}:{port}: {error!r}; check the server, its port and the login"
+                f"no mail could be sent by {host}:{port}: {error!r}; check the server, its port and the login"
             ) from error
 
     def _send(self, message: EmailMessage) -> None:

@@ -1,7 +1,7 @@
 """The dead letters of an application: list, show, replay, drop, export, send.
 
-A replay runs through the key's lane of that group only, never by publishing again. Everything works from any process,
-while the group runs and while it does not: a letter is moved by compare and set, and the partition's owner gets Moved.
+A replay publishes nothing: the event runs in the lane of its key, in its group only. Every operation works from any
+process, whether the group runs or not: letters are moved by compare and set, and the partition's owner gets Moved.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from onward.settings import check_name
 
 _PAGE = 500
 _STEP = 100  # letters moved, removed or published by one call
-_PACE_S = 0.1  # how often a replay with a rate moves some
+_PACE_S = 0.1  # a replay with a rate moves letters this often
 _DEAD = frozenset({State.DEAD})
 
 
 class LetterScan(msgspec.Struct, frozen=True):
-    """A page of dead letters. Hand `after` back for the next; None: there is no more."""
+    """A page of dead letters. Pass `after` to get the next page; None: this is the last one."""
 
     letters: Sequence[AsideRecord]
     after: str | None
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """`replayed`: on their way into their lanes; `failed`: not dead any more when their turn came, because another
-    process was faster; `left`: dead letters that still match."""
+    """`replayed`: made to wait again, due now. `failed`: no longer dead, because another process was faster. `left`:
+    dead letters that still match."""
 
     replayed: int
     failed: int
@@ -44,7 +44,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
 class Dropped(msgspec.Struct, frozen=True):
     dropped: int
-    failed: int  # not dead any more when their turn came
+    failed: int  # no longer dead, because another process was faster
     left: int
 
 
@@ -62,20 +62,20 @@ class Where(TypedDict, total=False):
 
 
 class LetterChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which letters: everything that is set must match. Times are Unix time, of the last failure."""
+    """Which letters: every field that is set must match. `since` and `until` are Unix times of the last failure."""
 
     topic: str | None = None
     group: str | None = None
     key: str | None = None
     error: str | None = None  # the error's type, by name
-    text: str | None = None  # found in the error's message or in the value
+    text: str | None = None  # contained in the error's message or in the value
     since: float | None = None
     until: float | None = None
     ids: frozenset[str] = frozenset()  # of letters, or of their events
 
     @property
     def anywhere(self) -> bool:
-        """It names neither a topic nor a group."""
+        """It sets neither a topic nor a group."""
         return self.topic is None and self.group is None
 
     @property
@@ -89,8 +89,8 @@ class LetterChoice(msgspec.Struct, frozen=True, kw_only=True):
 class DeadLetters:
     """The dead letters of a broker. `places`: the topics and groups that the application handles.
 
-    Where a choice names neither a topic nor a group, it means the application's topics; of an application without
-    handlers every topic of the broker. Then only what looks is allowed: `list`, `show`, `count` and `export`.
+    A choice without a topic and a group means the application's topics. If the application has no handlers, it means
+    every topic of the broker, and then only `list`, `show`, `count` and `export` are allowed without ids.
     """
 
     def __init__(self, broker: Broker, places: Iterable[tuple[str, str]]) -> None:
@@ -98,7 +98,7 @@ class DeadLetters:
         self._places = frozenset(places)
 
     async def list(self, *, after: str | None = None, limit: int = 50, **choice: Unpack[Where]) -> LetterScan:
-        """A page of letters, by group, partition and position. `choice`: the fields of LetterChoice, each optional."""
+        """A page of letters, ordered by group, partition and position. `choice`: any fields of LetterChoice."""
         chosen = _choice(choice)
         at, place = _cursor(after)
         groups = [group for group in await self._groups(chosen) if group >= at]
@@ -111,47 +111,47 @@ class DeadLetters:
         return LetterScan(found, None)
 
     async def show(self, id_: str, *, group: str | None = None, topic: str | None = None) -> AsideRecord:
-        """The letter with this id, or of the event with this id."""
+        """The letter that has this id, or whose event has it. NoSuchLetter if there is not exactly one."""
         chosen = LetterChoice(ids=frozenset({id_}), group=group, topic=topic)
         found = [record async for record in self._matching(chosen)]
         if not found:
-            raise NoSuchLetter(f"no dead letter {id_!r}; it was replayed or dropped, or its group is another one")
+            raise NoSuchLetter(
+                f"no dead letter {id_!r}; it was replayed or dropped, the id is wrong, or it is in another group"
+            )
         if len(found) > 1:
             groups = ", ".join(sorted(record.group for record in found))
-            raise NoSuchLetter(f"event {id_!r} is dead in the groups {groups}; name one of them")
+            raise NoSuchLetter(f"event {id_!r} is dead in the groups {groups}; give one of these groups")
         return found[0]
 
     async def count(self, **choice: Unpack[Where]) -> int:
         return await self.total(_choice(choice))
 
     async def check(self, **choice: Unpack[Where]) -> None:
-        """NoSuchLetter, if one of the `ids` is no dead letter that matches."""
+        """Raise NoSuchLetter if one of the `ids` is not a dead letter that matches."""
         chosen = _choice(choice)
         if not chosen.ids:
             return
         found = {name async for record in self._matching(chosen) for name in (record.id, record.event.id)}
         if missing := sorted(chosen.ids - found):
-            raise NoSuchLetter(
-                f"no dead letter {', '.join(missing)}; it was replayed or dropped, or the id is mistyped"
-            )
+            raise NoSuchLetter(f"no dead letter {', '.join(missing)}; it was replayed or dropped, or the id is wrong")
 
     async def total(self, chosen: LetterChoice) -> int:
-        if chosen.ids or chosen.text is not None:  # to be found in the letters alone
+        if chosen.ids or chosen.text is not None:  # the letters must be read to find them
             return sum([1 async for _ in self._matching(chosen)])
         return (await self._counted(chosen)).records
 
     async def tally(self, topic: str, group: str) -> Tally:
-        """How many there are, and how old the oldest is; for the monitor."""
+        """How many letters there are, and how old the oldest is; for the monitor."""
         found = await self._counted(LetterChoice(topic=topic, group=group))
         age_s = 0.0 if found.oldest is None else max(0.0, time.time() - found.oldest)
         return Tally(topic, group, found.records, age_s)
 
     def replaying(self, *, limit: int | None = None, rate: float | None = None, **choice: Unpack[Where]) -> "Replay":
-        """A replay to be run, watched and stopped: at most `limit` letters, at most `rate` of them a second."""
+        """A replay that you can run, watch and stop: at most `limit` letters, and at most `rate` per second."""
         if rate is not None and not rate > 0:
-            raise BadSetting(f"rate={rate}: letters per second, more than 0")
+            raise BadSetting(f"rate={rate}: give a number of letters per second, more than 0")
         if limit is not None and limit < 0:
-            raise BadSetting(f"limit={limit}: a number of letters")
+            raise BadSetting(f"limit={limit}: give a number of letters, 0 or more")
         chosen = _choice(choice)
         self._check_named(chosen)
         return Replay(self, chosen, limit, rate)
@@ -159,13 +159,13 @@ class DeadLetters:
     async def replay(
         self, *, limit: int | None = None, rate: float | None = None, dry_run: bool = False, **choice: Unpack[Where]
     ) -> Replayed:
-        """Run letters again, each at the head of its key's lane and with a new count of attempts. With `dry_run`
-        nothing is moved: it returns how many would be."""
+        """Run letters again, each before all later events of its key. Their attempts are counted from 1 again. With
+        `dry_run` nothing changes, and the answer is how many would be replayed."""
         replay = self.replaying(limit=limit, rate=rate, **choice)
         return await replay.rehearse() if dry_run else await replay.run()
 
     async def drop(self, *, limit: int | None = None, dry_run: bool = False, **choice: Unpack[Where]) -> Dropped:
-        """Remove letters for good."""
+        """Delete letters for good."""
         chosen = _choice(choice)
         self._check_named(chosen)
         dropped = failed = 0
@@ -176,12 +176,12 @@ class DeadLetters:
         return Dropped(dropped, failed, left - dropped if dry_run else left)
 
     async def export(self, **choice: Unpack[Where]) -> AsyncIterator[bytes]:
-        """Each letter as a line of JSON, without its line end."""
+        """Each letter as a line of JSON, without the line end."""
         async for record in self._matching(_choice(choice)):
             yield as_json(record)
 
     async def send(self, to: str, *, limit: int | None = None, **choice: Unpack[Where]) -> int:
-        """Publish copies to a topic; the letters stay where they are. Returns how many were sent."""
+        """Publish copies of letters to a topic. The letters stay where they are. Returns how many were sent."""
         check_name("topic", to)
         chosen = _choice(choice)
         self._check_named(chosen)
@@ -204,7 +204,7 @@ class DeadLetters:
     async def steps(
         self, chosen: LetterChoice, limit: int | None, size: int
     ) -> AsyncIterator[tuple[str, Sequence[str]]]:
-        """Matching letters by group, a few at a time, in the order of their positions."""
+        """The ids of matching letters in steps of at most `size`. Each step is of one group, in order of position."""
         left = limit
         step: list[AsideRecord] = []
         async for record in self._matching(chosen):
@@ -235,7 +235,7 @@ class DeadLetters:
                 return
 
     async def _counted(self, chosen: LetterChoice) -> Count:
-        """By what is known of letters without reading them."""
+        """Counts without reading the letters."""
         topics: Iterable[str | None] = self._topics if chosen.anywhere and self._places else [chosen.topic]
         wheres = [msgspec.structs.replace(chosen.where, topic=topic) for topic in topics]
         groups = await self._groups(chosen)
@@ -248,11 +248,11 @@ class DeadLetters:
         return {topic for topic, _ in self._places}
 
     def _is_ours(self, record: AsideRecord, chosen: LetterChoice) -> bool:
-        """Where neither topic nor group is named, the application's topics are meant: others may share its group."""
+        """A choice without topic and group means the application's topics. Its groups may read other topics too."""
         return not chosen.anywhere or not self._places or record.partition.topic in self._topics
 
     async def _groups(self, chosen: LetterChoice) -> Sequence[str]:
-        """Where to look."""
+        """The groups to look at."""
         if not self._broker.features.aside:
             raise ConfigError("this broker cannot browse its dead letters")
         if chosen.group is not None:
@@ -263,7 +263,7 @@ class DeadLetters:
             known |= {info.group for info in await self._broker.groups(topic)}
         if not known and chosen.topic is not None:
             raise ConfigError(
-                f"no group has ever taken topic {chosen.topic}, so it has no dead letters; is the name right?"
+                f"no group has ever read topic {chosen.topic}, so it has no dead letters; is the name right?"
             )
         return sorted(known)
 
@@ -271,17 +271,17 @@ class DeadLetters:
         return {spec.name for spec in await self._broker.topics()}
 
     def _check_named(self, chosen: LetterChoice) -> None:
-        """A slip must not change the letters of every application that uses the broker."""
+        """A mistake must not change the letters of every application that uses the broker."""
         if chosen.anywhere and not self._places and not chosen.ids:
             raise ConfigError(
-                "this would change the dead letters of every topic: name a topic or a group, the ids of letters, or "
-                "(--app) the application that handles them"
+                "this would change the dead letters of every topic: give a topic, a group, ids of letters, or the "
+                "application that handles them (--app)"
             )
 
 
 class Replay:
-    """One replay. `run` it once; meanwhile `replayed`, `failed` and `total` say where it stands, and `stop` ends it
-    between two steps: what was moved runs, the rest stays dead."""
+    """One replay, to `run` once. Meanwhile `replayed`, `failed` and `total` show its progress. `stop` ends it between
+    two steps: letters that were moved run, the others stay dead."""
 
     def __init__(self, dead: DeadLetters, chosen: LetterChoice, limit: int | None, rate: float | None) -> None:
         self._dead = dead
@@ -307,7 +307,7 @@ class Replay:
         return Replayed(would, 0, matching - would)
 
     async def run(self, progress: Callable[["Replay"], None] = lambda _: None) -> Replayed:
-        """Move the letters that match now. Letters that die meanwhile, also for the second time, are left."""
+        """Move the letters that match now. Events that die meanwhile, also for the second time, stay dead."""
         self.total = (await self.rehearse()).replayed
         progress(self)
         begun = now()
@@ -328,7 +328,7 @@ class Replay:
         return _STEP if self._rate is None else max(1, min(_STEP, int(self._rate * _PACE_S)))
 
     async def _pace(self, begun: float) -> None:
-        """Wait until the rate allows for more, or until stopped."""
+        """Wait until the rate allows the next step, or until stopped."""
         tried = self.replayed + self.failed
         if self._rate is None or tried >= (self.total or 0):
             return
@@ -347,14 +347,14 @@ def _choice(where: Where) -> LetterChoice:
     else:
         names = frozenset([ids] if isinstance(ids, str) else ids)
         if not names:
-            raise BadSetting("ids=[]: name at least one letter, or leave it out to mean all that match")
+            raise BadSetting("ids=[]: give at least one id, or leave `ids` out for all that match")
     rest: dict[str, Any] = {name: value for name, value in where.items() if name != "ids"}
     return LetterChoice(**rest, ids=names)
 
 
 def _cursor(after: str | None) -> tuple[str, str | None]:
-    """The group and the place in it where a page begins."""
+    """The group, and the place in it, where a page begins."""
     group, separator, place = (after or ":").partition(":")
     if not separator:
-        raise BadSetting(f"after={after!r} is no cursor of a page before; start again without it")
+        raise BadSetting(f"after={after!r} is not the cursor of an earlier page; start again without it")
     return group, place or None

@@ -1,4 +1,4 @@
-"""When an event's time is over. It travels as a header, so every broker carries it."""
+"""When an event expires. The time is a header, so every broker carries it."""
 
 import math
 
@@ -14,7 +14,7 @@ def stamp(time: float) -> str:
 
 
 def expires(event: Event) -> float | None:
-    """When the event expires; None: never. A header that is no time says nothing."""
+    """When the event expires, or None if it never does. A header that is not a number is ignored."""
     text = event.headers.get(EXPIRES)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""The judge: what becomes of an event whose run ended with an error. It reads no clock and writes no log."""
+"""Decides what happens to an event whose handler raised an error. Reads no clock and writes no log."""
 
 import logging
 from collections.abc import Callable
@@ -23,11 +23,11 @@ class Ruling(NamedTuple):
     outcome: Outcome
     level: int
     text: str
-    trace: str = ""  # where it came from, if the text does not say it all
+    trace: str = ""  # the last frames of the user's code; empty if the text is enough
 
 
 class ErrorJudge:
-    """One handler's: its name, its policy, and the randomness that its jitter is drawn from."""
+    """The judge of one handler. `random` is the source of the jitter."""
 
     def __init__(self, handler: str, retry: Retry, random: Callable[[], float]) -> None:
         self._handler = handler
@@ -35,35 +35,35 @@ class ErrorJudge:
         self._random = random
 
     def rule(self, delivery: Delivery, error: BaseException, at: Instant) -> Ruling:
-        """Whatever the error is, the event has an end: done, again, or dead."""
+        """Every error gets a ruling: the event is done, runs again, or is dead."""
         try:
             return self._rule(delivery, error, at)
-        except BaseException as odd:  # an exception of the user's may raise anything when it is looked at
-            text = f"{self._what(delivery)} is dead: an error of type {name_of(error)} cannot be judged"
+        except BaseException as odd:  # the methods of a user's exception may raise anything
+            text = f"{self._what(delivery)} is dead: its error of type {name_of(error)} cannot be read"
             return Ruling(Dead(self._end(delivery, odd, at)), logging.ERROR, text)
 
     def _rule(self, delivery: Delivery, error: BaseException, at: Instant) -> Ruling:
-        what, said = self._what(delivery), _line(f"{name_of(error)}: {message_of(error)}")
+        what, cause = self._what(delivery), _line(f"{name_of(error)}: {message_of(error)}")
         if isinstance(error, Skip):
             return Ruling(DONE, logging.INFO, f"{what} was skipped: {_line(message_of(error))}")
         if isinstance(error, Unfinished):
             return Ruling(RELEASED, logging.INFO, f"{what} runs again: {message_of(error)}")
         delay_s = self._retry.delay_s(delivery.attempt, error, self._random)
         if delay_s is not None:
-            text = f"{what} failed, attempt {delivery.attempt}, again in {delay_s:.1f} s: {said}"
-            again = Again(at.now + delay_s, self._story(delivery, error, at), isinstance(error, WorkerDied))
+            text = f"{what} failed, attempt {delivery.attempt}, again in {delay_s:.1f} s: {cause}"
+            again = Again(at.now + delay_s, self._failure(delivery, error, at), isinstance(error, WorkerDied))
             return Ruling(again, logging.WARNING, text, _trace(error))
-        text = f"{what} is dead after attempt {delivery.attempt}: {said}"
+        text = f"{what} is dead after attempt {delivery.attempt}: {cause}"
         return Ruling(Dead(self._end(delivery, error, at)), logging.ERROR, text, _trace(error))
 
     def _what(self, delivery: Delivery) -> str:
         return f"{self._handler}: {delivery.partition} position {delivery.position} key {delivery.event.key!r}"
 
     def _end(self, delivery: Delivery, error: BaseException, at: Instant) -> Failure:
-        story, text = self._story(delivery, error, at), trace_of(error)
-        return msgspec.structs.replace(story, reason=self._reason(delivery, error), traceback=text)
+        failure, text = self._failure(delivery, error, at), trace_of(error)
+        return msgspec.structs.replace(failure, reason=self._reason(delivery, error), traceback=text)
 
-    def _story(self, delivery: Delivery, error: BaseException, at: Instant) -> Failure:
+    def _failure(self, delivery: Delivery, error: BaseException, at: Instant) -> Failure:
         return Failure(
             reason="failed",
             error=name_of(error),
@@ -96,6 +96,6 @@ def _trace(error: BaseException) -> str:
 
 
 def _line(text: str) -> str:
-    """One line for the log, that does nothing to a terminal; a dead letter has the whole."""
+    """One line for the log, cut if it is long, without control characters. The dead letter has the whole text."""
     text = text if len(text) <= _MAX_LINE else f"{text[:_MAX_LINE]}…"
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

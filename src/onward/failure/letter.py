@@ -1,4 +1,4 @@
-"""A dead letter as JSON, for programs, and as a copy to be published."""
+"""A dead letter as JSON, and as a copy to publish."""
 
 import base64
 import time
@@ -16,7 +16,7 @@ _MAX_HEADER = 500  # characters of an error's message in a copy
 
 
 def as_json(record: AsideRecord) -> bytes:
-    """The whole letter in one line: the event as it was published, and the story of its end."""
+    """The whole letter in one line: the event as it was published, and its failure."""
     return msgspec.json.encode(fields(record))
 
 
@@ -28,12 +28,12 @@ def fields(record: AsideRecord) -> dict[str, Any]:
         "partition": record.partition.index,
         "position": record.position,
         "event": event_fields(record.event),
-        "failure": _story(record.failure),
+        "failure": _failure_fields(record.failure),
     }
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """The whole event. A tombstone says so, for `null` is also a value."""
+    """The whole event. A tombstone is marked as one, because `null` is also a value."""
     line: dict[str, Any] = {
         "id": event.id,
         "topic": event.topic,
@@ -53,22 +53,22 @@ def event_fields(event: Event) -> dict[str, Any]:
 
 
 def compact_json(data: bytes) -> bytes | None:
-    """The JSON without white space, digits and order as they were; None if it is not JSON."""
+    """The JSON without white space; numbers and order stay as they were. None if it is not JSON."""
     try:
-        msgspec.json.decode(data)  # format alone lets strings pass that are not UTF-8
+        msgspec.json.decode(data)  # `format` alone accepts strings that are not UTF-8
         return msgspec.json.format(data, indent=-1)
     except (ValueError, RecursionError, msgspec.MsgspecError):
         return None
 
 
 def iso(seconds: float) -> str | None:
-    """None: the calendar has no such time."""
+    """The time in ISO format, or None if no calendar has such a time."""
     at = clock.moment(seconds, UTC)
     return None if at is None else at.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def copy(record: AsideRecord, topic: str) -> Event:
-    """An event of its own for this topic, that says where it comes from. It does not expire again."""
+    """A new event for this topic, with headers that name its origin. It does not expire."""
     event, failure = record.event, record.failure
     origin = {
         "onward-origin-id": event.id,
@@ -87,7 +87,7 @@ def copy(record: AsideRecord, topic: str) -> Event:
     return Event(new_id(), topic, event.key, event.value, headers | origin, event.type, at)
 
 
-def _story(failure: Failure | None) -> dict[str, Any] | None:
+def _failure_fields(failure: Failure | None) -> dict[str, Any] | None:
     if failure is None:
         return None
     return msgspec.structs.asdict(failure) | {"first": iso(failure.first), "last": iso(failure.last)}

@@ -1,4 +1,4 @@
-"""The monitor: counts the dead letters now and then, and calls the alert hooks."""
+"""The monitor: counts the dead letters at intervals, and calls the alert hooks."""
 
 import asyncio
 import inspect
@@ -14,15 +14,15 @@ from onward.failure.watch import Alert, Tally, Thresholds, Watchman
 log = logging.getLogger("onward")
 
 Hook = Callable[[Alert], Any]
-"""Called with an alert; an `async def` on the event loop, everything else in a thread."""
+"""Called with an alert. An `async def` runs on the event loop, everything else in a thread."""
 
-_FIRST_S = 30.0  # a process that lives shorter than the interval has looked once at least
+_FIRST_S = 30.0  # the first check is earlier, for processes that live shorter than the interval
 _HOOK_TIMEOUT_S = 30.0
-_MOST_PENDING = 100  # alerts kept for a hook that does not work; the oldest go first
+_MOST_PENDING = 100  # alerts stored for a hook that fails; beyond, the oldest are dropped
 
 
 class Monitor:
-    """`read` counts. An alert that a hook did not take is handed to it again at the next check."""
+    """`read` counts the dead letters. A hook that fails gets the same alert again at the next check."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Monitor:
     async def check(self) -> None:
         try:
             alerts = self._watchman.see(await self._read())
-        except Exception as error:  # whatever it is, a monitor that does not work must say so
+        except Exception as error:  # every kind: the operator must learn that the monitor does not work
             log.error("the dead letters cannot be counted\n%s", in_brief(error))
             alerts = self._watchman.fail(message_of(error) or name_of(error))
         await self._ring(alerts)
@@ -57,13 +57,13 @@ class Monitor:
         for alert in alerts:
             log.log(logging.ERROR if alert.kind in ("high", "broken") else logging.INFO, "alert: %s", alert.text)
         news = [alert for bell in self._bells for alert in await bell.ring(alerts)]
-        for bell in self._bells:  # those that work hear of those that do not
+        for bell in self._bells:  # the hooks that work report those that do not
             if others := [alert for alert in news if alert.subject != bell.name]:
                 await bell.ring(others)
 
 
 class AlertBell:
-    """One hook, and what it has not taken yet."""
+    """One hook, and the alerts that it has not accepted yet."""
 
     def __init__(self, hook: Hook) -> None:
         self.name = getattr(hook, "__name__", None) or str(hook)
@@ -72,7 +72,8 @@ class AlertBell:
         self._broken = False
 
     async def ring(self, alerts: Sequence[Alert]) -> list[Alert]:
-        """Hand these over, after what is still pending. Answers what there is to say about the hook itself."""
+        """Call the hook with the pending alerts, then with these. Returns alerts about the hook itself: it failed, or
+        it works again."""
         self._pending.extend(alerts)
         if not self._pending:
             return []
@@ -81,7 +82,7 @@ class AlertBell:
                 async with asyncio.timeout(_HOOK_TIMEOUT_S):
                     await _call(self._hook, self._pending[0])
                 self._pending.popleft()
-        except Exception as error:  # a hook may raise anything; the others are called all the same
+        except Exception as error:  # a hook may raise anything; the other hooks are still called
             text = "the alert hook %s failed; it is tried again with the next check\n%s"
             log.error(text, self.name, in_brief(error))
             if not self._broken:

@@ -8,12 +8,12 @@ from onward.errors import Expired, GiveUp, RemoteError, RetryLater, Undecodable
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how soon a failed event is tried again before it is given up as dead.
+    """How often and how soon a failed event is retried before it becomes a dead letter.
 
-    `attempts` counts all tries, the first included. The first `immediate` retries come at once; the wait before the
-    others grows by `factor` from `first_delay_s` to `max_delay_s`, and `jitter` only lengthens it, by up to that share.
-    Only errors in `on` and not in `give_up_on` are tried again. A handler that raises RetryLater sets the wait itself,
-    one that raises GiveUp ends the tries; `attempts` bounds both.
+    `attempts` counts all calls, the first included. The first `immediate` retries happen at once. The wait before the
+    others grows by `factor` from `first_delay_s` to `max_delay_s`, and `jitter` makes it longer, by up to that share.
+    Only errors in `on` and not in `give_up_on` are retried. A handler that raises RetryLater sets the wait itself;
+    `attempts` still counts. A handler that raises GiveUp ends the retries.
     """
 
     attempts: int = 5
@@ -27,7 +27,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name, low in _LOWEST:
-            if not getattr(self, name) >= low:  # NaN is not
+            if not getattr(self, name) >= low:  # also refuses NaN
                 raise ValueError(f"Retry({name}={getattr(self, name)}): must be at least {low}")
         for name in ("on", "give_up_on"):
             kinds = getattr(self, name)
@@ -38,12 +38,12 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longest_s(self) -> float:
-        """No wait of this policy is longer; 0: no retry waits. RetryLater sets its own."""
+        """The longest wait of this policy, apart from RetryLater. 0: no retry waits."""
         waits = self.attempts - 1 - self.immediate
         return self._wait_s(waits) * (1 + self.jitter) if waits > 0 else 0.0
 
     def delay_s(self, attempt: int, error: BaseException, random: Callable[[], float]) -> float | None:
-        """Seconds to wait after this failed attempt, or None: give it up."""
+        """Seconds to wait after this failed attempt, or None to give up."""
         if attempt >= self.attempts or not self.may_help(error):
             return None
         if isinstance(error, RetryLater):
@@ -53,11 +53,11 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         return self._wait_s(attempt - self.immediate) * (1 + self.jitter * random())
 
     def _wait_s(self, number: int) -> float:
-        """The wait of this number, counted from 1, without its jitter."""
+        """The wait with this number, counted from 1, without jitter."""
         return float(min(self.first_delay_s * self.factor ** min(number - 1, 64), self.max_delay_s))
 
     def may_help(self, error: BaseException) -> bool:
-        """Could another attempt end otherwise?"""
+        """Does the policy retry this error?"""
         if isinstance(error, RetryLater):
             return True
         if isinstance(error, RemoteError):

@@ -1,4 +1,4 @@
-"""Where an error came from, for the log: the user's own last frames."""
+"""Where an error came from, for the log: the last frames of the user's code."""
 
 import textwrap
 from pathlib import Path
@@ -13,8 +13,8 @@ _MAX_CHARS = 4_000
 
 
 def in_brief(error: BaseException) -> str:
-    """The last frames, without those of this package that lead to the handler. Indented, so that no line of it looks
-    like one of the log's own, and harmless to a terminal."""
+    """The last frames, without those of this package that lead to the handler. Indented, so that no line looks like a
+    log line of its own. Control characters are escaped."""
     text = _text(error)
     text = text.rstrip() if len(text) <= _MAX_CHARS else f"…{text[-_MAX_CHARS:].rstrip()}"
     return textwrap.indent("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text), "    ")
@@ -23,16 +23,16 @@ def in_brief(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     try:
         return error.trace if isinstance(error, RemoteError) else "".join(_pruned(error).format())
-    except BaseException:  # an exception of the user's may raise anything when it is looked at
+    except BaseException:  # the methods of a user's exception may raise anything
         return trace_of(error)
 
 
 def _pruned(error: BaseException) -> TracebackException:
-    story = TracebackException.from_exception(error, limit=-_FRAMES, compact=True)
-    part: TracebackException | None = story
+    pruned = TracebackException.from_exception(error, limit=-_FRAMES, compact=True)
+    part: TracebackException | None = pruned
     while part is not None:
         users = [frame for frame in part.stack if not frame.filename.startswith(_OURS)]
         if users:
             part.stack = StackSummary.from_list(users)
         part = part.__cause__ or part.__context__
-    return story
+    return pruned

@@ -1,4 +1,4 @@
-"""The watchman: when the dead letters are worth an alert. Pure: from what was counted to what is to be told."""
+"""Decides when dead letters cause an alert. Pure: counts in, alerts out."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 _SETTINGS = {"depth": "dead_threshold=", "growth": "growth limit ", "age": "age limit in seconds "}
-CLEAR_AT = 0.7  # of the limit: without the gap a depth around the limit would alert and recover with every check
+CLEAR_AT = 0.7  # of the limit. If it were 1, a count around the limit would alert and recover at every check
 
 Place = tuple[str, str]
 """Topic and group."""
@@ -22,7 +22,7 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert when one is exceeded; None: never."""
+    """An alert is raised when one of them is exceeded. None: never."""
 
     depth: int | None = 100
     growth: int | None = None  # letters between two checks
@@ -30,17 +30,17 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """`kind`: too many dead letters (`high`) or few enough again (`recovered`); or the monitor or a hook of it does
-    not work (`broken`) or does so again (`repaired`). `text` says it all in a sentence."""
+    """`kind`: too many dead letters (`high`) or few enough again (`recovered`); or the monitor or a hook fails
+    (`broken`) or works again (`repaired`). `text` is a complete sentence for people."""
 
     kind: Literal["high", "recovered", "broken", "repaired"]
-    subject: str  # what it is about: two alerts of one subject follow each other
+    subject: str  # what the alert is about; an alert and its all-clear have the same one
     text: str
     tally: Tally | None = None
 
 
 class Watchman:
-    """Remembers what it has called, so that each trouble is told once, and its end."""
+    """Remembers which alerts it has raised, so that each problem is reported once, and its end once."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -57,7 +57,7 @@ class Watchman:
             alerts += self._judge(tally, tally.depth - self._before.get((tally.topic, tally.group), 0))
         self._before = {(tally.topic, tally.group): tally.depth for tally in tallies}
         subjects = {subject for tally in tallies for subject in _subjects(tally)}
-        self._raised &= subjects  # what somebody else watches now is not ours to clear
+        self._raised &= subjects  # if another process counts a group now, the all-clear is not ours to give
         return alerts
 
     def fail(self, why: str) -> list[Alert]:

@@ -1,4 +1,4 @@
-"""Effects once: an inbox remembers, where the effect lives, which events have had theirs.
+"""Effects once: an inbox stores which events have had their effect, in the place where the effect is.
 
 SqlInbox: the mark and the handler's own writes are one database transaction. RedisInbox: for effects elsewhere.
 """
@@ -17,7 +17,7 @@ _HOMES = {"SqlInbox": ("sql", "SQLAlchemy"), "RedisInbox": ("redis", "redis"), "
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: neither client is needed for the other."""
+    """Import each name on first use, so that one inbox does not need the client library of the other."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

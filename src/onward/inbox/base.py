@@ -1,9 +1,10 @@
-"""The inbox contract: it stands around a handler and lets each event's effect happen once.
+"""The inbox contract. An inbox wraps a handler and lets the effect of each event happen once.
 
-- An event whose effect has happened is not run again: its call returns, and the event is done.
-- Of two runs of one event at once, one waits for the other: it returns if that succeeds, and runs if that fails.
-- Nothing is remembered of a run that failed, was cancelled or was killed: the event stays open.
-- What a former owner of a partition does after the new one has begun changes nothing (Superseded).
+- If the effect of an event has happened, the handler is not called again. The call returns, and the event is done.
+- If two runs of one event overlap, the second waits for the first. It returns if the first succeeds, and runs the
+  handler if the first fails.
+- A run that failed, was cancelled or was killed leaves no mark: the event stays open.
+- Once the new owner of a partition has begun, the former owner can change nothing (Superseded).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,22 +16,23 @@ from onward.brokers.base import Progress
 from onward.engines.base import Call, Work
 
 Run = Callable[[Work, Any], Any]
-"""The handler with its decoding: called with work and with what the inbox gives it, it runs or returns a coroutine."""
+"""The handler with its decoding. Called with the work and the parameter that the inbox fills; an `async def` returns a
+coroutine."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler asks of its inbox."""
+    """What the inbox must know about its handler."""
 
     name: str
     group: str
     engine: str
     is_async: bool
     batch: bool
-    gives: Any = None  # the annotation of the parameter that the inbox fills; None: there is none
+    gives: Any = None  # the annotation of the parameter that the inbox fills; None: there is no such parameter
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
-    """What an inbox stands on, known when the application starts."""
+    """What the inbox must know about its broker and settings. Known when the application starts."""
 
     name: str
     batch: bool
@@ -40,19 +42,19 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 
 class Inbox(Protocol):
     def gives(self, annotation: Any) -> bool:
-        """Does this inbox fill a parameter that is annotated so?"""
+        """Does this inbox fill a parameter with this annotation?"""
 
     def around(self, run: Run, asked: Asked) -> Call:
-        """The handler's call with the inbox around it. BadHandler: they do not go together."""
+        """The handler's call with the inbox around it. BadHandler if the handler does not fit this inbox."""
 
     async def start(self, ground: Ground) -> None:
-        """Before the first event of a handler: BadSetting when effects once could not be kept."""
+        """Called before the first event of a handler. BadSetting if effects could happen twice."""
 
     def settled(self, group: str, progress: Sequence[Progress]) -> None:
-        """The broker has stored this: what is below its watermark comes back from the aside only."""
+        """The broker has stored this progress. Events below its watermark can come again only from the aside."""
 
     async def upkeep(self) -> None:
-        """Forget what is older than the horizon, again and again, until cancelled."""
+        """Delete marks that are older than the horizon, at intervals, until cancelled."""
 
     async def close(self) -> None:
-        """After the last event: let go of what start opened. It may be started again."""
+        """Called after the last event: close what `start` opened. The inbox may be started again."""

@@ -1,9 +1,9 @@
-"""What a batch handler has done in a partition: positions as ascending, disjoint intervals [a, b). Pure."""
+"""The positions of a partition that a batch handler has done, as ascending, disjoint intervals [a, b). Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-MAX_INTERVALS = 256  # beyond, the lowest are forgotten, if the log cannot bring them any more
+MAX_INTERVALS = 256  # beyond, the lowest are removed, if the log can no longer deliver them
 
 Done = tuple[tuple[int, int], ...]
 
@@ -21,7 +21,7 @@ def encode(done: Done) -> str:
 
 
 def contains(done: Done, position: int) -> bool:
-    # From the top: what is asked for was delivered lately, and is near it.
+    # From the top: the position belongs to a recent delivery, so it is near the top.
     for a, b in reversed(done):
         if position >= a:
             return position < b
@@ -29,7 +29,7 @@ def contains(done: Done, position: int) -> bool:
 
 
 def add(done: Done, positions: Iterable[int]) -> Done:
-    """With these positions done as well."""
+    """The intervals with these positions added."""
     merged: list[tuple[int, int]] = []
     for a, b in sorted((*done, *_runs(sorted(positions)))):
         if merged and a <= merged[-1][1]:
@@ -40,10 +40,10 @@ def add(done: Done, positions: Iterable[int]) -> Done:
 
 
 def pruned(done: Done, settled: int) -> Done:
-    """No more intervals than MAX_INTERVALS, as far as those below the settled watermark can spare.
+    """Reduce the intervals to MAX_INTERVALS, by removing only intervals below the settled watermark.
 
-    What lies between two intervals is dead, parked, or a hole in the log; gaps are never closed, for an event in the
-    aside that is taken for done is lost. What is below the settled watermark the log does not bring again.
+    The log does not deliver these positions again. Gaps between intervals are never closed. Their events are dead,
+    parked, or holes in the log, and an event in the aside that counted as done would be lost.
     """
     if len(done) <= MAX_INTERVALS:
         return done
@@ -52,7 +52,7 @@ def pruned(done: Done, settled: int) -> Done:
 
 
 def _runs(ordered: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ascending positions as intervals; most batches are one."""
+    """Ascending positions as intervals. Most batches are one interval."""
     if not ordered:
         return
     start = end = ordered[0]

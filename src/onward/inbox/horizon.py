@@ -1,4 +1,4 @@
-"""How long an event may come again after its effect: the inbox must remember it for longer."""
+"""How long after its effect an event may come again. The inbox must remember it for longer."""
 
 import re
 from hashlib import sha256
@@ -11,9 +11,9 @@ _PLAIN = re.compile(r"[!-~]{1,128}")
 
 
 def longest_redelivery_s(settings: Settings, retry: Retry, timeout_s: float | None) -> float:
-    """The longest way back: a log kept for its retention, every attempt at its longest, and a take-over after it.
+    """The longest time from an effect to a redelivery: the retention, every attempt at its longest, and a takeover.
 
-    A handler without a time limit counts as one that may run as long as nobody hears of it.
+    A run of a handler without a time limit counts as `max_poll_gap_s`.
     """
     waits_s = sum(
         min(retry.first_delay_s * retry.factor ** min(attempt, 64), retry.max_delay_s) * (1 + retry.jitter)
@@ -25,20 +25,20 @@ def longest_redelivery_s(settings: Settings, retry: Retry, timeout_s: float | No
 
 
 def horizon_s(name: str, given_s: float | None, longest_s: float) -> float:
-    """The horizon to keep: what was given, if it is safe, or twice the longest way back."""
+    """The horizon to use: the given one if it is long enough, by default twice the longest redelivery."""
     if given_s is None:
         return 2 * longest_s
     if given_s <= longest_s:
         raise BadSetting(
             f"{name}: horizon_s={given_s:g} is too short: an event may come again {longest_s:,.0f} s after its effect "
-            "(retention_s, the retries and a take-over); it would happen twice. Raise horizon_s, lower retention_s, "
-            "or leave horizon_s out"
+            "(retention_s, the retries and a takeover), and the effect would happen twice. Raise horizon_s, lower "
+            "retention_s, or leave horizon_s out"
         )
     return given_s
 
 
 def stored_id(event_id: str) -> str:
-    """The event's id as every store takes it and tells it apart: plain text as it is, anything else by its digest."""
+    """The event's id in a form that every store accepts: short printable ASCII unchanged, anything else as a digest."""
     if _PLAIN.fullmatch(event_id):
         return event_id
     return f"sha256-{sha256(event_id.encode('utf-8', 'surrogatepass')).hexdigest()}"

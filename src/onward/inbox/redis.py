@@ -1,4 +1,4 @@
-"""RedisInbox: for effects outside a database. An event is free, held by one run for a lease, or done."""
+"""RedisInbox: for effects outside a database. An event is free, claimed by one run for a lease, or done."""
 
 import asyncio
 import contextlib
@@ -27,12 +27,12 @@ from onward.settings import redacted
 log = logging.getLogger("onward")
 
 _MIN_LEASE_S = 1.0
-_WAIT_S = 5.0  # how long a run waits for another of the same event before it is put back
+_WAIT_S = 5.0  # how long a run waits for another run of the same event before it gives up
 _LOOK_S = 0.1
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a handler may take: `fence` grows with every run of the event, for APIs that compare versions."""
+    """A handler may have a parameter of this type. `fence` grows with every run, for APIs that compare versions."""
 
     key: str
     fence: int
@@ -40,7 +40,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Scripts:
-    """The scripts on a client, sync or async."""
+    """The scripts, registered at a sync or async client."""
 
     def __init__(self, client: Any) -> None:
         self.claim, self.renew = client.register_script(CLAIM), client.register_script(RENEW)
@@ -50,10 +50,10 @@ class Scripts:
 class RedisInbox:
     """An inbox in Redis: `@app.handler(..., inbox=RedisInbox("redis://..."))`, for `def` and `async def`.
 
-    A run claims its event for `lease_s`, renews while the handler runs, and marks it done for `horizon_s`, by default
-    twice the longest time after which an event may come again. A run that fails or is cancelled gives its claim back;
-    that of a killed process ends with its lease. The effect and the mark are two steps: between them a kill can make
-    an effect happen twice, which `app.idempotency_key` lets the other side notice.
+    A run claims its event for `lease_s`, renews the claim while the handler runs, and then marks the event as done for
+    `horizon_s`. The default is twice the longest time after which an event may come again. A run that fails or is
+    cancelled gives its claim back. The claim of a killed process ends with its lease. The effect and the mark are two
+    steps: after a kill between them the effect happens twice. `app.idempotency_key` lets the other system notice that.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RedisInbox:
     ) -> None:
         if lease_s < _MIN_LEASE_S:
             raise BadSetting(
-                f"RedisInbox(lease_s={lease_s:g}): at least {_MIN_LEASE_S:g} s, for it is renewed each third"
+                f"RedisInbox(lease_s={lease_s:g}): give at least {_MIN_LEASE_S:g} s; it is renewed after each third"
             )
         self._url = url
         self._prefix = prefix
@@ -80,7 +80,7 @@ class RedisInbox:
         if asked.engine == "processes":
             raise BadHandler(f"{asked.name}: an inbox cannot reach into worker processes; use 'threads' or 'tasks'")
         if asked.batch:
-            raise BadHandler(f"{asked.name}: RedisInbox takes single events (batch_size=1); SqlInbox takes batches")
+            raise BadHandler(f"{asked.name}: RedisInbox handles single events (batch_size=1); for batches use SqlInbox")
         return _Async(self, run, asked) if asked.is_async else _Sync(self, run, asked)
 
     async def start(self, ground: Ground) -> None:
@@ -94,22 +94,22 @@ class RedisInbox:
         except RedisError as error:
             await self.close()
             raise BrokerError(
-                f"{redacted(self._url)}: the inbox cannot be reached: {error}; see that it runs"
+                f"{redacted(self._url)}: the inbox cannot be reached: {error}; is the server running?"
             ) from error
         policy = memory.get("maxmemory_policy", "noeviction")
         if memory.get("maxmemory") and policy != "noeviction":
             await self.close()
             raise BadSetting(
-                f"{redacted(self._url)}: maxmemory-policy {policy} may throw an inbox's marks away, and effects would "
+                f"{redacted(self._url)}: maxmemory-policy {policy} may evict the marks of an inbox, and effects would "
                 "happen twice; set it to noeviction, or use another server for the inbox"
             )
         self._horizon_s = max(self._horizon_s, longest_s)
 
     def settled(self, group: str, progress: Sequence[Progress]) -> None:
-        """Marks go by their age."""
+        """Nothing to do: marks expire by their age."""
 
     async def upkeep(self) -> None:
-        await asyncio.Event().wait()  # Redis forgets by itself
+        await asyncio.Event().wait()  # Redis expires keys by itself
 
     async def close(self) -> None:
         client, sync_client, self._client, self._sync_client = self._client, self._sync_client, None, None
@@ -118,7 +118,7 @@ class RedisInbox:
         if sync_client is not None:
             sync_client.close()
 
-    # -- for its calls --------------------------------------------------------------------------------------------
+    # -- for the calls below --------------------------------------------------------------------------------------
 
     @property
     def lease_s(self) -> float:
@@ -140,7 +140,7 @@ class RedisInbox:
 
 
 class _Lease:
-    """How long a claim is surely ours, counted from before the call that made or renewed it."""
+    """How long a claim is certainly ours. Counted from before the call that made or renewed it."""
 
     def __init__(self, lease_s: float, asked_at: float) -> None:
         self._lease_s = lease_s
@@ -179,7 +179,7 @@ class _Sync:
         finally:
             ended.set()
             renewing.join()
-        with _telling():
+        with _storing_the_mark():
             done = self._scripts.done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms])
         if not done:
             raise _lost(claim)
@@ -188,7 +188,7 @@ class _Sync:
         inbox, name, give_up = self._inbox, uuid4().hex, time.monotonic() + _WAIT_S
         while True:
             asked_at = time.monotonic()
-            with _asking():
+            with _claiming():
                 verdict, number = self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
             if verdict != "BUSY":
                 claim = Claim(keys[0], number, f"{number}:{name}") if verdict == "RUN" else None
@@ -202,15 +202,15 @@ class _Sync:
             asked_at = time.monotonic()
             try:
                 if not self._scripts.renew(keys=[claim.key], args=[claim.token, inbox.lease_ms]):
-                    log.error("%s: its claim was lost while it ran; another run may overlap", claim.key)
+                    log.error("%s: the claim was lost while the handler ran; another run may overlap", claim.key)
                     return
             except RedisError as error:
-                log.warning("%s: its claim cannot be renewed now: %s", claim.key, error)
+                log.warning("%s: the claim cannot be renewed now: %s", claim.key, error)
             else:
                 lease.renewed(asked_at)
 
     def _give_back(self, claim: Claim) -> None:
-        with contextlib.suppress(RedisError):  # then it ends with its lease
+        with contextlib.suppress(RedisError):  # then the claim ends with its lease
             self._scripts.fail(keys=[claim.key], args=[claim.token])
 
 
@@ -231,12 +231,12 @@ class _Async:
         try:
             await self._under_lease(work, claim, lease)
         except BaseException:
-            # In a task of its own: a cancelled run can still be cancelled again while it cleans up.
+            # In its own task: a cancelled run can be cancelled again while it cleans up.
             await asyncio.shield(asyncio.ensure_future(self._give_back(claim)))
             raise
-        # The effect has happened: who cancels now does not undo it, and it is marked all the same.
+        # The effect has happened. A cancellation now does not undo it, so the mark is stored in any case.
         done = asyncio.ensure_future(self._scripts.done(keys=keys[:1], args=[claim.token, self._inbox.horizon_ms]))
-        with _telling():
+        with _storing_the_mark():
             ours = await asyncio.shield(done)
         if not ours:
             raise _lost(claim)
@@ -245,7 +245,7 @@ class _Async:
         inbox, name, give_up = self._inbox, uuid4().hex, time.monotonic() + _WAIT_S
         while True:
             asked_at = time.monotonic()
-            with _asking():
+            with _claiming():
                 verdict, number = await self._scripts.claim(keys=keys, args=[name, inbox.lease_ms, inbox.horizon_ms])
             if verdict != "BUSY":
                 claim = Claim(keys[0], number, f"{number}:{name}") if verdict == "RUN" else None
@@ -254,7 +254,7 @@ class _Async:
             await asyncio.sleep(min(_LOOK_S, max(number, 1) / 1000))
 
     async def _under_lease(self, work: Work, claim: Claim, lease: _Lease) -> None:
-        """Run the handler for as long as the claim is ours; Superseded when it is not."""
+        """Run the handler while the claim is ours. Raise Superseded if it is lost."""
         me = asyncio.current_task()
         assert me is not None
         lost = False
@@ -283,38 +283,38 @@ class _Async:
                 if not await self._scripts.renew(keys=[claim.key], args=[claim.token, inbox.lease_ms]):
                     break
             except RedisError as error:
-                log.warning("%s: its claim cannot be renewed now: %s", claim.key, error)
+                log.warning("%s: the claim cannot be renewed now: %s", claim.key, error)
             else:
                 lease.renewed(asked_at)
-        log.error("%s: its claim was lost while it ran, so the run is cut off", claim.key)
+        log.error("%s: the claim was lost while the handler ran, so the run is cancelled", claim.key)
         cut()
 
     async def _give_back(self, claim: Claim) -> None:
-        with contextlib.suppress(RedisError):  # then it ends with its lease
+        with contextlib.suppress(RedisError):  # then the claim ends with its lease
             await self._scripts.fail(keys=[claim.key], args=[claim.token])
 
 
 @contextlib.contextmanager
-def _asking() -> Iterator[None]:
+def _claiming() -> Iterator[None]:
     try:
         yield
     except RedisError as error:
-        raise Unreachable(f"the inbox's Redis cannot be used ({error}); see that it runs") from error
+        raise Unreachable(f"the inbox's Redis cannot be used ({error}); is it running?") from error
 
 
 @contextlib.contextmanager
-def _telling() -> Iterator[None]:
-    """The effect has happened; whether its mark has, the next run sees."""
+def _storing_the_mark() -> Iterator[None]:
+    """The effect has happened. If the answer is lost, the next run sees whether the mark was stored."""
     try:
         yield
     except RedisError as error:
-        raise InDoubt(f"the inbox's Redis did not answer whether it is marked as done ({error})") from error
+        raise InDoubt(f"the inbox's Redis did not answer whether it has stored the mark ({error})") from error
 
 
 def _still_patient(give_up: float, key: str, left_ms: int) -> None:
     if time.monotonic() >= give_up:
-        raise Busy(f"{key}: another run holds it, for up to {left_ms / 1000:.1f} s more")
+        raise Busy(f"{key}: another run has claimed it, for up to {left_ms / 1000:.1f} s more")
 
 
 def _lost(claim: Claim) -> Superseded:
-    return Superseded(f"{claim.key}: the claim of this run was lost, and the event belongs to another")
+    return Superseded(f"{claim.key}: this run lost its claim, and the event belongs to another run")

@@ -25,28 +25,28 @@ from onward.inbox.store import InboxStore, Undo, is_conflict, is_timeout
 
 log = logging.getLogger("onward")
 
-_TRIES = 10  # of a transaction that gives way to others
-_PAGE = 1_000  # rows forgotten in one transaction
+_TRIES = 10  # of a transaction that the database rolls back in favour of another
+_PAGE = 1_000  # rows deleted in one transaction
 _SWEEP_S = 600.0
-_FAULTS = (DBAPIError, PoolTimeout, OSError)  # some drivers raise their socket's own errors
-_OF_THE_STATEMENT = (DataError, IntegrityError, NotSupportedError, ProgrammingError)  # it would fail on any day
-_HANDLING = "onward.handling"  # on a connection: a handler has it
+_FAULTS = (DBAPIError, PoolTimeout, OSError)  # some drivers raise the errors of their sockets
+_OF_THE_STATEMENT = (DataError, IntegrityError, NotSupportedError, ProgrammingError)  # another try would fail too
+_HANDLING = "onward.handling"  # set on a connection while a handler uses it
 
 
 class SqlInbox:
     """An inbox in the database that a handler writes to: `@app.handler(..., inbox=SqlInbox(engine))`.
 
-    An Engine is for `def` handlers, which may take its Connection or a Session; an AsyncEngine is for `async def`
-    ones and their AsyncConnection or AsyncSession. What the handler does with it commits with the event's mark, or
-    not at all: the handler neither commits nor closes it. Rows are kept for `horizon_s`, by default for twice the
-    longest time after which an event may come again; a batch handler leaves one row per partition.
+    A `def` handler needs an Engine and has a parameter of type Connection or Session. An `async def` handler needs an
+    AsyncEngine and has an AsyncConnection or AsyncSession. The handler's writes are committed together with the event's
+    mark, or not at all; the handler must not commit or close the connection. Rows are stored for `horizon_s`. The
+    default is twice the longest time after which an event may come again. A batch handler has one row per partition.
     """
 
     def __init__(
         self, engine: Engine | AsyncEngine, *, table: str = "onward_inbox", horizon_s: float | None = None
     ) -> None:
         if not isinstance(engine, Engine | AsyncEngine):
-            raise BadSetting(f"SqlInbox({engine!r}): give it an Engine or an AsyncEngine of SQLAlchemy")
+            raise BadSetting(f"SqlInbox({engine!r}): give an Engine or an AsyncEngine of SQLAlchemy")
         self._engine = engine
         event.listen(engine.sync_engine if isinstance(engine, AsyncEngine) else engine, "commit", _refuse_commit)
         self._schema = statements(engine.dialect.name, table)
@@ -55,16 +55,16 @@ class SqlInbox:
         self._horizon_s = 0.0
 
     def schema(self) -> str:
-        """The SQL that makes the tables, for those who keep their schema in migrations."""
+        """The SQL that creates the tables, for your migrations."""
         return "".join(f"{statement};\n" for statement in self._schema.create)
 
     def create(self) -> None:
-        """Make the tables that are not there."""
+        """Create the tables that do not exist."""
         if isinstance(self._engine, AsyncEngine):
-            raise BadSetting("this inbox has an AsyncEngine: `await inbox.create_async()`")
+            raise BadSetting("this inbox has an AsyncEngine: use `await inbox.create_async()`")
         try:
             _in_transaction(self._engine, self._store.create)
-        except DBAPIError:  # PostgreSQL's IF NOT EXISTS fails where two do it at once: the other has done it
+        except DBAPIError:  # PostgreSQL's IF NOT EXISTS fails if another process creates them at the same time
             _in_transaction(self._engine, self._store.create)
 
     async def create_async(self) -> None:
@@ -90,8 +90,8 @@ class SqlInbox:
         if ground.batch and not ground.stable:
             raise BadSetting(
                 f"{ground.name}: an inbox for a batch handler needs stable positions and a fence, which this broker "
-                "does not offer with this ordering: an event would be taken for another and lost. Handle single events "
-                "(batch_size=1)"
+                "does not offer with this ordering. An event could be mistaken for another one and lost. Handle single "
+                "events (batch_size=1)"
             )
         longest_s = max(self._horizon_s, horizon_s(ground.name, self._given_s, ground.longest_redelivery_s))
         await self._patiently(lambda: self._work(self._store.probe), ground.name)
@@ -106,14 +106,14 @@ class SqlInbox:
             try:
                 await self.sweep()
             except DBAPIError:
-                log.exception("the inbox cannot forget old rows now; again in %g s", _SWEEP_S)
+                log.exception("the inbox cannot delete old rows now; trying again in %g s", _SWEEP_S)
             await asyncio.sleep(_SWEEP_S)
 
     async def close(self) -> None:
-        """The engine is its owner's to dispose of."""
+        """Nothing to do: the application disposes of its engine."""
 
     async def sweep(self) -> int:
-        """Forget the rows that are older than the horizon, a page at a time; answers how many."""
+        """Delete the rows that are older than the horizon, a page at a time. Returns how many."""
         if not self._horizon_s:
             raise BadSetting("the horizon is not known before the application runs")
         before, swept = time.time() - self._horizon_s, 0
@@ -124,29 +124,29 @@ class SqlInbox:
                 return swept
 
     async def _patiently(self, step: Callable[[], Awaitable[None]], name: str) -> None:
-        """A step of the start. Others may hold the database for a while, or it may be away."""
+        """Run a step of the start, again if other transactions have locked the database. BrokerError if it fails."""
         for left in reversed(range(_TRIES)):
             try:
                 return await step()
             except DBAPIError as error:
                 if not left or not is_conflict(error):
                     raise BrokerError(
-                        f"{name}: its inbox's database cannot be used: {error.orig}; see that it runs and is not locked"
+                        f"{name}: its inbox's database cannot be used: {error.orig}; is it running, and is it locked?"
                     ) from error
 
     async def _check_rollback(self) -> None:
-        """An engine in autocommit, or tables without transactions, would keep a mark whose effect failed: a loss."""
+        """With autocommit, or tables without transactions, the mark of a failed effect would stay: a lost event."""
         name = uuid4().hex
         with suppress(Undo):
             await self._work(lambda connection: self._store.try_rollback(connection, name))
         if await self._work(lambda connection: self._store.remains(connection, name)):
             raise BadSetting(
-                "the inbox's database does not roll back: give it an engine without isolation_level='AUTOCOMMIT', "
-                "and tables of a storage engine that has transactions"
+                "the inbox's database does not roll back: use an engine without isolation_level='AUTOCOMMIT', and "
+                "tables of a storage engine that has transactions"
             )
 
     async def _work(self, work: Callable[[Connection], Any]) -> Any:
-        """Do this in a transaction, off the event loop."""
+        """Run this in a transaction, off the event loop."""
         if isinstance(self._engine, AsyncEngine):
             async with self._engine.begin() as connection:
                 return await connection.run_sync(work)
@@ -154,7 +154,7 @@ class SqlInbox:
 
 
 class _Once:
-    """A handler's call and the marks that stand before it."""
+    """A handler's call, and the marking before it."""
 
     def __init__(self, store: InboxStore, run: Run, asked: Asked) -> None:
         self._store = store
@@ -163,7 +163,7 @@ class _Once:
         self._session = asked.gives in (Session, AsyncSession)
 
     def _mark(self, connection: Connection, work: Work) -> Work | None:
-        """What of the work is still to be done; None: nothing."""
+        """Mark the work as done. Returns the part that was not done before; None if there is none."""
         group = self._asked.group
         if isinstance(work, Delivery):
             return work if self._store.mark(connection, group, work) else None
@@ -186,7 +186,7 @@ class _Sync(_Once):
     def _once(self, work: Work, *, last: bool) -> None:
         claimed = False
         try:
-            # Its end rolls back what was not committed, whatever ends it.
+            # However this block ends, what was not committed is rolled back.
             with self._engine.connect() as connection, connection.begin() as transaction:
                 fresh = self._mark(connection, work)
                 claimed = True
@@ -213,7 +213,7 @@ class _Sync(_Once):
                 self._call(connection, work)
         finally:
             if not transaction.is_active:
-                connection.invalidate()  # or it would go back to its pool with the transaction open
+                connection.invalidate()  # otherwise it would return to its pool with the transaction open
         _commit_is_ours(transaction)
 
     def _call(self, connection: Connection, work: Work) -> None:
@@ -286,24 +286,24 @@ def _in_transaction(engine: Engine, work: Callable[[Connection], Any]) -> Any:
 
 
 def _raise_unclaimed(error: Exception, last: bool) -> None:
-    """Nothing has run yet, so the handler has no part in it."""
+    """The handler has not run yet, so the error is not its failure."""
     if isinstance(error, DBAPIError):
         if is_timeout(error) or (last and is_conflict(error)):
-            # Whoever holds the lock for so long holds the same event, or its partition.
-            raise Busy(f"another transaction holds this event's mark ({error.orig})") from error
+            # A transaction that holds the lock for so long handles the same event, or its partition.
+            raise Busy(f"another transaction has locked this event's mark ({error.orig})") from error
         if is_conflict(error) or isinstance(error, _OF_THE_STATEMENT):
             return
-    raise Unreachable(f"the inbox's database cannot be used ({_said(error)}); see that it runs") from error
+    raise Unreachable(f"the inbox's database cannot be used ({_message(error)}); is it running?") from error
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     orig = error.orig if isinstance(error, DBAPIError) else error
     return " ".join(str(orig).split())
 
 
 def _raise_doubt(error: DBAPIError) -> None:
     if error.connection_invalidated:
-        raise InDoubt(f"the connection broke in the commit ({error.orig})") from error
+        raise InDoubt(f"the connection broke during the commit ({error.orig})") from error
 
 
 @contextmanager
@@ -313,18 +313,18 @@ def _handling(connection: Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        info.pop(_HANDLING, None)  # the connection goes back to its pool
+        info.pop(_HANDLING, None)  # the connection returns to its pool
 
 
 def _commit_is_ours(transaction: Transaction | AsyncTransaction) -> None:
     if not transaction.is_active:
-        raise BadHandler("the handler ended the transaction of its inbox; the inbox commits, when the handler returns")
+        raise BadHandler("the handler ended the transaction of its inbox; the inbox commits when the handler returns")
 
 
 def _refuse_commit(connection: Connection) -> None:
-    """A handler that commits by itself would leave a mark without the rest of its effect."""
+    """If a handler commits by itself and then fails, the mark stays without the rest of the effect."""
     if connection.info.get(_HANDLING):
-        raise BadHandler("a handler with an inbox does not commit: the inbox commits, when the handler returns")
+        raise BadHandler("a handler with an inbox must not commit: the inbox commits when the handler returns")
 
 
 def _check(engine: Engine | AsyncEngine, asked: Asked) -> None:
@@ -338,6 +338,6 @@ def _check(engine: Engine | AsyncEngine, asked: Asked) -> None:
         )
     if asked.gives is None or asked.gives not in kinds:
         raise BadHandler(
-            f"{asked.name}: to write in the inbox's transaction it must take a parameter annotated "
+            f"{asked.name}: to write in the inbox's transaction it needs a parameter annotated "
             f"{kinds[0].__name__} or {kinds[1].__name__}"
         )

@@ -1,4 +1,4 @@
-"""The inbox's SQL, one set of statements per database. Each takes its locks in its first words."""
+"""The SQL of the inbox, one set of statements per database. Each statement takes its locks before it reads."""
 
 import re
 from typing import NamedTuple
@@ -10,13 +10,13 @@ _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,40}(\.[A-Za-z_][A-Za-z0-9_]{0,40})
 
 class Statements(NamedTuple):
     create: tuple[str, ...]
-    insert: str  # a row: waits for whoever inserts the same; no row counted, or a duplicate key: it is there
-    lock: str  # a cursor: waits for whoever has it locked; answers fence and done
-    begin: str  # a cursor that is not there yet
+    insert: str  # a row; waits while another transaction inserts it. No row counted or a duplicate key: it exists
+    lock: str  # a cursor; waits while another transaction has locked it. Returns fence and done
+    begin: str  # create a cursor
     write: str
-    overwrite: str  # a cursor that stands as we left it: no row counted, and it does not, or is another's
-    forget: str  # one row
-    drop_old: str  # a page of rows that are older than the horizon
+    overwrite: str  # a cursor, if it is as we left it. No row counted: it has changed, or has another owner
+    forget: str  # delete one row
+    drop_old: str  # delete a page of rows that are older than the horizon
     probe: tuple[str, ...]
 
 
@@ -89,7 +89,7 @@ CREATE TABLE IF NOT EXISTS {t}_cursor (
     PRIMARY KEY (grp, topic, part, log_id)
 ) ENGINE=InnoDB""",
     ),
-    insert=_INSERT,  # not INSERT IGNORE, which would pass over other faults too
+    insert=_INSERT,  # not INSERT IGNORE, which would also ignore other errors
     lock=_LOCK,
     begin=_BEGIN,
     write=_WRITE,
@@ -122,7 +122,7 @@ CREATE TABLE IF NOT EXISTS {t}_cursor (
 ) WITHOUT ROWID""",
     ),
     insert=_INSERT + " ON CONFLICT DO NOTHING",
-    # A write, so that it waits for the write lock; a SELECT would read first and be refused the lock later.
+    # A write, so that it waits for the write lock. After a SELECT, SQLite could refuse the lock.
     lock=f"UPDATE {{t}}_cursor SET fence = fence WHERE {_KEY} RETURNING fence, done",
     begin=_BEGIN + " ON CONFLICT DO NOTHING",
     write=_WRITE,
@@ -139,9 +139,9 @@ _BY_DIALECT = {"postgresql": POSTGRESQL, "mysql": MARIADB, "mariadb": MARIADB, "
 def statements(dialect: str, table: str) -> Statements:
     """The statements for a database, with the table's name in them."""
     if dialect not in _BY_DIALECT:
-        raise BadSetting(f"SqlInbox speaks to PostgreSQL, MariaDB, MySQL and SQLite, not to {dialect!r}")
+        raise BadSetting(f"SqlInbox supports PostgreSQL, MariaDB, MySQL and SQLite, not {dialect!r}")
     if not _TABLE.fullmatch(table):
-        raise BadSetting(f"SqlInbox(table={table!r}): letters, digits and _, at most 41, and perhaps schema. before it")
+        raise BadSetting(f"SqlInbox(table={table!r}): use at most 41 letters, digits and _, with or without `schema.`")
     name = table.rpartition(".")[2]
 
     def named(text: str | tuple[str, ...]) -> str | tuple[str, ...]:

@@ -37,7 +37,7 @@ class CursorPlace(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A cursor as this process last wrote it."""
+    """A cursor as this process wrote it last."""
 
     fence: int
     log_id: str
@@ -68,7 +68,7 @@ class Statement:
 
 
 class CursorMemory:
-    """What this process knows of the cursors without asking the database. Threads share it."""
+    """The cursors as this process wrote them last. Threads share it."""
 
     def __init__(self) -> None:
         self._settled: dict[tuple[str, Partition], int] = {}
@@ -210,7 +210,7 @@ class InboxStore:
                     raise
             row = self._lock(connection, place.key).one()
         if row.fence > place.fence:
-            raise Superseded(f"{place.partition}: fence {place.fence} is over, {row.fence} has written since")
+            raise Superseded(f"{place.partition}: fence {place.fence} is outdated, fence {row.fence} has written since")
         return cursor.decode(row.done)
 
 

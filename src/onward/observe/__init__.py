@@ -2,7 +2,7 @@
 
 reading.py     how each handler and each of its partitions is doing
 health.py      whether it is ready, and the log line
-standstill.py  how long a partition has not moved (pure)
+standstill.py  partitions that make no progress (pure)
 metrics.py     families of metrics that stages add to, and the text that Prometheus reads
 figures.py     readings as families of metrics (pure)
 endpoint.py    /metrics, /health/live, /health/ready and /readings over HTTP

@@ -1,4 +1,4 @@
-"""Metrics, health and readings over HTTP: what Prometheus, Kubernetes and `onward health` ask for."""
+"""Serves metrics, health and readings over HTTP, for Prometheus, Kubernetes and `onward health`."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ _REASONS = {
 
 
 class System(Protocol):
-    """What is asked: an application, or the workers of one."""
+    """What an endpoint reports on: an application, or all workers of one."""
 
     def metrics(self) -> str: ...
     def health(self) -> Health: ...
@@ -40,24 +40,24 @@ class System(Protocol):
 
 
 class Address(NamedTuple):
-    """Where to serve."""
+    """The address to serve at."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """From [HOST:]PORT; ValueError: it is none. An IPv6 address is written in brackets."""
+        """Read [HOST:]PORT; ValueError if it is not. An IPv6 address is written in brackets."""
         host, _, port = text.rpartition(":")
         if not (port.isascii() and port.isdecimal()) or int(port) > 65_535:
-            raise ValueError(f"{text!r} is no [HOST:]PORT")
+            raise ValueError(f"{text!r} is not [HOST:]PORT")
         return cls(host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def seen_from(self, everywhere: str) -> "Address":
-        """Where to reach it: an address that means every interface is replaced by this one."""
+        """The address to connect to: if the host means every interface, `everywhere` is used in its place."""
         try:
             return Address(everywhere, self.port) if ipaddress.ip_address(self.host).is_unspecified else self
         except ValueError:  # a name
@@ -65,7 +65,7 @@ class Address(NamedTuple):
 
     @property
     def public(self) -> "Address":
-        """As other machines reach it, as far as this one knows."""
+        """The address that other machines use, as far as this machine knows."""
         return self.seen_from(socket.gethostname())
 
 
@@ -76,13 +76,13 @@ class Answer(NamedTuple):
 
 
 def always_live() -> Health:
-    """For a process that answers on the event loop of its handlers: that it answers is the proof."""
+    """For a process that answers on the event loop of its handlers: an answer proves that it is live."""
     return Health(True)
 
 
 @contextlib.asynccontextmanager
 async def serving(system: System, place: Address, live: Callable[[], Health] = always_live) -> AsyncIterator[Address]:
-    """Serve while entered; gives the place, with the port that the system chose if it was 0."""
+    """Serve while entered. Yields the address; for port 0, with the port that the operating system chose."""
     pages = _pages(system, live)
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -96,14 +96,14 @@ async def serving(system: System, place: Address, live: Callable[[], Health] = a
     try:
         server = await asyncio.start_server(respond, place.host, place.port, limit=_MAX_REQUEST_BYTES)
     except OSError as error:
-        raise BadSetting(f"cannot serve at {place}: {error}; choose another --metrics") from error
+        raise BadSetting(f"cannot serve at {place}: {error}; choose another address for --metrics") from error
     async with server:
         yield Address(place.host, server.sockets[0].getsockname()[1])
 
 
 @contextlib.contextmanager
 def serving_in_thread(system: System, place: Address, live: Callable[[], Health]) -> Iterator[Address]:
-    """`serving` on an event loop in a thread of its own, for a program that has no loop."""
+    """`serving` on an event loop in its own thread, for a program that has no event loop."""
     ready: Future[Address] = Future()
     loop, over = asyncio.new_event_loop(), asyncio.Event()
 
@@ -124,7 +124,7 @@ def serving_in_thread(system: System, place: Address, live: Callable[[], Health]
     try:
         yield ready.result()
     finally:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it could not serve
+        with contextlib.suppress(RuntimeError):  # the loop is closed, because serving failed
             loop.call_soon_threadsafe(over.set)
         thread.join()
 
@@ -144,7 +144,7 @@ def _health(name: str, health: Health) -> Answer:
 
 
 def _response(request: bytes, pages: Mapping[str, Callable[[], Answer]]) -> bytes:
-    """HEAD is answered as GET, without the body."""
+    """HEAD gets the same answer as GET, without the body."""
     method, _, rest = request.partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
     answer = _page(path, pages) if method in (b"GET", b"HEAD") else Answer(405, "text/plain", b"use GET or HEAD\n")
@@ -153,12 +153,12 @@ def _response(request: bytes, pages: Mapping[str, Callable[[], Answer]]) -> byte
 
 def _page(path: str, pages: Mapping[str, Callable[[], Answer]]) -> Answer:
     if path not in pages:
-        return Answer(404, "text/plain", f"there are {', '.join(pages)}\n".encode())
+        return Answer(404, "text/plain", f"no such page; there are {', '.join(pages)}\n".encode())
     try:
         return pages[path]()
     except Exception as error:
         log.exception("%s cannot be served", path)
-        return Answer(500, "text/plain", f"{path} failed with {type(error).__name__}; the log has more\n".encode())
+        return Answer(500, "text/plain", f"{path} failed with {type(error).__name__}; see the log\n".encode())
 
 
 def _head(answer: Answer) -> bytes:

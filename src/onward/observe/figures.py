@@ -9,48 +9,45 @@ from onward.observe.reading import Reading
 _LABELS = ("topic", "group")
 _GAUGES = {
     "engine_workers": ("workers", "Tasks, threads or processes that are ready or running."),
-    "engine_busy": ("busy", "Of those, the ones that run a handler."),
-    "engine_oldest_running_seconds": ("oldest_running_s", "How long the longest present run has taken so far."),
+    "engine_busy": ("busy", "Tasks, threads or processes that run a handler now."),
+    "engine_oldest_running_seconds": ("oldest_running_s", "How long the oldest running call has taken so far."),
     "lag_undelivered": ("undelivered", "Events in the log that were not delivered yet."),
-    "lag_undelivered_oldest_seconds": ("undelivered_oldest_s", "Age of the oldest of those."),
+    "lag_undelivered_oldest_seconds": ("undelivered_oldest_s", "Age of the oldest event that was not delivered yet."),
     "lag_open": ("open", "Events delivered and not done: queued, running or delayed."),
-    "lag_delayed": ("delayed", "Of those, the ones that wait in memory for their next try."),
+    "lag_delayed": ("delayed", "Open events that wait in memory for their retry."),
     "lag_oldest_open_seconds": ("oldest_open_s", "Age of the oldest open event."),
-    "lag_blocked_seconds": ("blocked_s", "How long the first open event has held a partition's progress up."),
-    "lag_gap": ("gap", "Events that are done, but behind one that is open."),
-    "parked_events": ("parked", "Events that wait in the store for a retry, or behind one."),
-    "parked_keys": ("parked_keys", "Keys that those belong to."),
-    "dead_letters": ("dead_letters", "Dead letters of the group, as last counted; one process of the fleet counts."),
-    "dead_letters_oldest_seconds": ("dead_oldest_s", "Age of the oldest of those."),
+    "lag_blocked_seconds": ("blocked_s", "How long the first open event has blocked the progress of a partition."),
+    "lag_gap": ("gap", "Events that are done, while an earlier event of their partition is open."),
+    "parked_events": ("parked", "Events that wait in the store for a retry, or behind an event that does."),
+    "parked_keys": ("parked_keys", "Keys of the parked events."),
+    "dead_letters": ("dead_letters", "Dead letters of the group at the last count. One process of the fleet counts."),
+    "dead_letters_oldest_seconds": ("dead_oldest_s", "Age of the oldest dead letter."),
 }
 _COUNTERS = {
-    "engine_restarted": ("restarted", "Workers that died or overran their time and were replaced."),
-    "events_delivered": ("delivered", "Events taken in."),
+    "engine_restarted": ("restarted", "Workers that were replaced because they died or exceeded their time limit."),
+    "events_delivered": ("delivered", "Events delivered to the process."),
     "events_skipped": ("skipped", "Events delivered again although they were done."),
-    "events_filtered": ("filtered", "Events of a type that the handler does not take; they are done without a run."),
+    "events_filtered": ("filtered", "Events of a type that the handler does not handle. They are done without a call."),
     "events_stale": ("stale", "Deliveries and completions of an ownership that had ended."),
     "events_done": ("done", "Events handled."),
-    "events_retried": ("retried", "Failed tries after which an event is tried again."),
-    "events_dead": ("dead", "Events given up."),
-    "events_declined": ("declined", "Events that their handler skipped; they count as done."),
+    "events_retried": ("retried", "Failed attempts after which the event is retried."),
+    "events_dead": ("dead", "Events that became dead letters."),
+    "events_declined": ("declined", "Events for which the handler raised Skip. They count as done."),
 }
 _PARTITION_GAUGES = {
     "partition_undelivered": ("undelivered", "Events of the partition in the log that were not delivered yet."),
     "partition_open": ("open", "Events of the partition delivered and not done."),
-    "partition_gap": ("gap", "Events of the partition that are done, but behind one that is open."),
-    "partition_lag": ("lag", "The sum of these three: events between the watermark and the end of the log."),
-    "partition_blocking_position": ("blocking_position", "Position of the event that holds the watermark."),
+    "partition_gap": ("gap", "Events of the partition that are done, while an earlier one is open."),
+    "partition_lag": ("lag", "Events between the watermark and the end of the log: undelivered, open and gap."),
+    "partition_blocking_position": ("blocking_position", "Position of the event that blocks the watermark."),
 }
-_UNKNOWN = {
-    "undelivered",
-    "dead_letters",
-    "dead_oldest_s",
-}  # None: no sample; of the others None means that there is none
-_LARGEST = {"dead_letters", "blocking_position"}  # of several processes, like every gauge of seconds
+# In these, None means unknown, so there is no sample. In the other gauges, None means that there is nothing: 0.
+_UNKNOWN = {"undelivered", "dead_letters", "dead_oldest_s"}
+_LARGEST = {"dead_letters", "blocking_position"}  # of several processes the largest counts, as for gauges of seconds
 
 
 def figures(readings: Sequence[Reading]) -> list[Family]:
-    """Every family, also when there is no reading."""
+    """All families, even if there is no reading."""
     families = [_gauge(name, field, text, readings) for name, (field, text) in _GAUGES.items()]
     for name, (field, text) in _COUNTERS.items():
         samples = tuple(Sample((each.topic, each.group), getattr(each, field)) for each in readings)
@@ -75,7 +72,7 @@ def _partitions(readings: Sequence[Reading]) -> Iterator[Family]:
         values = [(place, getattr(part, field)) for place, part in parts]
         samples = tuple(Sample(place, value) for place, value in values if value is not None)
         yield Family(name, "gauge", text, labels, samples, fold=_fold(field))
-    text = "How long the watermark has not moved; status is what the event that holds it does."
+    text = "How long the watermark has not moved. The label status is the state of the event that blocks it."
     blocked = [
         ((*place, part.blocking_state), part.blocked_s) for place, part in parts if part.blocking_state is not None
     ]

@@ -1,4 +1,4 @@
-"""How a running application is doing: whether it is ready, and the log line that says so."""
+"""Whether a running application is ready, and the log line with its counts."""
 
 import asyncio
 import logging
@@ -15,14 +15,14 @@ _MOST_NAMED = 5  # handlers in one line
 
 
 class Health(msgspec.Struct, frozen=True):
-    """`ready`: handlers run and make progress; else `troubles` says what stops them."""
+    """`ready`: the handlers run and make progress. If not, `troubles` has the reasons."""
 
     ready: bool
     troubles: tuple[str, ...] = ()
 
 
 async def report(readings: Callable[[], Sequence[Reading]], every_s: float = EVERY_S) -> None:
-    """Log one line on all handlers if some event was handled since the last one, or is being handled."""
+    """Every `every_s`, log one line on all handlers if an event was handled since the last line, or is running."""
     before = (0, 0, 0)
     while True:
         await asyncio.sleep(every_s)
@@ -42,7 +42,7 @@ def line(readings: Sequence[Reading]) -> str:
 
 
 def last_line(readings: Sequence[Reading]) -> str:
-    """When all handlers have stopped."""
+    """The log line for when all handlers have stopped."""
     return f"stopped: {_sums(readings)}"
 
 

@@ -1,9 +1,9 @@
 """Families of metrics, and the text that Prometheus reads.
 
-A stage asks the application's `registry` for a counter, a gauge or a histogram and writes to it, or adds a collector
-that is asked at every scrape. The text format is written here: it is a page of code, while importing a client library
-would block the event loop for 100 ms at the first scrape. Labels are those of LABELS, never a key, an id or a job: a
-metric must not grow with the traffic.
+A stage gets a counter, a gauge or a histogram from the application's `registry` and writes to it, or adds a collector
+that is called at every scrape. This module writes the text format itself: that is a page of code, while importing a
+client library would block the event loop for 100 ms at the first scrape. The only labels are those of LABELS, never a
+key, an id or a job, because the number of time series must not grow with the traffic.
 """
 
 import logging
@@ -25,14 +25,14 @@ _NAME = re.compile("[a-z][a-z0-9_]*")
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """One value. Of a histogram: the sum of what was observed, and how many observations fell into each bucket."""
+    """One value. For a histogram: the sum of the observations, and how many of them are in each bucket."""
 
     labels: tuple[str, ...]
     value: float
     buckets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Only plain numbers and strings can be sent to a supervisor; others are replaced, or TypeError."""
+        """Only plain numbers and strings can be sent to a supervisor. Others are converted, or TypeError is raised."""
         if type(self.value) is not float and (type(self.value) is not int or abs(self.value) >= 2**63):
             msgspec.structs.force_setattr(self, "value", float(self.value))
         if any(type(label) is not str for label in self.labels):
@@ -40,7 +40,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
 
 class Family(msgspec.Struct, frozen=True):
-    """All values of one metric at one moment. `fold`: what several processes' gauges make together."""
+    """All values of one metric at one moment. `fold`: how the gauges of several processes are combined."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -51,15 +51,15 @@ class Family(msgspec.Struct, frozen=True):
     fold: Literal["sum", "max"] = "sum"
 
     def __post_init__(self) -> None:
-        """ValueError: a sample does not fit."""
+        """Raise ValueError if a sample does not fit."""
         labels, buckets = len(self.labels), len(self.bounds) + 1 if self.kind == "histogram" else 0
         for sample in self.samples:
             if len(sample.labels) != labels or len(sample.buckets) != buckets:
-                raise ValueError(f"metric {self.name!r} has {labels} labels and {buckets} buckets, but {sample}")
+                raise ValueError(f"metric {self.name!r} has {labels} labels and {buckets} buckets; not so {sample}")
 
 
 class Metric:
-    """What the three kinds share: a family, and its values by labels, which stand in the order of their names."""
+    """What the three kinds share: a family, and its values by labels, in the order of the label names."""
 
     def __init__(self, blank: Family) -> None:
         self.blank = blank
@@ -84,7 +84,7 @@ class Gauge(Metric):
 
 
 class Histogram(Metric):
-    """Counts observations by bucket, a list at a time."""
+    """Counts observations by bucket. `observe` takes a list of them."""
 
     def __init__(self, blank: Family) -> None:
         super().__init__(blank)
@@ -98,7 +98,7 @@ class Histogram(Metric):
         if buckets is None:
             buckets = self._buckets[labels] = [0] * (len(bounds) + 1)
         self._values[labels] = self._values.get(labels, 0.0) + sum(values)
-        if max(values) <= bounds[0]:  # fast handlers are where the cost of counting would show
+        if max(values) <= bounds[0]:  # fast path: with fast handlers the cost of counting matters most
             buckets[0] += len(values)
         else:
             for value in values:
@@ -114,33 +114,33 @@ Collector = Callable[[], Iterable[Family]]
 
 
 class Registry:
-    """The metrics of one application. Written and read on its event loop."""
+    """The metrics of one application. To be used on its event loop only."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
         self._collectors: list[Collector] = []
-        self._failed: set[tuple[str, type[Exception]]] = set()  # what was logged
+        self._failed: set[tuple[str, type[Exception]]] = set()  # already logged
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         """Only grows. Its name in Prometheus ends in `_total`."""
         return self._one(Counter, Family(name, "counter", text, tuple(labels)))
 
     def gauge(self, name: str, text: str, labels: Sequence[str] = (), *, fold: Literal["sum", "max"] = "sum") -> Gauge:
-        """Goes up and down. With `--workers`, the values of all processes add up, or (`fold`) the largest counts."""
+        """Goes up and down. With `--workers` the values of all processes add up; with fold="max" the largest counts."""
         return self._one(Gauge, Family(name, "gauge", text, tuple(labels), fold=fold))
 
     def histogram(
         self, name: str, text: str, labels: Sequence[str] = (), *, bounds: Sequence[float] = SECONDS
     ) -> Histogram:
-        """Observations counted by size; `bounds` are the upper ends of its buckets, ascending."""
+        """Counts observations by size. `bounds` are the upper ends of its buckets, ascending."""
         return self._one(Histogram, Family(name, "histogram", text, tuple(labels), bounds=tuple(bounds)))
 
     def collect_from(self, collector: Collector) -> None:
-        """Ask this at every scrape; it must answer at once. When it raises, that scrape goes without it."""
+        """Call this at every scrape. It must return at once. If it raises, that scrape leaves it out."""
         self._collectors.append(collector)
 
     def families(self) -> list[Family]:
-        """All but those of a metric or collector that raises, which is logged once for each type of error."""
+        """All families, without those of a metric or collector that raises. Each type of error is logged once."""
         sources: list[tuple[str, Collector]] = [
             (f"metric {name}", each.collect) for name, each in self._metrics.items()
         ]
@@ -150,14 +150,14 @@ class Registry:
     def _collected(self, name: str, collector: Collector) -> list[Family]:
         try:
             return list(collector())
-        except Exception as error:  # the application's code
+        except Exception as error:  # code of the application
             if (name, type(error)) not in self._failed:
                 self._failed.add((name, type(error)))
-                log.exception("%s raised; it is left out of the metrics while it does", name)
+                log.exception("%s raised an error; it is left out of the metrics while it does", name)
             return []
 
     def _one(self, kind: type[Kind], blank: Family) -> Kind:
-        """The metric of this name: a stage that is made twice gets it twice."""
+        """The metric of this name. A stage that is created twice gets the same one."""
         known = self._metrics.get(blank.name)
         if known is None:
             _check(blank)
@@ -169,17 +169,17 @@ class Registry:
 
 def _check(blank: Family) -> None:
     if not _NAME.fullmatch(blank.name):
-        raise ValueError(f"metric {blank.name!r}: lower case letters, digits and _")
+        raise ValueError(f"metric {blank.name!r}: use lower case letters, digits and _")
     if unknown := set(blank.labels) - LABELS:
-        raise ValueError(f"metric {blank.name!r}: labels {sorted(unknown)}; there are {sorted(LABELS)}")
+        raise ValueError(f"metric {blank.name!r}: labels {sorted(unknown)}; only {sorted(LABELS)} are allowed")
     if blank.kind == "histogram" and (not blank.bounds or list(blank.bounds) != sorted(set(blank.bounds))):
         raise ValueError(f"metric {blank.name!r}: bounds {blank.bounds}; they must ascend")
 
 
 def folded(parts: Iterable[Sequence[Family]]) -> list[Family]:
-    """The families of several processes as one: counters and histograms add up, gauges as their family says.
+    """Combines the families of several processes: counters and histograms add up, gauges by the `fold` of their family.
 
-    Where processes differ in the kind, labels or bounds of a family, the last part counts: it is of the newest code."""
+    If processes differ in the kind, labels or bounds of a family, the last part counts: it has the newest code."""
     blanks: dict[str, Family] = {}
     values: dict[str, dict[tuple[str, ...], Sample]] = {}
     for family in (family for part in parts for family in part):
@@ -194,7 +194,7 @@ def folded(parts: Iterable[Sequence[Family]]) -> list[Family]:
 
 
 def _shape(family: Family) -> tuple[object, ...]:
-    """Samples of different shapes do not add up."""
+    """Only samples of the same shape can be added up."""
     return family.kind, family.labels, family.bounds
 
 
@@ -237,6 +237,6 @@ def _escaped(text: str, *, quote: bool = False) -> str:
 
 def _number(value: float) -> str:
     if isinstance(value, int) and abs(value) >= 2**53:
-        return str(value)  # a position: as a float it would be another one
+        return str(value)  # a position: a float would round it
     number = float(value)
     return repr(number) if math.isfinite(number) else {math.inf: "+Inf", -math.inf: "-Inf"}.get(number, "NaN")

@@ -1,21 +1,21 @@
-"""Readings: how each handler is doing at one moment. JSON has the same names."""
+"""Readings: the state of each handler at one moment. The JSON has the same names."""
 
 import msgspec
 
 
 class PartitionReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition that this process holds. Unknown is None, never 0."""
+    """One partition that this process owns. Unknown is None, never 0."""
 
     partition: int
     undelivered: int | None  # in the log, not delivered to this process yet
     open: int  # delivered and not done
-    gap: int  # done, but behind an event that is open
+    gap: int  # done, while an earlier event is open
     lag: int | None  # the sum of the three: events between the watermark and the end of the log
-    parked: int  # set aside: they wait for a retry, or behind one
+    parked: int  # in the aside: waiting for a retry, or behind an event that does
     paused_by: str | None  # the limit that is full; None: it is not paused
-    queued: int  # of the open ones, neither running nor waiting for a retry
+    queued: int  # open events that neither run nor wait for a retry
     running: int
-    blocking_position: int | None  # of the event that holds the watermark; None: none does
+    blocking_position: int | None  # of the event that blocks the watermark; None: there is none
     blocking_state: str | None  # of its key: queued, running, delayed (for a retry), marking or leaving
     blocking_attempt: int | None
     blocked_s: float  # how long the watermark has not moved

@@ -1,4 +1,4 @@
-"""Several worker processes seen as one service: what their supervisor serves. Pure but for its lock."""
+"""What a supervisor serves: the reports of several worker processes combined into one. Pure, apart from its lock."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """A running worker, and its last report; None: it is starting."""
+    """A running worker and its last report. None: it is starting."""
 
     started_at: float
     report: Report | None = None
@@ -34,7 +34,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """The supervisor reports what it sees; an endpoint in another thread asks.
+    """The supervisor writes to it, and an endpoint in another thread reads from it.
 
     Ready: every worker runs, reports, and is ready. Live: the supervisor works, and not every worker hangs.
     Counters and histograms add up, those of ended workers included, so that they never fall. Gauges come from the
@@ -44,15 +44,13 @@ class Workers:
     def __init__(self, size: int, now: Callable[[], float] = clock.now) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._workers: dict[int, WorkerReport | None] = dict.fromkeys(
-            range(1, size + 1)
-        )  # None: there is none just now
-        self._retired: list[Family] = []  # what ended workers have counted
+        self._workers: dict[int, WorkerReport | None] = dict.fromkeys(range(1, size + 1))  # None: not running
+        self._retired: list[Family] = []  # the counts of ended workers
         self._prefix = "onward"
         self._tended_at = now()
         self._silent: set[int] = set()  # as last reported by `news`
 
-    # -- what the supervisor sees -------------------------------------------------------------------------------
+    # -- for the supervisor -------------------------------------------------------------------------------------
 
     def tended(self) -> None:
         self._tended_at = self._now()
@@ -76,14 +74,14 @@ class Workers:
                 self._retired = folded([self._retired, _totals(worker)])
 
     def news(self) -> list[str]:
-        """Which workers have fallen silent, or report again, since the last call: for the log."""
+        """Log lines for the workers that stopped reporting, or report again, since the last call."""
         with self._lock:
             silent = {number for number, worker in self._workers.items() if self._silent_s(worker) > SILENT_S}
         before, self._silent = self._silent, silent
         fell = [f"not ready: worker {number} has not reported for {SILENT_S:g} s" for number in sorted(silent - before)]
         return fell + [f"worker {number} reports again, or was replaced" for number in sorted(before - silent)]
 
-    # -- what is asked ------------------------------------------------------------------------------------------
+    # -- for the endpoint ---------------------------------------------------------------------------------------
 
     def health(self) -> Health:
         with self._lock:
@@ -109,7 +107,7 @@ class Workers:
 
     def _troubles(self, worker: WorkerReport | None) -> list[str]:
         if worker is None:
-            return [" is not running; another is started"]
+            return [" is not running; another one will be started"]
         if worker.report is None:
             return [" is starting"]
         silent_s = self._silent_s(worker)
@@ -118,7 +116,7 @@ class Workers:
         return [f": {trouble}" for trouble in worker.report.health.troubles]
 
     def _silent_s(self, worker: WorkerReport | None) -> float:
-        """0: it is starting or about to be started, which the supervisor sees to."""
+        """How long it has not reported. 0 while it starts or is about to: the supervisor handles that."""
         return 0.0 if worker is None or worker.report is None else self._now() - worker.heard_at
 
     def _reporting(self) -> list[Report]:
@@ -135,5 +133,5 @@ def _all(worker: WorkerReport) -> list[Family]:
 
 
 def _totals(worker: WorkerReport) -> list[Family]:
-    """What only grows: it still counts when the worker has ended, or does not report."""
+    """The metrics that only grow. They still count when the worker has ended or does not report."""
     return [family for family in _all(worker) if family.kind != "gauge"]
