@@ -127,7 +127,7 @@ class TestChoose:
     def test_prints_what_it_uses_without_the_password(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         system(None, "redis://user:secret@host")
         captured = capsys.readouterr()
-        assert captured.err == "using redis://***@host (--url)\n"
+        assert captured.err == "using redis://***@host (the given URL)\n"
         assert captured.out == ""
 
     def test_uses_the_url_of_the_file(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def choose(app: str | None, url: str | None, environment: Mapping[str, str]) -> 
     if app is not None:
         return SystemChoice(app, None, f"--app {app}")
     if url is not None:
-        return SystemChoice(None, url, "--url")
+        return SystemChoice(None, url, "the given URL")
     known = settings_.load()
     if environment.get("ONWARD_APP"):
         return SystemChoice(known.app, None, f"ONWARD_APP={known.app}")

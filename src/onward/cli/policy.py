@@ -79,10 +79,14 @@ def delay_s(record: Record) -> float:
 
 
 def is_hopeless(record: Record, end: End, *, limit: int, ever_worked: bool, others_work: bool) -> bool:
-    """Is another start pointless? Never while other children work: they go on, even if one cannot be replaced."""
+    """Is another start pointless? Never while other children work: they go on, even if one cannot be replaced.
+
+    A mistake may be noticed late, when the child seemed to work already. So several such ends count, too.
+    """
     if others_work:
         return False
-    return (end.at_start and record.failed_starts >= limit) or (end.code == USAGE and not ever_worked)
+    mistake = end.code == USAGE and (not ever_worked or record.ends >= limit)
+    return mistake or (end.at_start and record.failed_starts >= limit)
 
 
 class Held(Protocol):

@@ -37,7 +37,7 @@ def run(
     application: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODULE:APP]",
+            metavar="MODULE:APP",
             help="shop:app for app = Onward(...) in shop.py. Default: ONWARD_APP, or app in onward.toml.",
         ),
     ] = None,

@@ -264,7 +264,7 @@ class Supervisor:
         while caught:
             number = caught.pop(0)
             if self.code is None:
-                log.info("%s: stopping; a second signal ends at once", number.name)
+                log.info("%s: stopping; a second signal ends all processes at once", number.name)
                 self._asked_at = clock.now()
                 self.stop()
             elif clock.now() - self._asked_at > ECHO_S:
