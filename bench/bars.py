@@ -2,16 +2,16 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
-from bench.plot import COLOURS, FONT, INK
+from bench.plot import COLOURS, FONT, INK, text
 
 WIDTH, LEFT, RIGHT, TOP, ROW = 720, 210, 120, 64, 40
 FAINT = f"{INK}90"
+NOTE = "A typed handler that does nothing: 8 partitions, 2,000 keys, 100,000 events. All processes share two cores."
 WHAT = "Kafka, typed no-op, key order"
 PEERS = ("Confluent Parallel Consumer", "FastStream", "pyrallel-consumer")
 TARGET = Path(__file__).parent.parent / "docs/plots/kafka-peers.svg"
@@ -41,9 +41,8 @@ def svg(rows: Mapping[str, float]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" {FONT}>',
         "<title>Events per second on Kafka</title>",
-        f'<text x="16" y="26" font-size="16" font-weight="600" fill="{INK}">Events per second on Kafka, key order</text>',
-        f'<text x="16" y="46" font-size="12" fill="{INK}">Typed handler that does nothing. 8 partitions, 2,000 keys, '
-        "100,000 events, broker and consumer on two cores.</text>",
+        text(16, 26, "Events per second on Kafka, key order", size=16, weight=600),
+        text(16, 46, NOTE, size=12),
     ]
     for row, (name, rate) in enumerate(rows.items()):
         parts += _bar(TOP + ROW * row, name, rate, rate / most, COLOURS[0] if row == 0 else FAINT)
@@ -51,14 +50,12 @@ def svg(rows: Mapping[str, float]) -> str:
 
 
 def _bar(y: int, name: str, rate: float, share: float, colour: str) -> Sequence[str]:
-    width = round(share * (WIDTH - LEFT - RIGHT), 1)
+    width = max(2.0, round(share * (WIDTH - LEFT - RIGHT), 1))
     weight = 600 if share == 1 else 400
     return [
-        f'<text x="{LEFT - 12}" y="{y + 23}" text-anchor="end" font-size="14" font-weight="{weight}" fill="{INK}">'
-        f"{escape(name)}</text>",
-        f'<rect x="{LEFT}" y="{y + 6}" width="{max(width, 2)}" height="24" rx="4" fill="{colour}"/>',
-        f'<text x="{LEFT + max(width, 2) + 10}" y="{y + 23}" font-size="14" font-weight="{weight}" fill="{INK}">'
-        f"{rate:,.0f}/s</text>",
+        text(LEFT - 12, y + 23, name, size=14, weight=weight, anchor="end"),
+        f'<rect x="{LEFT}" y="{y + 6}" width="{width}" height="24" rx="4" fill="{colour}"/>',
+        text(LEFT + width + 10, y + 23, f"{rate:,.0f}/s", size=14, weight=weight),
     ]
 
 

@@ -41,15 +41,15 @@ def svg(chart: Chart) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" {FONT}>',
         f"<title>{escape(chart.title)}</title>",
-        _text(LEFT, 22, chart.title, size=16, weight=600),
-        _text(LEFT, 42, chart.note, size=12),
-        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, chart.x.label, anchor="middle"),
-        _text(LEFT, TOP - 14, chart.y.label, size=12),
+        text(LEFT, 22, chart.title, size=16, weight=600),
+        text(LEFT, 42, chart.note, size=12),
+        text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, chart.x.label, anchor="middle"),
+        text(LEFT, TOP - 14, chart.y.label, size=12),
         *_grid(across, up),
     ]
     for row, (name, line) in enumerate(chart.lines.items()):
         parts += _line([(across.at(x), up.at(y)) for x, y in line], COLOURS[row])
-        parts.append(_text(WIDTH - RIGHT, 60 + 18 * row, f"● {name}", anchor="end", colour=COLOURS[row], weight=600))
+        parts.append(text(WIDTH - RIGHT, 60 + 18 * row, f"● {name}", anchor="end", colour=COLOURS[row], weight=600))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -82,8 +82,8 @@ def _grid(across: _Scale, up: _Scale) -> list[str]:
     for value in up.ticks:
         y = up.at(value)
         parts.append(f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="{GRID}"/>')
-        parts.append(_text(LEFT - 8, y + 4, _number(value), anchor="end"))
-    below = [_text(across.at(value), HEIGHT - BOTTOM + 20, _number(value), anchor="middle") for value in across.ticks]
+        parts.append(text(LEFT - 8, y + 4, _number(value), anchor="end"))
+    below = [text(across.at(value), HEIGHT - BOTTOM + 20, _number(value), anchor="middle") for value in across.ticks]
     return parts + below
 
 
@@ -93,12 +93,12 @@ def _line(places: Sequence[Point], colour: str) -> list[str]:
     return [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>', *dots]
 
 
-def _text(
-    x: float, y: float, text: str, *, anchor: str = "start", size: int = 13, colour: str = INK, weight: int = 400
+def text(
+    x: float, y: float, words: str, *, anchor: str = "start", size: int = 13, colour: str = INK, weight: int = 400
 ) -> str:
     return (
         f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" fill="{colour}">'
-        f"{escape(text)}</text>"
+        f"{escape(words)}</text>"
     )
 
 

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from bench.contestants.listener import READY, Heard, Tick
+from bench.contestants.listener import READY, Delays, Tick
 from bench.kit import CHILD_TIMEOUT_S, Bench, Figure, child_command, child_environment, percentile
 from bench.workload import TOPIC, application
 
@@ -30,7 +30,7 @@ def run(bench: Bench) -> None:
     finally:
         listener.kill()
         listener.wait()
-    result = msgspec.json.decode(output.splitlines()[-1], type=Heard)
+    result = msgspec.json.decode(output.splitlines()[-1], type=Delays)
     bench.judge("woken by another process", result.verdict)
     _report(bench, result.delays_ms, took)
 

@@ -17,12 +17,12 @@ class Tick(msgspec.Struct):
     sent: float  # time.monotonic, which all processes of a machine share
 
 
-class Heard(msgspec.Struct, frozen=True):
+class Delays(msgspec.Struct, frozen=True):
     delays_ms: list[float]
     verdict: Verdict
 
 
-def run(path: str, events: int) -> Heard:
+def run(path: str, events: int) -> Delays:
     app = application(path)
     witness = Witness(events)
     delays_ms: list[float] = []
@@ -45,4 +45,4 @@ def run(path: str, events: int) -> Heard:
         await app.run()
 
     asyncio.run(bounded())
-    return Heard(delays_ms, witness.verdict())
+    return Delays(delays_ms, witness.verdict())

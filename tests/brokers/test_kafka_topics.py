@@ -27,8 +27,8 @@ def test_topics_are_listed_without_those_of_onward_and_of_kafka_itself(harness: 
             broker = await stage.broker()
             await broker.publish([event(topic, "a", 0) for topic in (stage.topic, "another")])
             await (await stage.member(broker)).hold(3)  # this creates an aside, and Kafka's topic of commits
-            # A client of an earlier test that is still closing may create its deleted aside again: Kafka creates a topic
-            # for a client that asks for it. So there may be more of them here.
+            # There may be asides of earlier tests: Kafka creates a deleted topic again for a client that asks for it,
+            # and a client that is still closing may do so.
             assert names(harness) >= {stage.topic, "another", topic_name(stage.group, stage.topic)}
             assert await broker.topics() == [TopicSpec("another", 3), TopicSpec(stage.topic, 3)]
 

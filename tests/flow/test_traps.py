@@ -459,7 +459,7 @@ def test_contract_19_attempts_survive_a_crash() -> None:
     assert d.starts[-1].attempt == 3
 
 
-def test_contract_19_an_event_that_kills_its_process_is_told_apart_from_the_others() -> None:
+def test_contract_19_an_event_that_kills_its_process_is_distinguished_from_the_others() -> None:
     """It kills its process whenever it runs. A crash must cost the other events only a repeated run."""
     keys = {number: f"k{number}" for number in range(6)}
     killer, crashes = 3, 0

@@ -40,16 +40,16 @@ def report(*troubles: str, **different: Any) -> Report:
 
 
 def both(workers: Workers, **different: Any) -> None:
-    workers.heard(1, report(**different))
-    workers.heard(2, report(**different))
+    workers.reported(1, report(**different))
+    workers.reported(2, report(**different))
 
 
 def test_it_is_ready_when_every_worker_is(workers: Workers) -> None:
     assert workers.health() == Health(False, ("worker 1 is starting", "worker 2 is starting"))
-    workers.heard(1, report())
-    workers.heard(2, report("the disk is full"))
+    workers.reported(1, report())
+    workers.reported(2, report("the disk is full"))
     assert workers.health() == Health(False, ("worker 2: the disk is full",))
-    workers.heard(2, report())
+    workers.reported(2, report())
     assert workers.health() == Health(True)
 
 
@@ -59,7 +59,7 @@ def test_a_dead_worker_is_not_ready_until_its_replacement_is(workers: Workers) -
     assert workers.health().troubles == ("worker 2 is not running; another one will be started",)
     workers.started(2)
     assert workers.health().troubles == ("worker 2 is starting",)
-    workers.heard(2, report())
+    workers.reported(2, report())
     assert workers.health().ready
 
 
@@ -67,11 +67,11 @@ def test_a_worker_that_stops_reporting_is_logged_once(workers: Workers, clock: C
     both(workers)
     assert workers.news() == []
     clock.now += SILENT_S + 1
-    workers.heard(2, report())
+    workers.reported(2, report())
     assert workers.news() == ["not ready: worker 1 has not reported for 5 s"]
     clock.now += 1
     assert workers.news() == []
-    workers.heard(1, report())
+    workers.reported(1, report())
     assert workers.news() == ["worker 1 reports again, or was replaced"]
     assert workers.news() == []
 
@@ -79,7 +79,7 @@ def test_a_worker_that_stops_reporting_is_logged_once(workers: Workers, clock: C
 def test_a_silent_worker_is_not_ready_and_its_gauges_are_left_out(workers: Workers, clock: Clock) -> None:
     both(workers, open=3, done=10)
     clock.now += SILENT_S + 1
-    workers.heard(1, report(open=3, done=10))
+    workers.reported(1, report(open=3, done=10))
     assert workers.health().troubles == ("worker 2 has not reported for 6 s",)
     values = parsed(workers.metrics())
     assert values[f"shop_lag_open{LABELS}"] == 3
@@ -93,7 +93,7 @@ def test_it_is_live_while_one_worker_is(workers: Workers, clock: Clock) -> None:
     clock.now += HUNG_S + 1
     workers.tended()
     assert workers.live() == Health(False, ("no worker has reported for 30 s",))
-    workers.heard(1, report())
+    workers.reported(1, report())
     assert workers.live().ready
     clock.now += HUNG_S + 1
     workers.tended()
@@ -119,7 +119,7 @@ def test_counters_never_fall_and_gauges_are_those_of_running_workers(workers: Wo
     assert values[f"shop_events_done_total{LABELS}"] == 20
     assert values["shop_took_count[]"] == 2
     assert values[f"shop_lag_open{LABELS}"] == 4
-    workers.heard(1, report(done=5, open=1))
+    workers.reported(1, report(done=5, open=1))
     values = parsed(workers.metrics())
     assert values[f"shop_events_done_total{LABELS}"] == 25
     assert values["shop_took_count[]"] == 3
@@ -138,11 +138,11 @@ def test_a_family_has_the_shape_of_the_worker_that_started_last(workers: Workers
     workers.ended(1)
     clock.now += 1
     workers.started(1)
-    workers.heard(1, Report(Health(True), (), (finer,), "shop"))
+    workers.reported(1, Report(Health(True), (), (finer,), "shop"))
     assert parsed(workers.metrics())["shop_took_bucket[('le', '0.5')]"] == 0
     workers.ended(2)
     workers.started(2)
-    workers.heard(2, Report(Health(True), (), (finer,), "shop"))
+    workers.reported(2, Report(Health(True), (), (finer,), "shop"))
     values = parsed(workers.metrics())
     assert values["shop_took_count[]"] == 2
     assert values[f"shop_events_done_total{LABELS}"] == 2 * 12_345, "other families still count"

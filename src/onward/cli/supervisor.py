@@ -329,7 +329,7 @@ class Supervisor:
     def _listen(self, slot: Slot, child: ChildProcess) -> None:
         unreadable = child.unreadable
         for report in child.listen():
-            self._board.heard(slot.number, report)
+            self._board.reported(slot.number, report)
         if child.unreadable and not unreadable:
             log.error("%s sent a message that cannot be read; such messages are dropped", slot)
         if child.floods:

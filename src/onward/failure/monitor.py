@@ -9,7 +9,7 @@ from typing import Any
 
 from onward.error_report import message_of, name_of
 from onward.failure.trace import in_brief
-from onward.failure.watch import Alert, Tally, Thresholds, Watchman
+from onward.failure.watch import Alert, AlertState, Tally, Thresholds
 
 log = logging.getLogger("onward")
 
@@ -33,8 +33,8 @@ class Monitor:
         every_s: float,
     ) -> None:
         self._read = read
-        self._watchman = Watchman(thresholds)
-        self._bells = [AlertBell(hook) for hook in hooks]
+        self._state = AlertState(thresholds)
+        self._hooks = [AlertHook(hook) for hook in hooks]
         self._every_s = every_s
 
     async def run(self) -> None:
@@ -47,22 +47,22 @@ class Monitor:
 
     async def check(self) -> None:
         try:
-            alerts = self._watchman.see(await self._read())
+            alerts = self._state.see(await self._read())
         except Exception as error:  # every kind: the operator must learn that the monitor does not work
             log.error("the dead letters cannot be counted\n%s", in_brief(error))
-            alerts = self._watchman.fail(message_of(error) or name_of(error))
+            alerts = self._state.fail(message_of(error) or name_of(error))
         await self._ring(alerts)
 
     async def _ring(self, alerts: Sequence[Alert]) -> None:
         for alert in alerts:
             log.log(logging.ERROR if alert.kind in ("high", "broken") else logging.INFO, "alert: %s", alert.text)
-        news = [alert for bell in self._bells for alert in await bell.ring(alerts)]
-        for bell in self._bells:  # the hooks that work report those that do not
-            if others := [alert for alert in news if alert.subject != bell.name]:
-                await bell.ring(others)
+        news = [alert for hook in self._hooks for alert in await hook.send(alerts)]
+        for hook in self._hooks:  # the hooks that work report those that do not
+            if others := [alert for alert in news if alert.subject != hook.name]:
+                await hook.send(others)
 
 
-class AlertBell:
+class AlertHook:
     """One hook, and the alerts that it has not accepted yet."""
 
     def __init__(self, hook: Hook) -> None:
@@ -71,7 +71,7 @@ class AlertBell:
         self._pending: deque[Alert] = deque(maxlen=_MOST_PENDING)
         self._broken = False
 
-    async def ring(self, alerts: Sequence[Alert]) -> list[Alert]:
+    async def send(self, alerts: Sequence[Alert]) -> list[Alert]:
         """Call the hook with the pending alerts, then with these. Returns alerts about the hook itself: it failed, or
         it works again."""
         self._pending.extend(alerts)

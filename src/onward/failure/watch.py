@@ -39,7 +39,7 @@ class Alert(msgspec.Struct, frozen=True):
     tally: Tally | None = None
 
 
-class Watchman:
+class AlertState:
     """Remembers which alerts it has raised, so that each problem is reported once, and its end once."""
 
     def __init__(self, thresholds: Thresholds) -> None:

@@ -30,7 +30,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
     started_at: float
     report: Report | None = None
-    heard_at: float = 0.0
+    reported_at: float = 0.0
 
 
 class Workers:
@@ -59,12 +59,12 @@ class Workers:
         with self._lock:
             self._workers[number] = WorkerReport(self._now())
 
-    def heard(self, number: int, report: Report) -> None:
+    def reported(self, number: int, report: Report) -> None:
         numbered = tuple(msgspec.structs.replace(each, worker=number) for each in report.readings)
         with self._lock:
             worker = self._workers[number] or WorkerReport(self._now())
             report = msgspec.structs.replace(report, readings=numbered)
-            self._workers[number] = msgspec.structs.replace(worker, report=report, heard_at=self._now())
+            self._workers[number] = msgspec.structs.replace(worker, report=report, reported_at=self._now())
             self._prefix = report.prefix
 
     def ended(self, number: int) -> None:
@@ -117,7 +117,7 @@ class Workers:
 
     def _silent_s(self, worker: WorkerReport | None) -> float:
         """How long it has not reported. 0 while it starts or is about to: the supervisor handles that."""
-        return 0.0 if worker is None or worker.report is None else self._now() - worker.heard_at
+        return 0.0 if worker is None or worker.report is None else self._now() - worker.reported_at
 
     def _reporting(self) -> list[Report]:
         with self._lock:
