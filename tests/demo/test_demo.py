@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_the_check_ends_well_and_tidies_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_on_a_broker_that_others_use_the_check_removes_what_it_created(tmp_path: Path) -> None:
+def test_the_check_removes_what_it_created_on_a_shared_broker(tmp_path: Path) -> None:
     url = brokers.embedded(tmp_path / "ours.db")
     done = run("--check", "--events", "300", "--workers", "2", "--url", url)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -63,7 +64,7 @@ def test_the_verdict_as_json_and_the_data_kept(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_judge_sees_a_path_that_keeps_no_order(tmp_path: Path) -> None:
-    """The same run without key order must fail, or the verdict above proves nothing."""
+    """Without key order the same run must fail. Otherwise a good verdict would prove nothing."""
     work = Work(ordering="none", longest_s=0.02)
     verdict = asyncio.run(Check(tmp_path, events=3000, workers=2, reader=CheckScreen(), work=work).run())
     assert verdict.balance.inverted > 0
@@ -92,6 +93,9 @@ def test_the_page_lives_and_its_buttons_do_what_they_say(demo: Running) -> None:
     (letter,) = demo.until(lambda now: now["dead"] and now["balance"]["dead"] == 1)["dead"]
     assert "the card was declined" in letter["error"]
     assert letter["attempts"] == 3
+    failure = demo.letter(letter["number"])["failure"]
+    first, last = (datetime.fromisoformat(failure[name]) for name in ("first", "last"))
+    assert (last - first).total_seconds() >= 5  # long enough to watch
     assert demo.post("/replay?order=0") == 409
     assert demo.post(f"/replay?order={letter['number']}") == 202
     demo.until(lambda now: not now["dead"] and now["balance"]["dead"] == 0)
@@ -119,10 +123,10 @@ def test_a_killed_demo_leaves_no_worker_behind(demo: Running) -> None:
     assert all(gone(pid) for pid in workers)
 
 
-def test_a_taken_port_is_said_and_the_next_one_used(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_and_the_next_free_one_is_used(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         demo = Running(tmp_path, port)
         demo.end(signal.SIGTERM)
     assert demo.port > port
-    assert f"port {port} is taken, using {demo.port}" in "".join(demo.said)
+    assert f"port {port} is taken, using {demo.port}" in "".join(demo.printed)

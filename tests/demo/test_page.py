@@ -16,7 +16,7 @@ from onward.demo.page import DemoPage, bind
 
 
 class Desk:
-    """What the page's buttons reach here."""
+    """A page whose buttons call `act`, which records the calls."""
 
     def __init__(self) -> None:
         self.server = bind(0)
@@ -66,6 +66,27 @@ def test_the_stream_sends_snapshots_and_resumes_with_the_newest(desk: Desk) -> N
             desk.page.show({"turn": 10 + turn})
             more = [answer.readline().decode().strip() for _ in range(3)]
             assert json.loads(more[2].removeprefix("data: ")) == {"turn": 10 + turn}
+
+
+def test_every_reader_receives_the_last_snapshot_before_the_page_closes(desk: Desk) -> None:
+    desk.page.show({"turn": 1})
+    connections = [http.client.HTTPConnection("127.0.0.1", desk.port, timeout=30) for _ in range(3)]
+    answers = []
+    for connection in connections:
+        connection.request("GET", "/events")
+        answers.append(connection.getresponse())
+        assert [answers[-1].readline() for _ in range(5)][3] == b'data: {"turn":1}\n'
+    desk.page.show({"turn": "last"})
+    desk.page.close()
+    for answer, connection in zip(answers, connections, strict=True):
+        with contextlib.closing(connection):
+            assert b'data: {"turn":"last"}' in answer.read()
+
+
+def test_a_dead_letter_is_asked_for_by_its_order(desk: Desk) -> None:
+    assert desk.ask("GET", "/letter?order=7") == (202, "done")
+    assert desk.ask("GET", "/letter?order=7", Host="shop.example.com")[0] == 403
+    assert desk.acted == [("letter", {"order": "7"})]
 
 
 def test_the_own_page_may_act(desk: Desk) -> None:
