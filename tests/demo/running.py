@@ -16,9 +16,9 @@ ONWARD = [sys.executable, "-m", "onward"]
 
 
 class Running:
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, *, burst: int = 500) -> None:
         self.process = subprocess.Popen(
-            [*ONWARD, "demo", "--port", str(port), "--events", "500"],
+            [*ONWARD, "demo", "--port", str(port), "--events", str(burst)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

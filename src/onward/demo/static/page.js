@@ -382,6 +382,7 @@ class Flow {
     this.workers = workers;
     const box = this.canvas.getBoundingClientRect();
     const scale = devicePixelRatio || 1;
+    [this.width, this.height] = [box.width, box.height];
     this.canvas.width = box.width * scale;
     this.canvas.height = box.height * scale;
     this.pen.setTransform(scale, 0, 0, scale, 0, 0);
@@ -415,8 +416,7 @@ class Flow {
 
   draw(now) {
     if (!this.at) return;
-    const box = this.canvas;
-    this.pen.clearRect(0, 0, box.width, box.height);
+    this.pen.clearRect(0, 0, this.width, this.height);
     this.drawPaths();
     this.dots = this.dots.filter((dot) => this.drawDot(dot, now));
   }
