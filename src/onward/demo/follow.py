@@ -11,7 +11,7 @@ from onward.demo.judge import Effect, Judge, News, Published
 from onward.demo.shop import ATTEMPTS, OrderPlaced
 from onward.demo.view import Log
 
-LINGER_S = 6.0  # the page shows a customer for so long after the last held order has run
+LINGER_S = 8.0  # how long the page shows a customer after its last held order has run
 MOST_SHOWN = 4  # waiting customers in a snapshot
 MOST_HELD_SHOWN = 16  # orders of each
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from onward import Onward, brokers
 from onward.brokers.base import AsideRecord
@@ -124,23 +124,26 @@ class DeadOrders:
         return chosen, answer.replayed
 
 
+class Facts(NamedTuple):
+    """What stays the same in every snapshot. By `run` an open page notices a new demo on the same port."""
+
+    run: str
+    broker: str
+    burst: int
+    lease_s: float
+    attempts: int = ATTEMPTS
+
+
 class Live:
     """The running demo: a shop, a fleet and a judge, and the actions behind the page's buttons."""
 
     def __init__(self, folder: Path, app: Onward, shop: Shop, *, workers: int, burst: int) -> None:
-        self._lease_s = app.settings.lease_s
-        # An open page compares `run` to notice that a new demo has started on the same port.
-        facts = {
-            "run": f"{os.getpid()}-{time.time():.0f}",
-            "broker": brokers.label(app.settings),
-            "burst": burst,
-            "attempts": ATTEMPTS,
-        }
-        self._view = View(PartitionView(PARTITIONS, partition_index), facts)
+        name = f"{os.getpid()}-{time.time():.0f}"
+        self._facts = Facts(name, brokers.label(app.settings), burst, app.settings.lease_s)
+        self._view = View(PartitionView(PARTITIONS, partition_index), self._facts._asdict())
         self._fleet = Fleet(folder, workers, LIVE, self._view.log.add)
         self._judge = Judge(folder)
         self._shop = shop
-        self._burst = burst
         self._dead = DeadOrders(app, folder)
         self._followed = FollowedOrders(self._view.log, wait_after_s)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -233,7 +236,7 @@ class Live:
         if slot not in map(str, alive):
             return HTTPStatus.CONFLICT, "that worker is not running"
         pid = self._fleet.kill(int(slot))
-        text = f"worker {slot} (pid {pid}) killed with SIGKILL; its lease ends within {self._lease_s:.0f} s"
+        text = f"worker {slot} (pid {pid}) killed with SIGKILL; its lease ends within {self._facts.lease_s:.0f} s"
         self._view.log.add("bad", text)
         return HTTPStatus.ACCEPTED, text
 
@@ -286,11 +289,11 @@ class Live:
             text = f"{self.balance.in_flight:,} orders are still in flight; try again when there are fewer"
             return HTTPStatus.CONFLICT, text
         self._begin(self._bursting())
-        return HTTPStatus.ACCEPTED, f"{self._burst:,} orders are being placed"
+        return HTTPStatus.ACCEPTED, f"{self._facts.burst:,} orders are being placed"
 
     async def _bursting(self) -> None:
         started = time.monotonic()
-        orders = await self._shop.place([f"c-{random.randrange(KEYS):04d}" for _ in range(self._burst)])
+        orders = await self._shop.place([f"c-{random.randrange(KEYS):04d}" for _ in range(self._facts.burst)])
         self._followed.add_burst(started, orders[0].number, orders[-1].number)
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
