@@ -24,8 +24,8 @@ from tests.servers.chromium import FLAGS
 from tests.servers.needs import CHROMIUM
 
 PICTURES = Path(__file__).parent.parent.parent / "docs" / "pictures"
-WIDTH, HEIGHT = 1280, 876
-GIF_SIZE = (960, 657)
+WIDTH, HEIGHT = 1280, 864
+GIF_SIZE = (960, 648)
 FRAMES_PER_S = 8
 COLOURS = 255
 MOST_PNG_BYTES, MOST_GIF_BYTES = 250_000, 2_000_000

@@ -57,7 +57,7 @@ def test_a_new_user_tries_to_break_it(page: Page, demo: Running) -> None:
 
 
 @pytest.mark.usefixtures("faults")
-@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize("width", [360, 768, 1280, 1440])
 def test_the_page_fits_the_screen(page: Page, demo: Running, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(url(demo))
