@@ -1,5 +1,7 @@
 """The page in a real browser."""
 
+import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +11,12 @@ from playwright.sync_api import Page, expect
 
 from tests.demo.running import Running
 
-expect.set_options(timeout=40_000)  # for what must come: a busy browser takes longer than its five seconds
+expect.set_options(timeout=40_000)  # the default of five seconds is too short on a busy machine
 
 
 @pytest.fixture
 def faults(page: Page) -> Iterator[list[str]]:
-    """What a visitor would find in the browser's console; the test fails on any."""
+    """Errors in the browser's console. The test fails if there is one."""
     found: list[str] = []
     page.on("pageerror", lambda error: found.append(str(error)))
     page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
@@ -28,26 +30,26 @@ def url(demo: Running) -> str:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("faults")
-def test_a_newcomer_tries_to_break_it(page: Page, demo: Running) -> None:
+def test_a_new_user_tries_to_break_it(page: Page, demo: Running) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(url(demo))
     expect(page.locator("#link")).to_have_text("live")
-    expect(page.locator("#lanes li")).to_have_count(8)
+    expect(page.locator("#partitions li")).to_have_count(8)
     expect(page.locator("#events tr:visible").first).to_be_visible()
     page.get_by_role("button", name="Burst 500 orders").click()
     page.get_by_role("button", name="Kill worker 1").click()
     expect(page.locator("#log")).to_contain_text("killed with SIGKILL")
-    expect(page.locator("#workers li").first).to_contain_text("replaced in")
+    expect(page.locator("#workers li").first).to_contain_text("killed, back in")
     page.get_by_role("button", name="Send a poison order").click()
     expect(page.locator("#dead")).to_have_text("1")
-    expect(page.locator("#dead-letters tr")).to_have_count(1)
+    expect(page.locator("#dead-letters > li")).to_have_count(1)
     expect(page.locator("#dead-letters .why")).to_contain_text("CardDeclined")
     page.get_by_role("button", name="Replay order").click()
     expect(page.locator("#log")).to_contain_text("was replayed and handled")
     expect(page.locator("#dead")).to_have_text("0")
     expect(page.locator("#letters")).to_contain_text("None.")
-    expect(page.locator("#log")).to_contain_text("all of it handled")
+    expect(page.locator("#log")).to_contain_text("burst: all orders handled")
     expect(page.locator("#lost")).to_have_text("0")
     expect(page.locator("#inverted")).to_have_text("0")
     expect(page.locator("#alarm")).to_be_hidden()
@@ -55,8 +57,8 @@ def test_a_newcomer_tries_to_break_it(page: Page, demo: Running) -> None:
 
 
 @pytest.mark.usefixtures("faults")
-@pytest.mark.parametrize("width", [360, 768, 1440])
-def test_it_fits_the_screen(page: Page, demo: Running, width: int) -> None:
+@pytest.mark.parametrize("width", [360, 768, 1280, 1440])
+def test_the_page_fits_the_screen(page: Page, demo: Running, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(url(demo))
     expect(page.locator("#workers li")).to_have_count(3)
@@ -65,13 +67,135 @@ def test_it_fits_the_screen(page: Page, demo: Running, width: int) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_it_comes_back_when_the_demo_does(page: Page, demo: Running, tmp_path: Path) -> None:
+def test_a_page_at_half_zoom_clears_all_of_its_canvas(page: Page, demo: Running) -> None:
+    size = {"width": 1400, "height": 900, "deviceScaleFactor": 0.5, "mobile": False}
+    page.context.new_cdp_session(page).send("Emulation.setDeviceMetricsOverride", size)
+    page.goto(url(demo))
+    expect(page.locator("#workers li")).to_have_count(3)
+    left = """() => {
+        const { width, height } = flow.canvas;
+        flow.pen.fillRect(0, 0, 4000, 4000);
+        flow.dots = [];
+        flow.draw(performance.now());
+        return flow.pen.getImageData(width - 1, height - 1, 1, 1).data[3];
+    }"""
+    assert page.evaluate(left) == 0
+
+
+WATCH = """() => {
+    window.seen = [];
+    const all = (where, what) => [...document.querySelectorAll(where)].filter((node) => !node.hidden).map(what);
+    const colour = (node) => node.style.getPropertyValue("--key");
+    new MutationObserver(() => {
+        for (const node of document.querySelectorAll("#customers > li")) seen.push({
+            customer: node.querySelector(".key").textContent,
+            colour: colour(node),
+            story: node.querySelector(".story").textContent,
+            held: node.querySelector(".held").textContent,
+            ran: node.querySelectorAll(".orders .ran").length,
+            handled: Number(document.querySelector("#handled").textContent.replaceAll(",", "")),
+            marks: all("#partitions .waits", (mark) => mark.textContent),
+            rows: all("#events .watched", (row) => [row.firstChild.firstChild.textContent, colour(row)]),
+        });
+    }).observe(document.querySelector("#waiting"), { subtree: true, childList: true, characterData: true });
+}"""  # records the strip whenever it changes, so that no state of it is missed
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("faults")
+def test_a_poisoned_customer_is_seen_to_wait_while_the_others_go_on(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    expect(page.locator("#events tr:visible").first).to_be_visible()
+    expect(page.locator("#waiting .none")).to_be_visible()
+    page.evaluate(WATCH)
+    page.get_by_role("button", name="Send a poison order").click()
+    expect(page.locator("#dead-letters .key")).to_have_count(1)
+    expect(page.locator("#waiting .none")).to_be_visible()  # it is shown for a while, then forgotten
+    expect(page.locator("#events tr.watched")).to_have_count(0)
+    seen = page.evaluate("seen")
+    customer, colour = page.locator("#dead-letters .key").inner_text(), seen[0]["colour"]
+    assert {(each["customer"], each["colour"]) for each in seen} == {(customer, colour)}
+    waiting = [each for each in seen if re.search(r"waits: attempt \d of 3 failed, next in \d\.\d s", each["story"])]
+    assert {"1", "2"} == {re.findall(r"attempt (\d)", each["story"])[0] for each in waiting}
+    assert all(each["marks"] == [f"{customer} waits"] for each in waiting)
+    assert re.fullmatch(r"\d+ orders held behind it", waiting[-1]["held"])
+    assert waiting[-1]["handled"] > waiting[0]["handled"]  # the others go on
+    assert "is a dead letter now" in seen[-1]["story"]
+    assert seen[-1]["held"] == f"all {seen[-1]['ran']} held orders have run"
+    assert seen[-1]["ran"] >= 3
+    assert [row for each in seen for row in each["rows"]]
+    assert all(row == [customer, colour] for each in seen for row in each["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("faults")
+def test_dead_letters_open_by_keyboard_and_are_replayed_together(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    expect(page.locator("#events tr:visible").first).to_be_visible()
+    expect(page.get_by_role("button", name="Replay all")).to_be_hidden()
+    page.get_by_role("button", name="Send a poison order").click()
+    letter = page.locator("#dead-letters > li").last
+    letter.locator("summary").focus()
+    page.keyboard.press("Enter")
+    number = letter.locator(".order").inner_text().removeprefix("order ")
+    expect(letter.locator("pre.traceback")).to_contain_text("in bill")
+    expect(letter.locator("pre.traceback")).to_contain_text("Traceback (most recent call last)")
+    expect(letter.locator("pre.error")).to_contain_text("CardDeclined: order")
+    payload = json.loads(letter.locator(".payload pre").inner_text())
+    assert (payload["number"], payload["poison"]) == (int(number), True)
+    expect(letter.locator(".headers")).to_contain_text(f"request-{number}")
+    expect(letter.locator(".what-happened")).to_contain_text(re.compile(r"attempts\s*3, in .*bill"))
+    for name in ("published", "first failure", "last failure"):
+        expect(letter.locator(".what-happened")).to_contain_text(re.compile(rf"{name}\s*\d\d:\d\d:\d\d\.\d"))
+    page.get_by_role("button", name="Send a poison order").click()
+    expect(page.locator("#dead-letters > li")).to_have_count(2)
+    expect(letter.locator("pre.traceback")).to_be_visible()  # it stays open
+    page.get_by_role("button", name="Replay all 2").click()
+    expect(page.locator("#replayed")).to_have_text("2 dead letters replayed")
+    expect(page.locator("#letters .none")).to_be_visible()
+    expect(page.locator("#dead")).to_have_text("0")
+    expect(page.locator("#inverted")).to_have_text("0")
+
+
+def test_the_page_explains_its_three_counts(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    for name, words in {
+        "lost": "never handled and not a dead letter",
+        "inverted": "after a later order of the same customer",
+        "duplicates": "called at least once; an inbox makes the effect happen once",
+    }.items():
+        meaning = page.locator(f"#{name}-box .meaning")
+        expect(meaning).to_be_visible()
+        expect(meaning).to_contain_text(words)
+
+
+def test_the_page_shows_the_end_and_the_last_balance_and_comes_back(page: Page, demo: Running, tmp_path: Path) -> None:
     page.goto(url(demo))
     expect(page.locator("#link")).to_have_text("live")
-    demo.end(signal.SIGINT)
-    expect(page.locator("#link")).to_have_text("reconnecting")
+    expect(page.locator("#ended")).to_be_hidden()
+    out, _ = demo.end(signal.SIGINT)
+    expect(page.get_by_role("alert")).to_contain_text("The demo has ended")
+    expect(page.locator("#ended")).to_contain_text("All workers have stopped.")
+    expect(page.locator("#ended")).to_contain_text(f"onward demo --port {demo.port}")
+    balance = dict(re.findall(r"(\w+)=(\d+)", out))
+    assert balance
+    for name, value in balance.items():
+        assert page.locator(f"#{name}").inner_text().replace(",", "") == value, name
+    assert page.locator("main button:enabled").count() == 0
     again = Running(tmp_path, demo.port)
     try:
         expect(page.locator("#link")).to_have_text("live")
+        expect(page.locator("#ended")).to_be_hidden()
+        expect(page.get_by_role("button", name="Kill a worker")).to_be_enabled()
     finally:
         again.end(signal.SIGINT)
+
+
+def test_the_page_notices_that_the_demo_was_killed(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    expect(page.locator("#link")).to_have_text("live")
+    expect(page.locator("#published")).not_to_have_text("0")
+    demo.end(signal.SIGKILL)
+    expect(page.locator("#ended")).to_contain_text("Its process does not answer any more.")
+    expect(page.locator("#link")).to_have_text("ended")
+    assert page.locator("#published").inner_text() != "0"

@@ -1,4 +1,4 @@
-"""`onward demo` as a newcomer runs it: real processes, a real SIGKILL."""
+"""`onward demo` as a new user runs it: real processes, a real SIGKILL."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.slow
-def test_the_check_ends_well_and_tidies_up(tmp_path: Path) -> None:
+def test_the_check_succeeds_and_removes_its_data(tmp_path: Path) -> None:
     done = run("--check", "--events", "2000", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     pattern = r"verdict: OK published=2000 handled=2000 dead=0 lost=0 inverted=0 duplicates=\d+"
@@ -35,7 +36,7 @@ def test_the_check_ends_well_and_tidies_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_on_a_broker_that_others_use_the_check_removes_what_it_created(tmp_path: Path) -> None:
+def test_the_check_removes_what_it_created_on_a_shared_broker(tmp_path: Path) -> None:
     url = brokers.embedded(tmp_path / "ours.db")
     done = run("--check", "--events", "300", "--workers", "2", "--url", url)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,7 +51,7 @@ def test_on_a_broker_that_others_use_the_check_removes_what_it_created(tmp_path:
 
 
 @pytest.mark.slow
-def test_the_verdict_as_json_and_the_data_kept(tmp_path: Path) -> None:
+def test_the_verdict_as_json_with_the_data_kept(tmp_path: Path) -> None:
     done = run("--check", "--events", "300", "--workers", "2", "--json", "--keep", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     verdict = json.loads(done.stdout)
@@ -62,8 +63,8 @@ def test_the_verdict_as_json_and_the_data_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_judge_sees_a_path_that_keeps_no_order(tmp_path: Path) -> None:
-    """The same run without key order must fail, or the verdict above proves nothing."""
+def test_the_check_fails_without_key_order(tmp_path: Path) -> None:
+    """Without key order the same run must fail. Otherwise a good verdict would prove nothing."""
     work = Work(ordering="none", longest_s=0.02)
     verdict = asyncio.run(Check(tmp_path, events=3000, workers=2, reader=CheckScreen(), work=work).run())
     assert verdict.balance.inverted > 0
@@ -82,7 +83,7 @@ def gone(pid: int, within_s: float = 30.0) -> bool:
 
 
 @pytest.mark.slow
-def test_the_page_lives_and_its_buttons_do_what_they_say(demo: Running) -> None:
+def test_the_buttons_of_the_page_do_what_they_say(demo: Running) -> None:
     demo.until(lambda now: now["balance"]["handled"] > 20)
     assert demo.post("/burst") == 202
     victim = demo.workers()[1]
@@ -92,6 +93,9 @@ def test_the_page_lives_and_its_buttons_do_what_they_say(demo: Running) -> None:
     (letter,) = demo.until(lambda now: now["dead"] and now["balance"]["dead"] == 1)["dead"]
     assert "the card was declined" in letter["error"]
     assert letter["attempts"] == 3
+    failure = demo.letter(letter["number"])["failure"]
+    first, last = (datetime.fromisoformat(failure[name]) for name in ("first", "last"))
+    assert (last - first).total_seconds() >= 5  # long enough to watch
     assert demo.post("/replay?order=0") == 409
     assert demo.post(f"/replay?order={letter['number']}") == 202
     demo.until(lambda now: not now["dead"] and now["balance"]["dead"] == 0)
@@ -101,6 +105,20 @@ def test_the_page_lives_and_its_buttons_do_what_they_say(demo: Running) -> None:
     assert balance["published"] == balance["handled"] + balance["dead"] + balance["in_flight"]
     replaced = demo.until(lambda now: all(worker["alive"] for worker in now["workers"]))
     assert replaced["workers"][1]["pid"] != victim
+
+
+@pytest.mark.slow
+def test_a_poison_order_keeps_its_attempts_when_its_worker_is_killed(demo: Running) -> None:
+    demo.until(lambda now: now["balance"]["handled"] > 20)
+    assert demo.post("/poison") == 202
+    seen = demo.until(lambda now: now["waiting"] and now["waiting"][0]["failed"] > 0)
+    (customer,) = seen["waiting"]
+    assert demo.post(f"/kill?worker={seen['partitions'][customer['partition']]['worker']}") == 202
+    (letter,) = demo.until(lambda now: bool(now["dead"]))["dead"]
+    assert (letter["number"], letter["attempts"]) == (customer["number"], 3)
+    rest = demo.until(lambda now: now["waiting"] and now["waiting"][0]["state"] == "over")
+    assert rest["waiting"][0]["ran"] >= 3
+    assert rest["balance"]["lost"] == rest["balance"]["inverted"] == 0
 
 
 def test_ctrl_c_ends_everything_without_a_traceback(demo: Running, tmp_path: Path) -> None:
@@ -119,10 +137,10 @@ def test_a_killed_demo_leaves_no_worker_behind(demo: Running) -> None:
     assert all(gone(pid) for pid in workers)
 
 
-def test_a_taken_port_is_said_and_the_next_one_used(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_and_the_next_free_one_is_used(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         demo = Running(tmp_path, port)
         demo.end(signal.SIGTERM)
     assert demo.port > port
-    assert f"port {port} is taken, using {demo.port}" in "".join(demo.said)
+    assert f"port {port} is taken, using {demo.port}" in "".join(demo.printed)

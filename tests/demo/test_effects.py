@@ -1,4 +1,4 @@
-"""The workers' pen: a row is there when the call returns, and one cancelled writer takes nothing from the others."""
+"""The effects: a row is committed when the call returns, and a cancelled caller does not affect the others."""
 
 import asyncio
 import sqlite3
@@ -16,7 +16,7 @@ def rows(folder: Path) -> list[tuple[int, str]]:
         db.close()
 
 
-def test_committed_when_it_returns_and_attempts_are_counted(tmp_path: Path) -> None:
+def test_a_row_is_committed_when_the_call_returns_and_attempts_are_counted(tmp_path: Path) -> None:
     async def work() -> None:
         pen = Effects(tmp_path, 1)
         assert pen.attempt(7) == 1
@@ -31,7 +31,7 @@ def test_committed_when_it_returns_and_attempts_are_counted(tmp_path: Path) -> N
     asyncio.run(work())
 
 
-def test_the_rows_of_one_turn_share_a_commit_and_survive_a_cancelled_one(tmp_path: Path) -> None:
+def test_the_rows_of_one_turn_share_a_commit_that_a_cancelled_caller_does_not_undo(tmp_path: Path) -> None:
     async def work() -> None:
         pen = Effects(tmp_path, 1)
         tasks = [asyncio.create_task(pen.done(Subject(number, "a", number, 0.0), 1)) for number in range(3)]

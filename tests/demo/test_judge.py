@@ -1,4 +1,4 @@
-"""The judge must see what went wrong, whatever caused it."""
+"""The judge must find every lost, inverted or repeated order, whatever the cause."""
 
 import ast
 import contextlib
@@ -58,7 +58,7 @@ def verdict(folder: Path, *dead: int) -> Balance:
         return judge.verdict()
 
 
-def test_all_is_well(tmp_path: Path, books: Books) -> None:
+def test_orders_of_different_customers_may_overtake_each_other(tmp_path: Path, books: Books) -> None:
     for number in (2, 1, 4, 6, 3, 5):  # customers overtake each other freely
         books.handle(number)
     assert verdict(tmp_path) == Balance(6, 6, 0, 0, 0, 0, 0)
@@ -86,13 +86,13 @@ def test_a_first_completion_after_a_later_one_is_an_inversion(tmp_path: Path, bo
     assert verdict(tmp_path) == Balance(6, 6, 0, 0, 0, inverted=2, duplicates=0)
 
 
-def test_repeats_are_duplicates_and_no_inversion(tmp_path: Path, books: Books) -> None:
+def test_a_repeated_order_is_a_duplicate_and_no_inversion(tmp_path: Path, books: Books) -> None:
     for number in (1, 2, 3, 1, 3, 5, 4, 6, 6):
         books.handle(number)
     assert verdict(tmp_path) == Balance(6, 6, 0, 0, 0, 0, duplicates=3)
 
 
-def test_dead_letters_are_accounted_and_may_be_passed(tmp_path: Path, books: Books) -> None:
+def test_dead_letters_are_counted_and_may_be_overtaken(tmp_path: Path, books: Books) -> None:
     books.publish(7, "a", 4, poison=True)
     books.publish(8, "a", 5)
     for number in (1, 2, 3, 4, 5, 6, 8):
@@ -101,7 +101,7 @@ def test_dead_letters_are_accounted_and_may_be_passed(tmp_path: Path, books: Boo
     assert verdict(tmp_path).lost == 1
 
 
-def test_a_sound_order_among_the_dead_is_noticed(tmp_path: Path, books: Books) -> None:
+def test_a_good_order_among_the_dead_letters_is_reported(tmp_path: Path, books: Books) -> None:
     books.publish(7, "a", 4, poison=True)
     with contextlib.closing(Judge(tmp_path)) as judge:
         judge.read()
@@ -109,14 +109,14 @@ def test_a_sound_order_among_the_dead_is_noticed(tmp_path: Path, books: Books) -
         assert judge.wrongly_dead() == [5]
 
 
-def test_what_was_not_promised_is_not_lost(tmp_path: Path, books: Books) -> None:
+def test_an_order_whose_publish_did_not_return_is_not_lost(tmp_path: Path, books: Books) -> None:
     books.publish(7, "a", 4, returned=False)
     for number in range(1, 7):
         books.handle(number)
     assert verdict(tmp_path) == Balance(6, 6, 0, 0, 0, 0, 0)
 
 
-def test_handled_before_its_publish_returned_counts_once_both_happened(tmp_path: Path, books: Books) -> None:
+def test_an_order_handled_before_its_publish_returned_counts_after_both(tmp_path: Path, books: Books) -> None:
     books.publish(7, "a", 4, returned=False)
     for number in range(1, 8):
         books.handle(number)
@@ -128,11 +128,11 @@ def test_handled_before_its_publish_returned_counts_once_both_happened(tmp_path:
         assert judge.balance() == Balance(7, 7, 0, 0, 0, 0, 0)
 
 
-def test_while_it_runs_the_open_is_in_flight_and_the_long_overtaken_is_lost(
+def test_while_it_runs_an_open_order_is_in_flight_and_a_long_overtaken_one_is_lost(
     tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books.handle(1)
-    books.handle(5)  # customer b's second order, number 3, was passed
+    books.handle(5)  # customer b's second order, number 3, was overtaken
     with contextlib.closing(Judge(tmp_path)) as watching:
         watching.read()
         assert watching.overtaken
@@ -140,12 +140,12 @@ def test_while_it_runs_the_open_is_in_flight_and_the_long_overtaken_is_lost(
         later = time.time() + judge.LOST_AFTER_S + 1
         monkeypatch.setattr(time, "time", lambda: later)
         assert watching.balance() == Balance(6, 2, 0, in_flight=3, lost=1, inverted=0, duplicates=0)
-        books.handle(3)  # it came after all, too late
+        books.handle(3)  # handled after all, but too late
         watching.read()
         assert watching.balance() == Balance(6, 3, 0, in_flight=3, lost=0, inverted=1, duplicates=0)
 
 
-def test_an_order_that_was_never_promised_may_be_passed(
+def test_an_order_whose_publish_did_not_return_may_be_overtaken(
     tmp_path: Path, books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books.publish(7, "a", 4, returned=False)
@@ -160,7 +160,7 @@ def test_an_order_that_was_never_promised_may_be_passed(
 
 
 @pytest.mark.parametrize("module", [effects, judge])
-def test_the_judge_shares_no_code_with_what_it_judges(module: object) -> None:
+def test_the_judge_imports_nothing_of_onward(module: object) -> None:
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))  # type: ignore[attr-defined]
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -1,4 +1,4 @@
-"""`onward demo --url kafka://…`: what it makes in the cluster goes with it, and nothing else does."""
+"""`onward demo --url kafka://…` removes what it created in the cluster, and nothing else."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.demo.running import ONWARD
 from tests.servers.kafka import KafkaServer
 
-THEIRS = {"orders", "onward.aside.billing..orders"}  # another application's
+THEIRS = {"orders", "onward.aside.billing..orders"}  # of another application
 
 
 class Cluster:
@@ -22,7 +22,7 @@ class Cluster:
         self.admin = AdminClient({"bootstrap.servers": server.bootstrap, "log_level": 0})
 
     def topics(self) -> set[str]:
-        """Of the demo and of the other application; what tests of other files left behind is not counted."""
+        """The topics of the demo and of the other application, without those that other tests left behind."""
         names = self.admin.list_topics(timeout=30).topics
         return {name for name in names if name in THEIRS or "demo" in name}
 
@@ -57,20 +57,22 @@ def start(folder: Path, url: str, *options: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
-def test_what_the_demo_made_in_the_cluster_goes_with_it(
+def test_the_demo_removes_what_it_created_in_the_cluster(
     kafka_server: KafkaServer, cluster: Cluster, tmp_path: Path
 ) -> None:
     before = cluster.groups()
     out, err = (process := start(tmp_path, kafka_server.url, "--events", "500")).communicate(timeout=100)
     assert process.returncode == 0, out + err
     assert cluster.topics() == THEIRS
-    assert cluster.groups() <= before  # those of other tests may go meanwhile
+    assert cluster.groups() <= before  # groups of other tests may disappear meanwhile
     assert list(tmp_path.iterdir()) == []
     assert "there" not in err
 
 
 @pytest.mark.slow
-def test_the_same_after_ctrl_c(kafka_server: KafkaServer, cluster: Cluster, tmp_path: Path) -> None:
+def test_after_ctrl_c_the_demo_removes_what_it_created(
+    kafka_server: KafkaServer, cluster: Cluster, tmp_path: Path
+) -> None:
     process = start(tmp_path, kafka_server.url, "--events", "1000000")
     until(lambda: cluster.topics() > THEIRS and any("demo" in name for name in cluster.groups()))
     process.send_signal(signal.SIGINT)
@@ -83,7 +85,7 @@ def test_the_same_after_ctrl_c(kafka_server: KafkaServer, cluster: Cluster, tmp_
 
 
 @pytest.mark.slow
-def test_what_cannot_be_removed_is_named(kafka_server: KafkaServer, cluster: Cluster, tmp_path: Path) -> None:
+def test_the_demo_names_what_it_cannot_remove(kafka_server: KafkaServer, cluster: Cluster, tmp_path: Path) -> None:
     process = start(tmp_path, kafka_server.url, "--events", "1000000")
     until(lambda: cluster.topics() > THEIRS)
     (topic,) = [name for name in cluster.topics() - THEIRS if not name.startswith("onward.aside")]
@@ -94,10 +96,10 @@ def test_what_cannot_be_removed_is_named(kafka_server: KafkaServer, cluster: Clu
     assert re.search(rf"topic {topic} and group billing-\S+ on kafka://\S+ may still be there", err), err
     assert "Traceback" not in err
     assert not re.search(r"^%\d\||rdkafka#", err, re.MULTILINE), err
-    assert err.count("; trying again") <= 4, err  # of three clients, each reports a cause once
+    assert err.count("; trying again") <= 4, err  # three clients, each reports a cause once
 
 
-def test_kept_data_is_named_with_its_topic(kafka_server: KafkaServer, cluster: Cluster, tmp_path: Path) -> None:
+def test_keep_prints_the_topic_of_the_kept_data(kafka_server: KafkaServer, cluster: Cluster, tmp_path: Path) -> None:
     out, err = (process := start(tmp_path, kafka_server.url, "--events", "50", "--keep")).communicate(timeout=100)
     assert process.returncode == 0, out + err
     (topic,) = [name for name in cluster.topics() - THEIRS if not name.startswith("onward.aside")]

@@ -16,7 +16,7 @@ from onward.demo.page import DemoPage, bind
 
 
 class Desk:
-    """What the page's buttons reach here."""
+    """A page whose buttons call `act`, which records the calls."""
 
     def __init__(self) -> None:
         self.server = bind(0)
@@ -43,7 +43,7 @@ def desk() -> Iterator[Desk]:
     desk.page.close()
 
 
-def test_the_page_asks_for_nothing_but_itself(desk: Desk) -> None:
+def test_the_page_loads_nothing_from_elsewhere(desk: Desk) -> None:
     status, html = desk.ask("GET", "/")
     assert status == 200
     for wanted in re.findall(r'(?:href|src)="([^"]+)"', html):
@@ -52,7 +52,7 @@ def test_the_page_asks_for_nothing_but_itself(desk: Desk) -> None:
         assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", file.read_text(encoding="utf-8"))
 
 
-def test_the_stream_sends_snapshots_and_resumes_with_the_newest(desk: Desk) -> None:
+def test_the_stream_sends_snapshots_and_starts_with_the_newest(desk: Desk) -> None:
     for turn in range(2):
         desk.page.show({"turn": turn})
         connection = http.client.HTTPConnection("127.0.0.1", desk.port, timeout=30)
@@ -68,7 +68,28 @@ def test_the_stream_sends_snapshots_and_resumes_with_the_newest(desk: Desk) -> N
             assert json.loads(more[2].removeprefix("data: ")) == {"turn": 10 + turn}
 
 
-def test_the_own_page_may_act(desk: Desk) -> None:
+def test_every_reader_receives_the_last_snapshot_before_the_page_closes(desk: Desk) -> None:
+    desk.page.show({"turn": 1})
+    connections = [http.client.HTTPConnection("127.0.0.1", desk.port, timeout=30) for _ in range(3)]
+    answers = []
+    for connection in connections:
+        connection.request("GET", "/events")
+        answers.append(connection.getresponse())
+        assert [answers[-1].readline() for _ in range(5)][3] == b'data: {"turn":1}\n'
+    desk.page.show({"turn": "last"})
+    desk.page.close()
+    for answer, connection in zip(answers, connections, strict=True):
+        with contextlib.closing(connection):
+            assert b'data: {"turn":"last"}' in answer.read()
+
+
+def test_a_dead_letter_is_asked_for_by_its_order(desk: Desk) -> None:
+    assert desk.ask("GET", "/letter?order=7") == (202, "done")
+    assert desk.ask("GET", "/letter?order=7", Host="shop.example.com")[0] == 403
+    assert desk.acted == [("letter", {"order": "7"})]
+
+
+def test_the_demos_own_page_may_act(desk: Desk) -> None:
     own = {"Origin": f"http://127.0.0.1:{desk.port}"}
     assert desk.ask("POST", "/kill?worker=2", **own) == (202, "done")
     assert desk.ask("POST", "/burst") == (202, "done")  # curl sends no origin
@@ -92,7 +113,7 @@ def test_another_site_may_not_act(desk: Desk, headers: Mapping[str, str]) -> Non
     assert desk.acted == []
 
 
-def test_another_name_for_this_address_sees_nothing(desk: Desk) -> None:
+def test_another_host_name_for_this_address_is_refused(desk: Desk) -> None:
     assert desk.ask("GET", "/events", Host="shop.example.com:8400")[0] == 403
 
 
@@ -104,13 +125,13 @@ def test_a_malformed_host_is_a_bad_request(desk: Desk, method: str, capfd: pytes
     assert not capfd.readouterr().err
 
 
-def test_there_is_nothing_else_here(desk: Desk) -> None:
+def test_other_paths_and_actions_are_not_found(desk: Desk) -> None:
     assert desk.ask("GET", "/../check.py")[0] == 404
     assert desk.ask("POST", "/shutdown")[0] == 404
     assert desk.acted == []
 
 
-def test_a_taken_port_passes_to_the_next() -> None:
+def test_the_next_free_port_is_used_if_a_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = bind(port)

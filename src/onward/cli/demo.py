@@ -1,4 +1,4 @@
-"""`onward demo`: the whole path on SQLite, with a live page or, with --check, a verdict."""
+"""`onward demo`: a small shop on one SQLite file, with a live page or, with --check, a verdict."""
 
 import asyncio
 import shutil
@@ -23,25 +23,30 @@ BURST = 10_000
 def demo(
     events: Annotated[
         int | None,
-        typer.Option(min=1, max=10_000_000, help="Orders of --check (20,000), or of the page's burst (10,000)."),
+        typer.Option(
+            min=1, max=10_000_000, help="Orders that --check places (20,000), or one burst of the page (10,000)."
+        ),
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="No page: kill a worker half-way, print a verdict.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Of the page; the next free one if taken.")] = 8400,
+    check: Annotated[
+        bool, typer.Option("--check", help="Without a page: kill a worker half-way, then print a verdict.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the page, or the next free one.")] = 8400,
     workers: Annotated[int, typer.Option(min=1, max=16, help="Worker processes.")] = 3,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the data and print where it is.")] = False,
-    url: Annotated[str | None, typer.Option(help="Of a broker to run on, in place of an SQLite file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="With --check: the verdict as one JSON object.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the data and print its folder.")] = False,
+    url: Annotated[str | None, typer.Option(help="Broker to run on, instead of an SQLite file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="With --check: print the verdict as one JSON object.")] = False,
 ) -> None:
-    """A small shop on one SQLite file: orders, workers to kill, and a balance that must hold.
+    """Run a small shop on one SQLite file: kill its workers and watch that no order is lost.
 
-    It exits with 1 if an order was lost or came out of order, or if nothing moved any more; then the data is kept.
+    The exit code is 1 if an order was lost or handled out of order, or if --check made no progress. The data of such
+    a run is kept.
     """
     if json and not check:
         raise typer.BadParameter("the page has no verdict to print; add --check", param_hint="--json")
     folder = Path(tempfile.mkdtemp(prefix="onward-demo-"))
     if url is not None:
         _use(folder, url)
-    ok = True  # until a verdict says otherwise: a demo that was interrupted has nothing to prove
+    ok = True  # an interrupted demo has no verdict, so its data need not be kept
     lost: BrokerError | None = None
     try:
         ok = _check(folder, events or CHECK_EVENTS, workers, json) if check else _live(folder, events, workers, port)
@@ -81,7 +86,7 @@ def _live(folder: Path, burst: int | None, workers: int, port: int) -> bool:
     try:
         server = bind(port)
     except OSError as error:
-        typer.echo(f"no page: {error}; try another --port", err=True)
+        typer.echo(f"cannot serve the page: {error}; choose another --port", err=True)
         raise typer.Exit(policy.USAGE) from None
     if port and server.server_port != port:
         typer.echo(f"port {port} is taken, using {server.server_port}")
@@ -91,7 +96,8 @@ def _live(folder: Path, burst: int | None, workers: int, port: int) -> bool:
 
 
 def _tidy(folder: Path, keep: bool, lost: BrokerError | None) -> None:
-    """`lost`: the broker does not answer, so nothing can be removed there."""
+    """Remove the data of the run, or print where it is. `lost`: why the broker cannot be reached, so nothing can be
+    removed there."""
     from onward.demo import sweep
 
     where = sweep.place(folder)
@@ -105,13 +111,13 @@ def _tidy(folder: Path, keep: bool, lost: BrokerError | None) -> None:
     except (OnwardError, KeyboardInterrupt) as error:
         if where:
             why = "" if lost else f": {str(error) or 'interrupted'}"
-            typer.echo(f"{where} may still be there, and can be deleted{why}", err=True)
+            typer.echo(f"{where} may still be there; you can delete them{why}", err=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _reader(events: int) -> Iterator["CheckScreen"]:
-    """Lines go to stderr, so that stdout is the verdict alone; the progress bar is only for a terminal."""
+    """Print lines to stderr, so that stdout is only the verdict. The progress bar appears only on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""`onward demo --check`: so many orders, one worker killed half-way, and a verdict."""
+"""`onward demo --check`: a number of orders, one worker killed half-way, and a verdict."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,8 @@ from onward.demo.shop import Shop, Work, dead_letters, open_app
 from onward.demo.sweep import reach
 
 KEYS = 1_000
-STALL_S = 30.0  # nothing accepted and nothing handled for so long: the run has failed
-MOST_DEATHS = 6  # workers that end by themselves so often are broken, not unlucky
+STALL_S = 30.0  # the run has failed if nothing is accepted and nothing is handled for this time
+MOST_DEATHS = 6  # the run has failed if its workers end by themselves this often
 _LOOK_EVERY_S = 0.02
 
 
@@ -46,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class CheckScreen:
-    """Shows how the run goes: on a terminal, in a log, or (as here) not at all."""
+    """Shows the progress of a run. This one shows nothing; the command line has one for terminals."""
 
     def say(self, text: str) -> None: ...
 
@@ -89,12 +89,12 @@ class Check:
         return Verdict(balance, "; ".join(reasons), durability, self._killed_pid, time.monotonic() - started)
 
     async def _flow(self, app: Onward, shop: Shop) -> str:
-        """Place the orders, run the workers, kill one, stop all of them. Returns why it gave up, if it did."""
+        """Place the orders, run the workers, kill one, stop all of them. Returns why it gave up; "" if it did not."""
         fleet = Fleet(self._folder, self._workers, self._work, self._report)
         placing = asyncio.create_task(shop.place(customers(self._events)))
         try:
             why = await self._watch(app, placing, fleet)
-            await fleet.stop()  # what was running is finished and written down before the verdict
+            await fleet.stop()  # running orders finish and are in the effects before the verdict
             return why
         finally:
             fleet.end_now()
@@ -107,7 +107,7 @@ class Check:
         with contextlib.closing(judge):
             while judge.balance().handled + judge.balance().dead < self._events:
                 if placing.done():
-                    placing.result()  # raises what went wrong there
+                    placing.result()  # raises if the shop has failed
                 news = judge.read()
                 self._kill_half_way(judge.balance(), news.effects, fleet)
                 fleet.tend()
@@ -136,7 +136,7 @@ class Check:
 
 
 def judged(folder: Path, dead: Iterable[int]) -> tuple[Balance, list[str]]:
-    """The verdict of a judge that saw only the results, and what it found wrong."""
+    """The verdict of a new judge that reads only the results, and the faults that it found."""
     with contextlib.closing(Judge(folder)) as judge:
         judge.read()
         judge.bury(dead)
@@ -163,7 +163,7 @@ def summary(balance: Balance) -> str:
 
 
 def customers(events: int) -> Sequence[str]:
-    """The customer of each order: all of them equally often, in a mixed but repeatable order."""
+    """The customer of each order. Every customer appears equally often, in a shuffled but repeatable order."""
     names = [f"c-{i % KEYS:04d}" for i in range(events)]
     random.Random(8400).shuffle(names)
     return names

@@ -1,7 +1,7 @@
-"""What the workers did: one table, written by all of them, read only by the judge and the page.
+"""What the workers did: one table that all workers write and that only the judge and the page read.
 
-It imports nothing of Onward, so that a fault of the path cannot hide in its own record. One shared table gives all
-outcomes a total order (`seq`) that no clock is needed for.
+This module imports nothing of Onward, so a fault of Onward cannot hide here. One shared table puts all outcomes in a
+total order (`seq`) that does not depend on clocks.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 FILE = "effects.db"
 
-# SIGKILL takes nothing that the operating system already has, so no commit here has to wait for the disk.
+# A SIGKILL does not lose writes that the operating system already has, so no commit here has to wait for the disk.
 _OPEN = "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS effects (
@@ -46,7 +46,7 @@ class Subject(NamedTuple):
 
 
 class Effects:
-    """One worker's pen. A row is committed when the call returns."""
+    """Writes the effects of one worker. A row is committed when the call returns."""
 
     def __init__(self, folder: Path, worker: int) -> None:
         self._db = connect(folder)
@@ -64,7 +64,7 @@ class Effects:
         await self._add(order, attempt, "failed")
 
     def attempt(self, number: int) -> int:
-        """Which try of this order the coming one is, over all workers."""
+        """The number of the next attempt of this order, counted over all workers."""
         row = self._db.execute("SELECT count(*) FROM effects WHERE number = ? AND outcome = 'failed'", (number,))
         return int(row.fetchone()[0]) + 1
 
@@ -76,15 +76,15 @@ class Effects:
             loop = asyncio.get_running_loop()
             self._written = loop.create_future()
             loop.call_soon(self._write)
-        # The future is shared by all who wait for this commit: one that is cancelled must not take it from the rest.
+        # All callers that wait for this commit share the future. Cancelling one caller must not cancel the others.
         await asyncio.shield(self._written)
 
     def _write(self) -> None:
-        """One commit for everything that ended in the same turn of the loop: a commit for each would be the
-        bottleneck, and three processes would mostly wait for each other's lock."""
+        """One commit for everything that ended in the same turn of the loop. With a commit for each row, the processes
+        would mostly wait for each other's lock."""
         rows, self._rows = self._rows, []
         written, self._written = self._written, None
-        assert written is not None, "a write is scheduled by the first row, together with its future"
+        assert written is not None, "the first row creates the future and schedules the write"
         try:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")

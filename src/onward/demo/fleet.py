@@ -1,4 +1,4 @@
-"""The worker processes: started, replaced when they die, ended together with the demo."""
+"""The worker processes: starts them, replaces those that die, and ends them with the demo."""
 
 import asyncio
 import contextlib
@@ -14,28 +14,28 @@ import msgspec
 
 from onward.demo.shop import Work
 
-# Longer than the lease, so that the survivors are seen to take over before the replacement comes.
+# Longer than the lease, so that you can see the other workers take over before the replacement starts.
 REPLACE_AFTER_S = 4.0
 STOP_AFTER_S = 8.0
 
 
 class DemoWorker:
-    """A place in the fleet and the process that fills it just now."""
+    """A numbered place in the fleet and its current process."""
 
     def __init__(self, slot: int, process: subprocess.Popen[bytes]) -> None:
         self.slot = slot
         self.process = process
         self.kills = 0
-        self.ended: float | None = None  # when it was seen dead
+        self.ended: float | None = None  # when the fleet noticed that the process had ended
 
-    def filled_by(self, process: subprocess.Popen[bytes]) -> None:
+    def replace_by(self, process: subprocess.Popen[bytes]) -> None:
         self.release()
         self.process = process
         self.ended = None
 
     def release(self) -> None:
-        """Let go of a process that has ended."""
-        assert self.process.returncode is not None, "only an ended process is let go"
+        """Close our end of the pipe to a process that has ended."""
+        assert self.process.returncode is not None, "only an ended process can be released"
         if self.process.stdin is not None:
             self.process.stdin.close()
 
@@ -59,7 +59,7 @@ class Fleet:
         self.workers = [DemoWorker(slot, self._start(slot)) for slot in range(1, size + 1)]
 
     def kill(self, slot: int) -> int | None:
-        """SIGKILL. Returns the pid, or None if no worker is alive there."""
+        """Send SIGKILL to this worker and wait for its end. Returns its pid, or None if it was not running."""
         worker = self.workers[slot - 1]
         if not worker.alive:
             return None
@@ -70,17 +70,17 @@ class Fleet:
         return worker.pid
 
     def tend(self) -> None:
-        """Notice workers that died, and replace those that have been dead for a while."""
+        """Report workers that have died, and replace each one REPLACE_AFTER_S later."""
         for worker in self.workers:
             if worker.alive and worker.process.poll() is not None:
                 worker.ended = time.monotonic()
                 why = last_line(self.log(worker.slot)) or f"exit code {worker.process.returncode}"
                 self._say("bad", f"worker {worker.slot} (pid {worker.pid}) ended by itself: {why}")
             elif worker.replaced_in_s() == 0.0:
-                worker.filled_by(self._start(worker.slot))
+                worker.replace_by(self._start(worker.slot))
 
     async def stop(self) -> None:
-        """Ask all to end, wait, and make sure."""
+        """Ask all workers to end, wait STOP_AFTER_S, and kill those that are still running."""
         for worker in self.workers:
             if worker.process.poll() is None:
                 worker.process.send_signal(signal.SIGTERM)
@@ -108,11 +108,12 @@ class Fleet:
         return self._folder / f"worker-{slot}.log"
 
     def _start(self, slot: int) -> subprocess.Popen[bytes]:
-        # -P unless we ourselves were found in the current folder: a newcomer's own queue.py must not be imported.
+        # -P keeps the current folder out of sys.path: a file such as queue.py there would hide a standard module.
+        # But if the demo itself was imported from the current folder, the worker must find it there too.
         isolate = [] if os.getcwd() in sys.path else ["-P"]
         command = [sys.executable, *isolate, "-m", "onward.demo.worker", str(self._folder), str(slot), self._work]
         with self.log(slot).open("ab") as log:
-            # A session of its own: Ctrl-C reaches the demo alone, which then ends the workers in good order.
+            # In its own session a worker does not receive Ctrl-C. The demo receives it, and then stops the workers.
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
         self._say("worker", f"worker {slot} (pid {process.pid}) started")
         return process

@@ -1,7 +1,7 @@
-"""The judge: which orders were promised, and what became of each.
+"""The judge: finds out which orders were promised, and what happened to each.
 
 It reads the shop's orders, the workers' effects and the numbers of the dead letters. It imports nothing of Onward,
-so the path that it judges has no say in the verdict.
+so a fault of Onward cannot hide in the verdict.
 """
 
 import sqlite3
@@ -33,10 +33,17 @@ class Balance(NamedTuple):
         return self.lost == 0 and self.inverted == 0
 
 
+class Published(NamedTuple):
+    number: int
+    customer: str
+    n: int  # counts the orders of this customer
+
+
 class Effect(NamedTuple):
     """A row of the effects. `first`: it completed its order for the first time."""
 
     seq: int
+    time: float  # Unix time
     worker: int
     pid: int
     number: int
@@ -49,7 +56,7 @@ class Effect(NamedTuple):
 
 
 class News(NamedTuple):
-    published: Sequence[tuple[int, str]]  # number and customer
+    published: Sequence[Published]
     effects: Sequence[Effect]
 
 
@@ -79,7 +86,7 @@ class OrderMarks:
 
 
 class Judge:
-    """Counts the balance as rows arrive. A new judge on the same folder comes to the same verdict."""
+    """Counts the balance as rows arrive. A new judge on the same folder reaches the same verdict."""
 
     def __init__(self, folder: Path) -> None:
         self._orders = sqlite3.connect(folder / "orders.db", timeout=10, isolation_level=None)
@@ -98,20 +105,20 @@ class Judge:
     def read(self) -> News:
         """Read the rows written since the last call."""
         effects = self._effects.execute(
-            "SELECT seq, worker, pid, number, customer, n, attempt, waited_s, outcome = 'done' FROM effects"
+            "SELECT seq, time, worker, pid, number, customer, n, attempt, waited_s, outcome = 'done' FROM effects"
             " WHERE seq > ? ORDER BY seq",
             (self._read_to[1],),
         ).fetchall()
         published = self._orders.execute(
-            "SELECT number, customer FROM published JOIN orders USING (number) WHERE number > ? ORDER BY number",
+            "SELECT number, customer, n FROM published JOIN orders USING (number) WHERE number > ? ORDER BY number",
             (self._read_to[0],),
         ).fetchall()
-        for number, _ in published:
+        for number, *_ in published:
             self._marks.add(number, PUBLISHED)
             self._read_to[0] = number
         for seq, *_ in effects[-1:]:
             self._read_to[1] = seq
-        return News(published, [self._effect(row) for row in effects])
+        return News([Published(*row) for row in published], [self._effect(row) for row in effects])
 
     def bury(self, numbers: Iterable[int]) -> Sequence[int]:
         """Count these orders as dead letters. Returns those that are new."""
@@ -126,11 +133,11 @@ class Judge:
 
     @property
     def overtaken(self) -> bool:
-        """A later order of the same customer overtook some order, which should be in the dead letters by now."""
+        """Whether a later order of the same customer overtook an order. That order should be a dead letter by now."""
         return bool(self._overtaken)
 
     def balance(self) -> Balance:
-        """While the path runs. An unfinished order is in flight, unless it was overtaken too long ago."""
+        """The balance while the demo runs. An unfinished order is in flight, unless it was overtaken too long ago."""
         overdue = time.time() - LOST_AFTER_S
         lost = [
             number
@@ -140,7 +147,7 @@ class Judge:
         return self._balance(len(lost))
 
     def verdict(self) -> Balance:
-        """After the path has come to rest. An unfinished order is lost."""
+        """The balance after all orders should be finished. An unfinished order is lost."""
         return self._balance(len(self.missing()))
 
     def missing(self) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 GET /          the page and its two files
 GET /events    snapshots as server-sent events
+GET /letter    a whole dead letter as JSON
 POST /kill /poison /burst /replay
 """
 
@@ -9,7 +10,8 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,9 +20,11 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 ADDRESS = "127.0.0.1"
 PORTS_TRIED = 50
 MOST_READERS = 32  # of the stream at a time
+LAST_SNAPSHOT_S = 1.0
 ACTIONS = frozenset({"kill", "poison", "burst", "replay"})
 
 _MALFORMED = "the address or the Host header is malformed"
+_TEXT = "text/plain; charset=utf-8"
 _STATIC = Path(__file__).parent / "static"
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -35,7 +39,7 @@ _SECURITY = {
     "Cache-Control": "no-store",
 }
 
-# Called on the server's thread with the action and its arguments; returns what to show the person.
+# Called on the server's thread with the action and its arguments; returns the status and the text of the response.
 Act = Callable[[str, Mapping[str, str]], tuple[HTTPStatus, str]]
 
 
@@ -52,13 +56,14 @@ class DemoPage:
         self._server.stream.put(json.dumps(snapshot, separators=(",", ":")).encode())
 
     def close(self) -> None:
-        self._server.stream.end()
+        """End after every open page has received the last snapshot, or after LAST_SNAPSHOT_S."""
+        self._server.stream.end(LAST_SNAPSHOT_S)
         self._server.shutdown()
         self._server.server_close()
 
 
 def bind(port: int) -> "Server":
-    """A server on this port, or on the next one that is free. OSError: none was."""
+    """A server on this port, or on the next free one. OSError: none of the ports is free."""
     for candidate in range(port, min(port + PORTS_TRIED, 65_536)):
         try:
             return Server(candidate)
@@ -68,14 +73,14 @@ def bind(port: int) -> "Server":
 
 
 class Stream:
-    """The newest snapshot. Readers wait for a newer one; one that is slow skips some, for each is complete."""
+    """The newest snapshot. Readers wait for a newer one. A slow reader skips some: each snapshot is complete."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._version = 0
         self._data = b"{}"
         self._ended = False
-        self.seats = threading.BoundedSemaphore(MOST_READERS)
+        self._readers = 0
 
     def put(self, data: bytes) -> None:
         with self._changed:
@@ -83,16 +88,31 @@ class Stream:
             self._data = data
             self._changed.notify_all()
 
-    def end(self) -> None:
+    def end(self, patience_s: float) -> None:
+        """Wait until all readers have the newest snapshot and are gone, but no longer than this."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: self._readers == 0, patience_s)
+
+    @contextmanager
+    def seat(self) -> Iterator[bool]:
+        """A place among the readers. False: all are taken."""
+        with self._changed:
+            free = self._readers < MOST_READERS
+            self._readers += free
+        try:
+            yield free
+        finally:
+            with self._changed:
+                self._readers -= free
+                self._changed.notify_all()
 
     def after(self, version: int) -> tuple[int, bytes] | None:
-        """The first snapshot newer than this one, waiting for it; None at the end."""
+        """Wait for a snapshot newer than this version and return it. None: there will be no newer one."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._version > version)
-            return None if self._ended else (self._version, self._data)
+            return (self._version, self._data) if self._version > version else None
 
 
 class Server(ThreadingHTTPServer):
@@ -112,7 +132,7 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        # A browser that goes away is no event; anything else is a fault of ours and is shown.
+        # A browser may disconnect at any time. Anything else is a bug, so it is shown.
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -123,7 +143,7 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    timeout = 15  # seconds for a peer that neither sends nor takes
+    timeout = 15  # seconds without progress in sending or receiving
     server_version = "onward-demo"
     sys_version = ""
 
@@ -132,9 +152,12 @@ class _Handler(BaseHTTPRequestHandler):
         if path is None:
             self._answer(HTTPStatus.BAD_REQUEST, _MALFORMED)
         elif not self._is_local():
-            self._answer(HTTPStatus.FORBIDDEN, "this page answers to localhost only")
+            self._answer(HTTPStatus.FORBIDDEN, "this page is only for localhost")
         elif path == "/events":
             self._stream()
+        elif target is not None and path == "/letter":
+            status, text = self.server.act("letter", dict(parse_qsl(target.query)))
+            self._send(status, "application/json" if status == HTTPStatus.OK else _TEXT, text.encode())
         elif path in _FILES:
             name, kind = _FILES[path]
             self._send(HTTPStatus.OK, kind, (_STATIC / name).read_bytes())
@@ -147,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         if target is None:
             self._answer(HTTPStatus.BAD_REQUEST, _MALFORMED)
         elif not self._is_local() or not self._is_ours():
-            self._answer(HTTPStatus.FORBIDDEN, "only the demo's own page may do that")
+            self._answer(HTTPStatus.FORBIDDEN, "only the demo's own page may do this")
         elif action not in ACTIONS:
             self._answer(HTTPStatus.NOT_FOUND, "no such action")
         else:
@@ -157,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass  # the terminal belongs to the demo
 
     def _target(self) -> SplitResult | None:
-        """What is asked for; None: the request's address or its Host is malformed."""
+        """The requested address. None: the address or the Host header is malformed."""
         try:
             _ = self._host().port  # a port that is no number raises here
             return urlsplit(self.path)
@@ -168,33 +191,32 @@ class _Handler(BaseHTTPRequestHandler):
         return urlsplit(f"//{self.headers.get('Host', '')}")
 
     def _is_local(self) -> bool:
-        """No page of another site reaches us by a name that it has pointed at this address."""
+        """Refuse other host names: another site could point its own name at this address (DNS rebinding)."""
         return self._host().hostname in {ADDRESS, "localhost"}
 
     def _is_ours(self) -> bool:
-        """A browser names the page that posts. Without an Origin it is no browser."""
+        """A browser names the posting page in Origin. A request without Origin is not from a browser."""
         origin = self.headers.get("Origin")
         return origin is None or origin == f"http://{self.headers.get('Host')}"
 
     def _stream(self) -> None:
         stream = self.server.stream
-        if not stream.seats.acquire(blocking=False):
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
-            return
-        try:
-            self._head(HTTPStatus.OK, {"Content-Type": "text/event-stream"})
-            self.wfile.write(b"retry: 1000\n\n")
-            version = 0
-            while (snapshot := stream.after(version)) is not None:
-                version, data = snapshot
-                self.wfile.write(b"id: %d\ndata: %b\n\n" % (version, data))
-        except (ConnectionError, TimeoutError):
-            self.close_connection = True
-        finally:
-            stream.seats.release()
+        with stream.seat() as free:
+            if not free:
+                self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
+                return
+            try:
+                self._head(HTTPStatus.OK, {"Content-Type": "text/event-stream"})
+                self.wfile.write(b"retry: 1000\n\n")
+                version = 0
+                while (snapshot := stream.after(version)) is not None:
+                    version, data = snapshot
+                    self.wfile.write(b"id: %d\ndata: %b\n\n" % (version, data))
+            except (ConnectionError, TimeoutError):
+                self.close_connection = True
 
     def _answer(self, status: HTTPStatus, text: str) -> None:
-        self._send(status, "text/plain; charset=utf-8", text.encode())
+        self._send(status, _TEXT, text.encode())
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self._head(status, {"Content-Type": kind, "Content-Length": str(len(body))})

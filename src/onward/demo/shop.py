@@ -14,14 +14,16 @@ from onward import Onward, Retry, brokers
 from onward.brokers.base import AsideRecord, Ordering
 from onward.brokers.core.partitioner import partition_of
 from onward.demo.effects import Effects, Subject
-from onward.errors import PublishError
+from onward.errors import PublishError, RetryLater
 from onward.event import Event
 
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = 8
 LEASE_S = 2.0  # or the least that the broker allows
 ATTEMPTS = 3
-STUMBLE_EVERY = 200  # one of so many orders fails once: retries must keep the order, too
+STUMBLE_EVERY = 200  # one order in 200 fails once: retries must keep the order, too
+STUMBLE_WAIT_S = 0.3
+PARK_AFTER_S = 1.0  # a poison order waits longer than this, so it is stored with the orders behind it
 BATCH = 500
 URL_FILE = "url"
 
@@ -57,26 +59,32 @@ class CardDeclined(Exception):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """How the workers work. Handlers take uneven times, so that events which are not kept in order lose it at once."""
+    """How the workers work. Handlers take uneven times, so that a path without key order mixes up orders at once."""
 
     ordering: Ordering = "key"
     concurrency: int = 100
     longest_s: float = 0.005
+    first_wait_s: float = 0.3  # before the second attempt; twice that before the third
+
+    @property
+    def retry(self) -> Retry:
+        """Without jitter, so that the page can count down to the next attempt."""
+        return Retry(attempts=ATTEMPTS, first_delay_s=self.first_wait_s, jitter=0.0)
 
 
 def use_broker(folder: Path, url: str) -> None:
-    """Run the demo in this folder on another broker than the folder's own file."""
-    (folder / URL_FILE).touch(mode=0o600)  # it may hold a password
+    """Run the demo in this folder on the broker at `url` instead of on a file in the folder."""
+    (folder / URL_FILE).touch(mode=0o600)  # the URL may contain a password
     (folder / URL_FILE).write_text(url)
 
 
 def topic_of(folder: Path) -> str:
-    """On a broker that others use too, each run has a topic of its own."""
+    """Each run has its own topic on a broker that other applications may use."""
     return f"{TOPIC}-{folder.name}" if (folder / URL_FILE).exists() else TOPIC
 
 
 def group_of(folder: Path) -> str:
-    """Each run has a group of its own there, too: another application may have one of that name."""
+    """Each run has its own group there, too: another application may use the name."""
     return f"{GROUP}-{folder.name}" if (folder / URL_FILE).exists() else GROUP
 
 
@@ -88,15 +96,15 @@ def open_app(folder: Path) -> Onward:
         partitions=PARTITIONS,
         lease_s=max(LEASE_S, brokers.scheme_of(url).least_lease_s),
         takeover_grace_s=0.5,
+        park_after_s=PARK_AFTER_S,
         drain_timeout_s=5.0,
         max_in_flight=200,
     )
 
 
 def billing(app: Onward, folder: Path, effects: Effects, work: Work) -> None:
-    """Declare the handler that bills orders and writes down that it did."""
-    retry = Retry(attempts=ATTEMPTS, first_delay_s=0.3)
-    topic, group = topic_of(folder), group_of(folder)
+    """Declare the handler. It bills an order and records the outcome in the effects."""
+    topic, group, retry = topic_of(folder), group_of(folder), work.retry
 
     @app.handler(topic, group=group, ordering=work.ordering, concurrency=work.concurrency, timeout_s=30, retry=retry)
     async def bill(order: OrderPlaced) -> None:
@@ -104,22 +112,24 @@ def billing(app: Onward, folder: Path, effects: Effects, work: Work) -> None:
         subject = Subject(order.number, order.customer, order.n, order.placed)
         stumbles = order.number % STUMBLE_EVERY == 0
         attempt = effects.attempt(order.number) if order.poison or stumbles else 1
-        # The card of a poison order works again by the time it is replayed.
-        if (order.poison and attempt <= ATTEMPTS) or (stumbles and attempt == 1):
+        if order.poison and attempt <= ATTEMPTS:  # a replay is attempt 4: by then the card works again
             await effects.failed(subject, attempt)
             raise CardDeclined(f"order {order.number} of {order.customer}: the card was declined")
+        if stumbles and attempt == 1:
+            await effects.failed(subject, attempt)
+            raise RetryLater(STUMBLE_WAIT_S, f"order {order.number} of {order.customer}: the bank did not answer")
         await effects.done(subject, attempt)
 
 
 class Shop:
-    """Writes orders into its own table and publishes their events. What `published` names was promised."""
+    """Writes orders into its own table and publishes their events. An order in the table `published` was promised."""
 
     def __init__(self, folder: Path, app: Onward) -> None:
         self._db = sqlite3.connect(folder / "orders.db", timeout=10, isolation_level=None)
         self._db.executescript(_SCHEMA)
         self._app = app
         self._topic = topic_of(folder)
-        self._placing = asyncio.Lock()  # numbers leave in the order they were given
+        self._placing = asyncio.Lock()  # orders are published in the order of their numbers
         self._number = 0
         self._counts: Counter[str] = Counter()
 
@@ -127,7 +137,7 @@ class Shop:
         self._db.close()
 
     async def place(self, customers: Sequence[str], *, poison: bool = False) -> Sequence[OrderPlaced]:
-        """One order for each name, in this order; returns when all their events are accepted."""
+        """Place one order for each name, in this order. Returns when all their events are accepted."""
         placed: list[OrderPlaced] = []
         for start in range(0, len(customers), BATCH):
             async with self._placing:
@@ -144,19 +154,28 @@ class Shop:
         return OrderPlaced(self._number, customer, self._counts[customer], amount, time.time(), poison)
 
     async def _publish(self, orders: Sequence[OrderPlaced]) -> None:
-        open_ = list(orders)
-        while open_:
+        left = list(orders)
+        while left:
             try:
-                await self._app.publish_many(self._topic, [(order.customer, order) for order in open_])
+                await self._send(left)
                 break
             except PublishError as error:
-                # Again, in the old order. Those whose fate is unknown may be handled twice, which is counted.
+                # Publish the rest again, in the same order. An event whose reply was lost may be in the log twice:
+                # then it is handled twice, and the judge counts a duplicate.
                 again = {number_of(event) for event in (*error.refused, *error.unknown)}
-                open_ = [order for order in open_ if order.number in again]
+                left = [order for order in left if order.number in again]
                 await asyncio.sleep(0.2)
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("INSERT INTO published VALUES (?)", [(order.number,) for order in orders])
+
+    async def _send(self, orders: Sequence[OrderPlaced]) -> None:
+        if len(orders) > 1:
+            await self._app.publish_many(self._topic, [(order.customer, order) for order in orders])
+            return
+        (order,) = orders
+        headers = {"channel": "web", "request-id": f"request-{order.number}"}
+        await self._app.publish(self._topic, order, key=order.customer, headers=headers)
 
     def _write(self, orders: Sequence[OrderPlaced]) -> None:
         rows = [(order.number, order.customer, order.n, order.amount, order.poison, order.placed) for order in orders]
@@ -166,7 +185,7 @@ class Shop:
 
 
 async def dead_letters(app: Onward, folder: Path) -> Mapping[int, AsideRecord]:
-    """The orders that billing gave up, by number."""
+    """The dead letters of billing, by order number."""
     found: dict[int, AsideRecord] = {}
     after: str | None = None
     while True:
@@ -181,6 +200,6 @@ def number_of(event: Event) -> int:
     return msgspec.json.decode(event.value or b"", type=OrderPlaced).number
 
 
-def lane_of(customer: str) -> int:
-    """The partition that this customer's orders go to."""
+def partition_index(customer: str) -> int:
+    """The partition of this customer's orders."""
     return partition_of(customer, PARTITIONS)

@@ -1,4 +1,4 @@
-"""What a run of the demo creates on a broker that others use too, and how it is removed again."""
+"""Removes what a run of the demo created on a broker that other applications use too."""
 
 import asyncio
 from pathlib import Path
@@ -8,29 +8,29 @@ from onward.clock import now
 from onward.demo.shop import URL_FILE, group_of, open_app, topic_of
 from onward.settings import redacted
 
-_MARGIN_S = 10.0  # beyond the lease, for a broker that notices late that a member was killed
+_MARGIN_S = 10.0  # added to the lease, because a broker may notice a killed member late
 _AGAIN_S = 0.5
-_FROM_HERE = "used"  # this file exists once the broker has answered: from then on the run may have created something
+_FROM_HERE = "used"  # this file exists once the broker has answered: from then on the run may have created a topic
 
 
 async def reach(broker: Broker, folder: Path) -> None:
-    """Before anything is created on a broker that others use too. BrokerError: it does not answer."""
+    """Check that the broker answers before the run creates anything there. BrokerError: it does not answer."""
     if (folder / URL_FILE).exists():
         await broker.groups(topic_of(folder))
         (folder / _FROM_HERE).touch()
 
 
 def place(folder: Path) -> str:
-    """Where data of this run may be, besides its folder; "" if nowhere else."""
+    """Where this run may have stored data outside its folder; "" if nowhere."""
     if not (folder / _FROM_HERE).exists():
         return ""
     return f"topic {topic_of(folder)} and group {group_of(folder)} on {redacted(open_app(folder).settings.url)}"
 
 
 async def sweep(folder: Path) -> None:
-    """Remove the run's topic and group. Their names are the run's own, so no other program has created them.
+    """Remove the run's topic and group. Their names are unique to the run, so no other program uses them.
 
-    BrokerError: they, or some of them, are still there."""
+    BrokerError: some of them may still be there."""
     if not (folder / _FROM_HERE).exists():
         return
     async with open_app(folder) as app:
@@ -40,7 +40,7 @@ async def sweep(folder: Path) -> None:
 
 
 async def _left(broker: Broker, folder: Path, patience_s: float) -> None:
-    """Wait until the group has no member any more."""
+    """Wait until the group has no members."""
     end = now() + patience_s
     while now() < end:
         groups = await broker.groups(topic_of(folder))

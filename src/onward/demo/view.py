@@ -1,4 +1,4 @@
-"""What the page shows, five times a second: one complete snapshot, so that a reader may join or skip at any time."""
+"""What the page shows, five times a second: a complete snapshot, so that a page can join late or skip some."""
 
 import time
 from collections import Counter, deque
@@ -10,15 +10,16 @@ from onward.demo.fleet import DemoWorker
 from onward.demo.judge import Balance, Effect, News
 
 TICK_S = 0.2
-RECENT = 40  # events in a snapshot
+RECENT = 120  # handled orders in a snapshot
+PLACED = 40  # new orders in a snapshot
 LINES = 60  # of the log
-LETTERS = 20  # dead ones, the newest
+LETTERS = 20  # the newest dead letters
 HISTORY_S = 90
 _RATE_OVER = 5  # ticks
 
 
 class Log:
-    """What happened, for people. The newest lines only."""
+    """What happened, in sentences. Only the newest lines are stored."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, float, str, str]] = deque(maxlen=LINES)
@@ -34,7 +35,7 @@ class Log:
 
 
 class Rates:
-    """How many per second, now and over the last minute and a half."""
+    """How many orders per second, now and over the last 90 seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, Counter[str]]] = deque(maxlen=_RATE_OVER + 1)
@@ -58,63 +59,63 @@ class Rates:
         return list(self._history)
 
 
-class LaneView:
-    """The partitions of the log: what waits in each, and which worker was last seen at work on it."""
+class PartitionView:
+    """The partitions of the log: how many orders of each are unfinished, and which worker handled the last one."""
 
-    def __init__(self, count: int, lane_of: Callable[[str], int]) -> None:
-        self.of = lane_of
+    def __init__(self, count: int, partition_index: Callable[[str], int]) -> None:
+        self.of = partition_index
         self._open = [0] * count
         self._owner: list[int | None] = [None] * count
 
     def take(self, news: News) -> Mapping[int, Sequence[int]]:
-        """Returns which lanes passed to which worker."""
-        passed: dict[int, list[int]] = {}
-        for _, customer in news.published:
-            self._open[self.of(customer)] += 1
+        """Returns which partitions each worker has taken over."""
+        taken: dict[int, list[int]] = {}
+        for published in news.published:
+            self._open[self.of(published.customer)] += 1
         for effect in news.effects:
-            lane = self.of(effect.customer)
-            self._open[lane] -= effect.first
-            if self._owner[lane] not in (None, effect.worker):
-                passed.setdefault(effect.worker, []).append(lane)
-            self._owner[lane] = effect.worker
-        return passed
+            partition = self.of(effect.customer)
+            self._open[partition] -= effect.first
+            if self._owner[partition] not in (None, effect.worker):
+                taken.setdefault(effect.worker, []).append(partition)
+            self._owner[partition] = effect.worker
+        return taken
 
     def bury(self, customer: str) -> None:
         self._open[self.of(customer)] -= 1
 
     def revive(self, customer: str) -> None:
-        """A dead order of this customer is to be handled after all."""
+        """A dead letter of this customer was replayed, so it is unfinished again."""
         self._open[self.of(customer)] += 1
 
     def snapshot(self) -> Sequence[Mapping[str, Any]]:
-        # An order can be handled a moment before its publish returned.
+        # Below 0 for a moment: a worker can handle an order before its publish has returned.
         return [{"open": max(0, n), "worker": w} for n, w in zip(self._open, self._owner, strict=True)]
 
 
 class RepeatCount:
-    """Notices that a takeover has repeated some orders, and says so once it is over."""
+    """Counts the orders that ran again after a takeover, and reports them together when no more arrive."""
 
     def __init__(self) -> None:
-        self._seen = self._told = 0
+        self._seen = self._reported = 0
         self._since = time.monotonic()
 
     def take(self, duplicates: int) -> int:
-        """How many there were, a second after the last of them; else 0."""
+        """Returns how many ran again, one second after the last of them; 0 at all other times."""
         now = time.monotonic()
         if duplicates != self._seen:
             self._seen, self._since = duplicates, now
-        if duplicates == self._told or now - self._since < 1:
+        if duplicates == self._reported or now - self._since < 1:
             return 0
-        fresh, self._told = duplicates - self._told, duplicates
+        fresh, self._reported = duplicates - self._reported, duplicates
         return fresh
 
 
 class View:
-    """Turns the judge's news into what the page shows."""
+    """Turns the judge's news into snapshots for the page."""
 
-    def __init__(self, lanes: LaneView, facts: Mapping[str, Any]) -> None:
+    def __init__(self, partitions: PartitionView, facts: Mapping[str, Any]) -> None:
         self.log = Log()
-        self.lanes = lanes
+        self.partitions = partitions
         self._facts = facts
         self._rates = Rates()
         self._repeats = RepeatCount()
@@ -126,13 +127,12 @@ class View:
         return self._rates.of(f"worker {slot}")
 
     def take(self, news: News, balance: Balance) -> None:
-        for worker, lanes in self.lanes.take(news).items():
-            names = ", ".join(str(lane) for lane in sorted(set(lanes)))
-            self.log.add("worker", f"worker {worker} took over lane{'s' if ',' in names else ''} {names}")
+        for worker, partitions in self.partitions.take(news).items():
+            names = ", ".join(str(partition) for partition in sorted(set(partitions)))
+            self.log.add("worker", f"worker {worker} took over partition{'s' if ',' in names else ''} {names}")
         if repeated := self._repeats.take(balance.duplicates):
-            self.log.add(
-                "worker", f"{repeated:,} orders done again after the takeover: duplicates, counted, never lost"
-            )
+            count = f"{repeated:,} orders" if repeated != 1 else "1 order"
+            self.log.add("worker", f"{count} ran again after the takeover and counted as duplicates; none was lost")
         done = [effect for effect in news.effects if effect.done]
         self._by_worker.update(effect.worker for effect in done)
         self._by_pid.update(effect.pid for effect in done)
@@ -143,16 +143,19 @@ class View:
     def snapshot(
         self, balance: Balance, news: News, workers: Sequence[DemoWorker], dead: Mapping[int, AsideRecord]
     ) -> Mapping[str, Any]:
+        newest = sorted(dead, reverse=True)
+        placed = news.published[-PLACED:]
         return {
             **self._facts,
             "balance": balance._asdict(),
             "rate": {"published": self._rates.of("published"), "handled": self._rates.of("handled")},
             "history": self._rates.history(),
-            "lanes": self.lanes.snapshot(),
+            "partitions": self.partitions.snapshot(),
             "workers": [self._worker(worker) for worker in workers],
-            "placed": [(number, self.lanes.of(customer), customer) for number, customer in news.published[-RECENT:]],
+            "placed": [(each.number, self.partitions.of(each.customer), each.customer) for each in placed],
             "handled": [self._event(effect) for effect in self._recent],
-            "dead": [_letter(number, dead[number]) for number in sorted(dead, reverse=True)[:LETTERS]],
+            "dead": [_letter(number, dead[number]) for number in newest[:LETTERS]],
+            "dead_count": len(dead),
             "log": self.log.lines(),
         }
 
@@ -170,17 +173,17 @@ class View:
         }
 
     def _event(self, effect: Effect) -> Sequence[Any]:
-        lane = self.lanes.of(effect.customer)
+        partition = self.partitions.of(effect.customer)
         wait_ms = round(effect.waited_s * 1000)
-        return (effect.seq, effect.customer, effect.n, effect.worker, lane, wait_ms, effect.attempt, effect.first)
+        return (effect.seq, effect.customer, effect.n, effect.worker, partition, wait_ms, effect.attempt, effect.first)
 
 
 def _letter(number: int, record: AsideRecord) -> Mapping[str, Any]:
-    story = record.failure
+    failure = record.failure
     return {
         "number": number,
         "customer": record.event.key,
-        "error": f"{story.error}: {story.message}" if story else "",
-        "attempts": story.attempts if story else 0,
-        "died": story.last if story else 0.0,
+        "error": f"{failure.error}: {failure.message}" if failure else "",
+        "attempts": failure.attempts if failure else 0,
+        "died": failure.last if failure else 0.0,
     }

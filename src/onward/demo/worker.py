@@ -1,4 +1,4 @@
-"""One worker process: `python -m onward.demo.worker FOLDER SLOT WORK`. It never outlives the demo."""
+"""One worker process: `python -m onward.demo.worker FOLDER SLOT WORK`. It ends when the demo ends."""
 
 import asyncio
 import ctypes
@@ -26,15 +26,15 @@ def main(folder: str, slot: str, work: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Even a demo that is killed leaves no worker behind: on Linux by the kernel's signal, everywhere by the pipe
-    that is our stdin and that only the demo holds open."""
+    """End this process when the demo ends, even if the demo was killed. On Linux the kernel sends SIGKILL. Elsewhere
+    stdin closes: it is a pipe that only the demo holds open."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch_stdin, name="watch-parent", daemon=True).start()
 
 
 def _watch_stdin() -> None:
-    # os.read, not sys.stdin: a thread inside a buffered reader would hold its lock at interpreter exit.
+    # os.read, not sys.stdin: a thread that blocks in a buffered reader would hold its lock at interpreter exit.
     while os.read(0, 1024):
         pass
     os._exit(1)
