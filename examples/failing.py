@@ -5,7 +5,12 @@ from typing import Any
 from onward import Event, GiveUp, Onward, Retry, RetryLater, Skip
 from onward.failure.alerts import Alert
 
-app = Onward("sqlite:///shop.db", retry=Retry(attempts=5, immediate=1, first_delay_s=0.2))  # for every handler
+app = Onward(
+    "sqlite:///failing.db",
+    retry=Retry(attempts=5, immediate=1, first_delay_s=0.2),  # for every handler
+    dead_threshold=0,  # an alert for the first dead letter
+    dead_check_s=1,
+)
 bank = {"open": False}
 
 
@@ -22,7 +27,7 @@ async def bill(order: dict[str, Any], event: Event) -> None:
 
 @app.alert  # also: app.alert(Webhook("https://hooks.slack.com/...")), app.alert(Mail("localhost", ...))
 async def notify(alert: Alert) -> None:
-    print(alert.text)
+    print("to the operator:", alert.text, flush=True)
 
 
 async def main() -> None:
@@ -32,7 +37,7 @@ async def main() -> None:
         while await app.dead.count() < 2:
             await asyncio.sleep(0.05)
         for letter in (await app.dead.list(topic="orders", limit=10)).letters:
-            print("dead:", letter.event.value, letter.failure)
+            print("dead:", letter.event.value, letter.failure.message if letter.failure else "")
         bank["open"] = True
         print(await app.dead.replay(text="the bank is closed", rate=50))
         print(await app.dead.drop(error="GiveUp"))

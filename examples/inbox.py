@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from onward import Onward
 from onward.inbox import SqlInbox
 
-app = Onward("sqlite:///shop.db")
+app = Onward("sqlite:///orders.db")
 engine = create_async_engine("sqlite+aiosqlite:///billing.db")  # or postgresql+psycopg://, mysql+asyncmy://
 inbox = SqlInbox(engine)
 

@@ -27,9 +27,11 @@ def test_topics_are_listed_without_those_of_onward_and_of_kafka_itself(harness: 
             broker = await stage.broker()
             await broker.publish([event(topic, "a", 0) for topic in (stage.topic, "another")])
             await (await stage.member(broker)).hold(3)  # this creates an aside, and Kafka's topic of commits
+            aside = topic_name(stage.group, stage.topic)
             # There may be asides of earlier tests: Kafka creates a deleted topic again for a client that asks for it,
             # and a client that is still closing may do so.
-            assert names(harness) >= {stage.topic, "another", topic_name(stage.group, stage.topic)}
+            found = {name for name in names(harness) if name == aside or not name.startswith("onward.aside.")}
+            assert found == {stage.topic, "another", aside}
             assert await broker.topics() == [TopicSpec("another", 3), TopicSpec(stage.topic, 3)]
 
     play(scene())

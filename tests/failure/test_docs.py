@@ -27,7 +27,8 @@ def test_the_defaults_are_those_of_the_code() -> None:
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
-    output = said_by("failing.py", tmp_path, lambda text: "pays 2000" in text and "Dropped" in text)
+    output = said_by("failing.py", tmp_path, lambda text: "pays 2000" in text and "is fine again" in text)
     assert [line for line in output.splitlines() if "pays" in line] == ["c-1 pays 5", "c-1 pays 7", "c-1 pays 2000"]
     assert "Replayed(replayed=1, failed=0, left=0)" in output
     assert "Dropped(dropped=1, failed=0, left=0)" in output
+    assert "to the operator: orders: 1 dead letters of group billing" in output

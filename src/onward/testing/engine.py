@@ -134,12 +134,15 @@ class EngineSuite:
 
     def test_all_work_ends_once_and_is_reported_in_lists(self, trial: Callable[..., Trial]) -> None:
         async def main() -> None:
-            async with trial() as t:
-                ended = await t.all([t.order(n) for n in range(200)])
-                assert not t.errors
-                assert not any(each.cancelled for each in ended)
-                assert t.calls < 200, "every event was reported by a call of its own"
-                assert len(t.notes("end")) == 200
+            async with trial() as t, asyncio.timeout(LIMIT_S):
+                rounds, calls = 0, 200
+                while calls >= 150:  # on a busy machine more events are reported alone: look at another round
+                    before = t.calls
+                    ended = await t.all([t.order(200 * rounds + n) for n in range(200)])
+                    assert not t.errors
+                    assert not any(each.cancelled for each in ended)
+                    rounds, calls = rounds + 1, t.calls - before
+                    assert len(t.notes("end")) == 200 * rounds
 
         asyncio.run(main())
 
