@@ -25,6 +25,7 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, EngineHealth, Work
+from onward.error_report import message_of, name_of
 from onward.errors import BadHandler, BrokerError, Closed, GroupDropped, StoreLost
 from onward.event import Delivery, Partition
 from onward.flow.actions import Actions
@@ -85,7 +86,9 @@ class HandlerSubscription:
             async with asyncio.timeout(_LOOK_S):
                 owners = await self._broker.owners(handler.topic, handler.group)
         except Exception as error:  # if the broker has a problem, joining will report it
-            log.warning("%s: cannot check whether its group has another ordering: %s", handler.name, error)
+            silent = f"the broker did not answer within {_LOOK_S:g} s"
+            cause = message_of(error) or (silent if isinstance(error, TimeoutError) else name_of(error))
+            log.warning("%s: cannot check whether its group has another ordering: %s", handler.name, cause)
             return
         for member in owners:
             if member.ordering not in (None, handler.ordering) and member.name not in gone:
