@@ -244,7 +244,33 @@ def test_a_stop_logs_the_calls_that_it_cancels(tmp_path: Path, caplog: pytest.Lo
             await running
 
     asyncio.run(main())
-    assert "3 running calls are cancelled, no attempt is charged" in caplog.text
+    ending = "no attempt is charged, and the next owner runs them again"
+    assert f"3 calls still run and are cancelled; {ending}" in caplog.text
+
+
+def test_a_stop_logs_the_thread_that_it_abandons(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/shop.db", drain_timeout_s=0.2)
+    started, go = threading.Event(), threading.Event()
+
+    @app.handler("orders", group="billing")
+    def bill(order: Order) -> None:
+        started.set()
+        go.wait(30)
+
+    async def main() -> None:
+        async with app:
+            await app.publish("orders", Order(1), key="c-1")
+            running = asyncio.create_task(app.run())
+            await until(started.is_set)
+            app.stop()
+            await running
+
+    try:
+        asyncio.run(main())
+    finally:
+        go.set()
+    ending = "no attempt is charged, and the next owner runs it again"
+    assert f"1 call still runs and is abandoned; {ending}" in caplog.text
 
 
 def test_when_settling_fails_readiness_shows_it_and_a_stop_still_ends(

@@ -158,7 +158,17 @@ def test_a_member_with_another_ordering_is_refused_before_it_joins(tmp_path: Pat
     asyncio.run(main())
 
 
-def test_handlers_start_when_the_broker_cannot_list_members(app: Onward, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (BrokerError("not now"), "not now"),
+        (BrokerError(), "BrokerError"),
+        (TimeoutError(), "the broker did not answer within 2 s"),
+    ],
+)
+def test_handlers_start_when_the_broker_cannot_list_members(
+    app: Onward, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, cause: str
+) -> None:
     handled: list[int] = []
 
     @app.handler("orders", group="billing")
@@ -166,7 +176,7 @@ def test_handlers_start_when_the_broker_cannot_list_members(app: Onward, monkeyp
         handled.append(order["n"])
 
     async def owners(topic: str, group: str) -> Sequence[MemberInfo]:
-        raise BrokerError("not now")
+        raise error
 
     async def main() -> None:
         async with app:
@@ -176,6 +186,7 @@ def test_handlers_start_when_the_broker_cannot_list_members(app: Onward, monkeyp
                 await until(lambda: handled == [1])
 
     asyncio.run(main())
+    assert f"cannot check whether its group has another ordering: {cause}\n" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["web-1", "web-1@a:1", "web-1#none", "web-1@a:1#key", "a#b@c#d:1#partition", "a#b"])

@@ -115,6 +115,12 @@ def test_show_prints_the_whole_letter(shell: Shell) -> None:
     assert "no dead letter 'missing'" in dead(shell, "show", "missing", code=1)
 
 
+def test_the_help_of_replay_states_the_order(shell: Shell) -> None:
+    text = " ".join(shell.run("dead", "replay", "--help").stdout.split())
+    assert "before the events of its key that have not run yet" in text
+    assert "Later events that ran while it was dead stay done" in text
+
+
 def test_replay_from_the_shell_runs_in_the_group(shell: Shell) -> None:
     ids = bury(shell.folder, 4)
     assert (

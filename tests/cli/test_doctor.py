@@ -76,6 +76,19 @@ def test_a_missing_file_is_not_created_and_a_file_that_cannot_be_opened_exits_wi
     assert "not a SQLite database" in done.stderr
 
 
+def test_the_url_is_an_argument_or_an_option(shell: Shell) -> None:
+    publish(shell.folder, 1)
+    done = shell.run("doctor", "--url", "sqlite:///shop.db")
+    assert done.returncode == 0, done.stderr
+    assert "shop.db is intact" in done.stdout
+    done = shell.run("doctor", "sqlite:///shop.db", "--url", "sqlite:///shop.db")
+    assert (done.returncode, done.stderr) == (2, "error: URL and --url cannot be used together; give one of them\n")
+    for given in (("sqlite:///shop.db",), ("--url", "sqlite:///shop.db")):
+        done = shell.run("doctor", *given, "--app", "shop:app")
+        assert done.returncode == 2
+        assert "--app and --url cannot be used together" in done.stderr
+
+
 @pytest.mark.parametrize("command", [("doctor",), ("groups", "list", "--url"), ("dead", "list", "--url")])
 def test_a_file_of_another_program_is_left_as_it_is(shell: Shell, command: tuple[str, ...]) -> None:
     path = shell.folder / "foreign.db"

@@ -138,3 +138,34 @@ class TestChoose:
     def test_has_a_default(self, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert system(None, None).settings.url == "sqlite:///onward.db"
         assert "the default" in capsys.readouterr().err
+
+
+class TestIgnoredUrl:
+    """The application names its URL in the code, so ONWARD_URL has no effect."""
+
+    @pytest.mark.parametrize("given", ["sqlite:///other.db", "sqlite:///other.db#"])
+    def test_a_command_warns_of_an_ignored_url(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+    ) -> None:
+        (here / "shop.py").write_text(APP)
+        monkeypatch.setenv("ONWARD_URL", given)
+        system("shop:app", None)
+        using, warning = capsys.readouterr().err.splitlines()
+        assert using == "using sqlite:///shop.db (--app shop:app)"
+        assert warning.startswith("warning: ONWARD_URL is ignored: the application names its URL in the code")
+
+    @pytest.mark.parametrize("code", ["Onward()", "Onward('sqlite:///env.db')"])
+    def test_no_warning_if_the_application_uses_it(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str
+    ) -> None:
+        (here / "shop.py").write_text(f"from onward import Onward\napp = {code}\n")
+        monkeypatch.setenv("ONWARD_URL", "sqlite:///env.db?lease_s=3")
+        system("shop:app", None)
+        assert capsys.readouterr().err == "using sqlite:///env.db (--app shop:app)\n"
+
+    def test_no_warning_if_the_command_line_gives_a_url(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("ONWARD_URL", "sqlite:///env.db")
+        system(None, "sqlite:///shop.db")
+        assert capsys.readouterr().err == "using sqlite:///shop.db (the given URL)\n"

@@ -241,7 +241,7 @@ class TestWorkers:
             port = taken.getsockname()[1]
             running = shell.start("run", "shop:app", "--workers", "2", "--metrics", str(port))
             assert running.ended() == policy.USAGE
-        assert running.err.count("choose another address for --metrics") == 1
+        assert running.err.count("the port is in use; choose another address for --metrics") == 1
         assert not pids(running)
 
     def test_counters_do_not_fall_when_workers_are_replaced(self, shell: Shell) -> None:

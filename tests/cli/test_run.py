@@ -257,7 +257,7 @@ def test_an_application_without_handlers_is_refused(shell: Shell) -> None:
     shell.write("idle.py", "from onward import Onward\napp = Onward('sqlite:///idle.db')\n")
     done = shell.run("run", "idle:app")
     assert done.returncode == policy.USAGE
-    assert done.stderr.startswith("error: nothing to run")
+    assert "\nerror: nothing to run" in done.stderr
 
 
 @pytest.mark.parametrize("source", ["ONWARD_APP", "onward.toml"])
@@ -271,6 +271,20 @@ def test_the_application_is_found_without_an_argument(shell: Shell, source: str)
     assert running.err.startswith(f"using shop:app ({source})\n")
     running.send(signal.SIGTERM)
     assert running.ended() == 0
+
+
+def test_the_broker_is_logged_and_an_ignored_url_is_a_warning(shell: Shell) -> None:
+    running = shell.start("run", "shop:app")
+    running.saw("handles topic orders")
+    assert running.err.count(" INFO    broker: sqlite:///shop.db\n") == 1
+    assert "ONWARD_URL" not in running.err
+    shell.environment["ONWARD_URL"] = "sqlite:///other.db"
+    warned = shell.start("run", "shop:app")
+    warned.saw("handles topic orders")
+    assert warned.err.count(" WARNING ONWARD_URL is ignored: the application names its URL in the code") == 1
+    for each in (running, warned):
+        each.send(signal.SIGTERM)
+        assert each.ended() == 0
 
 
 def test_a_missing_application_is_reported(shell: Shell) -> None:

@@ -159,6 +159,16 @@ def test_an_unknown_setting_in_the_environment_is_reported_once(shell: Shell) ->
     assert " WARNING ignored these environment variables" in line
 
 
+def test_the_supervisor_logs_the_broker_and_an_ignored_url_once(shell: Shell) -> None:
+    shell.environment["ONWARD_URL"] = "sqlite:///other.db"
+    running = started(shell)
+    os.kill(pids(running)[0], signal.SIGKILL)
+    running.saw("handles topic orders", times=3)
+    assert stopped(running) == 0
+    assert running.err.count(" INFO    broker: sqlite:///shop.db\n") == 1
+    assert running.err.count(" WARNING ONWARD_URL is ignored") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -1,6 +1,8 @@
 """The endpoint: what it serves, and how `onward run` serves it."""
 
 import asyncio
+import errno
+import os
 import re
 import signal
 import socket
@@ -8,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -92,7 +95,7 @@ def test_metrics_health_and_readings_are_served_and_nothing_else() -> None:
             assert msgspec.json.decode(body, type=list[Reading]) == system.readings()
             assert (await get("/secrets"))[0] == 404
             assert (await get("/metrics", "POST"))[0] == 405
-            with pytest.raises(BadSetting, match="choose another address for --metrics"):
+            with pytest.raises(BadSetting, match="the port is in use; choose another address for --metrics"):
                 async with serving(system, place):
                     pass
 
@@ -134,6 +137,32 @@ def test_an_endpoint_in_its_own_thread_returns_its_address_or_raises() -> None:
             serving_in_thread(System(), place, lambda: Health(True)),
         ):
             pass
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OSError(errno.EADDRINUSE, "error while attempting to bind on address"), "the port is in use"),
+        (OSError(errno.EACCES, "error while attempting to bind on address"), "not permitted"),
+        (OSError(errno.EADDRNOTAVAIL, "error while attempting to bind"), os.strerror(errno.EADDRNOTAVAIL)),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
+        (OSError("could not bind on any address"), "could not bind on any address"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, cause: str
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    async def main() -> None:
+        async with serving(System(), Address("127.0.0.1", 80)):
+            pass
+
+    monkeypatch.setattr(asyncio, "start_server", refuse)
+    with pytest.raises(BadSetting) as caught:
+        asyncio.run(main())
+    assert str(caught.value) == f"cannot serve at 127.0.0.1:80: {cause}; choose another address for --metrics"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ def test_the_log_line_has_counts_and_the_oldest_run() -> None:
     assert line([READING]) == "12,345 events done, 3 retried, 0 dead; 12 running, the oldest for 0.4 s"
     idle = msgspec.structs.replace(READING, busy=0, oldest_running_s=None, restarted=2)
     assert line([idle]) == "12,345 events done, 3 retried, 0 dead; 0 running; 2 workers restarted"
+    one = msgspec.structs.replace(idle, done=1, restarted=1)
+    assert line([one]) == "1 event done, 3 retried, 0 dead; 0 running; 1 worker restarted"
 
 
 def test_the_log_line_has_the_sums_of_all_handlers() -> None:

@@ -119,8 +119,8 @@ def replay(
 ) -> None:
     """Run dead letters again, in their group only. Their attempts are counted from 1 again.
 
-    Each runs before all later events of its key, as soon as the group runs. Ctrl-C stops the replay and prints how far
-    it got.
+    Each runs as soon as the group runs, before the events of its key that have not run yet. Later events that ran
+    while it was dead stay done. Ctrl-C stops the replay and prints how far it got.
     """
     from onward.cli.dead_replay import run
     from onward.cli.dead_show import print_answer

@@ -9,6 +9,7 @@ import typer
 
 from onward import brokers
 from onward.cli import find, policy
+from onward.cli.say import Misuse
 
 if TYPE_CHECKING:
     from onward.brokers.base import Finding
@@ -21,6 +22,7 @@ def doctor(
     url: Annotated[str | None, typer.Argument(metavar="URL", help="The broker's URL.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON array of findings.")] = False,
     app: find.AppOption = None,
+    url_option: find.UrlOption = None,
 ) -> None:
     """Check how the broker is set up, and print what is wrong and how to fix it. Changes nothing.
 
@@ -32,7 +34,9 @@ def doctor(
       onward doctor sqlite:///shop.db
       onward doctor --app shop:app --json
     """
-    findings = asyncio.run(_findings(find.existing(app, url).settings))
+    if url is not None and url_option is not None:
+        raise Misuse("URL and --url cannot be used together; give one of them")
+    findings = asyncio.run(_findings(find.existing(app, url_option if url is None else url).settings))
     if json:
         typer.echo(msgspec.json.encode(findings).decode())
     else:

@@ -4,6 +4,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import logging
 import os
 import sys
 import traceback
@@ -19,12 +20,15 @@ from onward import settings as settings_
 from onward.app import Onward
 from onward.brokers.base import Topology
 from onward.cli.say import Misuse, say
-from onward.errors import OnwardError
+from onward.errors import BadSetting, OnwardError
+
+log = logging.getLogger("onward")
 
 AppOption = Annotated[str | None, typer.Option("--app", metavar="MODULE:APP", help="Use this application's broker.")]
 UrlOption = Annotated[str | None, typer.Option("--url", metavar="URL", help="Use the broker at this URL.")]
 
 _OUR_FOLDER = str(Path(__file__).parent)
+_IGNORED = "ONWARD_URL is ignored: the application names its URL in the code; write Onward() to use ONWARD_URL"
 
 
 def system(app: str | None, url: str | None) -> Onward:
@@ -33,7 +37,26 @@ def system(app: str | None, url: str | None) -> Onward:
     found = Onward(choice.url) if choice.app is None else load(choice.app)
     which = settings_.redacted(found.settings.url)
     say(f"using {which} ({choice.how})")
+    if choice.app is not None and _ignores_environment(found.settings.url):
+        say(f"warning: {_IGNORED}")
     return found
+
+
+def log_broker(url: str) -> None:
+    """Log the URL that a running application uses, and a warning if ONWARD_URL names another one."""
+    log.info("broker: %s", settings_.redacted(url))
+    if _ignores_environment(url):
+        log.warning(_IGNORED)
+
+
+def _ignores_environment(url: str) -> bool:
+    """Is ONWARD_URL set, and `url` another one?"""
+    if not os.environ.get("ONWARD_URL"):
+        return False
+    try:
+        return settings_.load().url != url
+    except BadSetting:  # ONWARD_URL is malformed, so an application that used it would not have started
+        return True
 
 
 def observed(app: str | None, url: str | None) -> Onward:

@@ -100,7 +100,8 @@ def drop(
             raise Misuse(f"group {group} reads the topics {topics}; name one of them with --topic")
         (info,) = found
         if info.members:
-            complain(Misuse(f"group {group} of topic {info.topic} is running: {_members(info)}; stop it first"))
+            cure = "stop it first (a killed member counts as running until its lease ends, at most lease_s)"
+            complain(Misuse(f"group {group} of topic {info.topic} is running: {_members(info)}; {cure}"))
             raise typer.Exit(policy.NO)
         if not yes:
             confirm(f"group {group} of topic {info.topic}, with its progress, waiting events and dead letters,")

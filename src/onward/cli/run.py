@@ -93,6 +93,8 @@ def run(
     app = find.load(application)
     # After the import, and without effect if the application has configured logging itself.
     _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
+    if held is None:  # otherwise the supervisor logs it
+        find.log_broker(app.settings.url)
     ended = limit_exit(app.settings.drain_timeout_s)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

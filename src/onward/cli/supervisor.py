@@ -15,7 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from onward import brokers, clock
-from onward.cli import leash, policy
+from onward.cli import find, leash, policy
 from onward.cli.leash import MARKER, Hello, Message, Place
 from onward.cli.predecessors import Predecessors
 from onward.cli.watch import Watch
@@ -307,6 +307,8 @@ class Supervisor:
             return
         self._listen(slot, child)
         if child.hello is not None and child.kill_at is None:
+            if not self._proved and child.hello.url is not None:
+                find.log_broker(child.hello.url)
             self._proved = max(self._proved, Proved.WORKS if slot.works(now) else Proved.STARTS)
         end = child.ended(now)
         if end is None:

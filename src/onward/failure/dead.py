@@ -159,8 +159,9 @@ class DeadLetters:
     async def replay(
         self, *, limit: int | None = None, rate: float | None = None, dry_run: bool = False, **choice: Unpack[Where]
     ) -> Replayed:
-        """Run letters again, each before all later events of its key. Their attempts are counted from 1 again. With
-        `dry_run` nothing changes, and the answer is how many would be replayed."""
+        """Run letters again, each before the events of its key that have not run yet. Later events that ran while it
+        was dead stay done. The attempts are counted from 1 again. With `dry_run` nothing changes, and the answer is how
+        many would be replayed."""
         replay = self.replaying(limit=limit, rate=rate, **choice)
         return await replay.rehearse() if dry_run else await replay.run()
 

@@ -25,6 +25,7 @@ from onward.brokers.base import (
 )
 from onward.clock import now
 from onward.engines.base import Ended, Engine, EngineHealth, Work
+from onward.error_report import message_of, name_of
 from onward.errors import BadHandler, BrokerError, Closed, GroupDropped, StoreLost
 from onward.event import Delivery, Partition
 from onward.flow.actions import Actions
@@ -34,7 +35,7 @@ from onward.flow.limits import Limits
 from onward.flow.plane import ControlPlane
 from onward.flow.quarantine import Quarantine
 from onward.flow.run_outcomes import RunOutcomes, instant, without_expired
-from onward.handler import Handler
+from onward.handler import EngineName, Handler
 from onward.settings import Settings
 
 log = logging.getLogger("onward")
@@ -85,7 +86,9 @@ class HandlerSubscription:
             async with asyncio.timeout(_LOOK_S):
                 owners = await self._broker.owners(handler.topic, handler.group)
         except Exception as error:  # if the broker has a problem, joining will report it
-            log.warning("%s: cannot check whether its group has another ordering: %s", handler.name, error)
+            silent = f"the broker did not answer within {_LOOK_S:g} s"
+            cause = message_of(error) or (silent if isinstance(error, TimeoutError) else name_of(error))
+            log.warning("%s: cannot check whether its group has another ordering: %s", handler.name, cause)
             return
         for member in owners:
             if member.ordering not in (None, handler.ordering) and member.name not in gone:
@@ -368,13 +371,18 @@ class Consumer:
                 self._handler.name,
             )
         if self.plane.running:
-            log.warning(
-                "%s: %d running calls are cancelled, no attempt is charged; the next owner runs their events again",
-                *(self._handler.name, self.plane.running),
-            )
+            log.warning("%s: %s", self._handler.name, _cut_off(self.plane.running, self._handler.engine))
         await self._engine.close()
         self.plane.leave()
         await subscription.close()
+
+
+def _cut_off(calls: int, engine: EngineName) -> str:
+    """What happens to the calls that have not ended when the engine is closed. A thread cannot be stopped."""
+    fate = {"tasks": "cancelled", "threads": "abandoned", "processes": "killed"}[engine]
+    if calls == 1:
+        return f"1 call still runs and is {fate}; no attempt is charged, and the next owner runs it again"
+    return f"{calls:,} calls still run and are {fate}; no attempt is charged, and the next owner runs them again"
 
 
 def _limits(handler: Handler, settings: Settings) -> Limits:

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -96,9 +98,17 @@ async def serving(system: System, place: Address, live: Callable[[], Health] = a
     try:
         server = await asyncio.start_server(respond, place.host, place.port, limit=_MAX_REQUEST_BYTES)
     except OSError as error:
-        raise BadSetting(f"cannot serve at {place}: {error}; choose another address for --metrics") from error
+        raise BadSetting(f"cannot serve at {place}: {_cause(error)}; choose another address for --metrics") from error
     async with server:
         yield Address(place.host, server.sockets[0].getsockname()[1])
+
+
+def _cause(error: OSError) -> str:
+    """Why the address cannot be used, without the number of the error."""
+    known = {errno.EADDRINUSE: "the port is in use", errno.EACCES: "not permitted"}
+    if error.errno in errno.errorcode:  # asyncio puts the address into the text of such an error
+        return known.get(error.errno) or os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 @contextlib.contextmanager

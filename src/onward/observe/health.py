@@ -37,7 +37,7 @@ def line(readings: Sequence[Reading]) -> str:
     ages_s = [reading.oldest_running_s for reading in readings if reading.oldest_running_s is not None]
     oldest = f", the oldest for {max(ages_s):.1f} s" if ages_s else ""
     restarted = sum(reading.restarted for reading in readings)
-    workers = f"; {restarted:,} workers restarted" if restarted else ""
+    workers = f"; {_counted(restarted, 'worker')} restarted" if restarted else ""
     return f"{_sums(readings)}; {sum(reading.busy for reading in readings):,} running{oldest}{workers}"
 
 
@@ -46,12 +46,17 @@ def last_line(readings: Sequence[Reading]) -> str:
     return f"stopped: {_sums(readings)}"
 
 
+def _counted(number: int, noun: str) -> str:
+    """The number and the noun, which takes an s unless there is one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def _sums(readings: Sequence[Reading]) -> str:
     done, retried, dead = _counts(readings)
     by_handler = [f"{reading.topic} for {reading.group} {reading.done:,}" for reading in readings[:_MOST_NAMED]]
     more = [f"{len(readings) - _MOST_NAMED} more"] if len(readings) > _MOST_NAMED else []
     each = f" ({', '.join([*by_handler, *more])})" if len(readings) > 1 else ""
-    return f"{done:,} events done{each}, {retried:,} retried, {dead:,} dead"
+    return f"{_counted(done, 'event')} done{each}, {retried:,} retried, {dead:,} dead"
 
 
 def _counts(readings: Sequence[Reading]) -> tuple[int, int, int]:
