@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from onward.demo.follow import MOST_HELD_SHOWN
 from tests.demo.running import Running
 
 expect.set_options(timeout=40_000)  # the default of five seconds is too short on a busy machine
@@ -67,6 +68,80 @@ def test_the_page_fits_the_screen(page: Page, demo: Running, width: int) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def customer(number: int, state: str, *, failed: int = 3, ran: int = 0, held: int = 0) -> dict[str, object]:
+    """A poisoned customer, as in a snapshot of the stream."""
+    orders = [(1000 + i, i < ran) for i in range(ran + held)][:MOST_HELD_SHOWN]
+    wait = {"wait_s": 4.0, "next_in_s": 2.5}
+    about = {"number": number, "customer": f"c-{number % 10_000:04d}", "partition": number % 8, "handled": False}
+    return about | wait | {"state": state, "failed": failed, "ran": ran, "held": held, "orders": orders}
+
+
+WAITING = [
+    customer(1_234_567, "waiting", failed=2, held=17),
+    customer(1_234_568, "running", ran=8, held=9),
+    customer(1_234_569, "over", ran=17),
+    customer(1_234_570, "waiting", failed=0, held=1),
+]
+
+OVERLAPS = """(waiting) => {
+    showPartitions({ partitions: Array(8).fill({ open: 1250, worker: 1 }), workers: [{ alive: true }], waiting });
+    showWaiting({ waiting, attempts: 3 });
+    const texts = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let node; (node = walker.nextNode()); ) {
+        if (!node.data.trim() || !node.parentElement.checkVisibility() || node.parentElement.closest("#log")) continue;
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        for (const { left, right, top, bottom } of range.getClientRects()) {
+            const box = { node, left, right, top: top + 3, bottom: bottom - 3 };  // without the leading
+            for (let each = node.parentElement; each; each = each.parentElement) {
+                if (getComputedStyle(each).overflow === "visible") continue;
+                const clip = each.getBoundingClientRect();
+                [box.left, box.right] = [Math.max(box.left, clip.left), Math.min(box.right, clip.right)];
+            }
+            if (box.right > box.left && box.bottom > box.top) texts.push(box);
+        }
+    }
+    const besides = (a, b) => a.node === b.node || a.right <= b.left + 1 || a.bottom <= b.top;
+    return texts.flatMap((a, i) => texts.slice(i + 1)
+        .filter((b) => !besides(a, b) && !besides(b, a))
+        .map((b) => `${a.node.data} / ${b.node.data}`));
+}"""  # pairs of texts that overlap, with these waiting customers
+
+STORY_LINES = """(waiting) => {
+    showWaiting({ waiting, attempts: 3 });
+    return [...document.querySelectorAll("#customers .story")].map((story) => {
+        const range = document.createRange();
+        range.selectNodeContents(story);
+        return range.getClientRects().length;
+    });
+}"""
+
+
+@pytest.mark.usefixtures("faults")
+def test_no_text_overlaps_another_with_four_waiting_customers(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    expect(page.locator("#events tr:visible").first).to_be_visible()
+    for width in range(360, 1601, 40):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate(OVERLAPS, WAITING) == [], width
+        assert max(page.evaluate(STORY_LINES, WAITING)) <= (1 if width > 760 else 2), width
+
+
+@pytest.mark.usefixtures("faults")
+def test_the_page_shows_eight_held_orders_and_counts_the_others(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    expect(page.locator("#workers li")).to_have_count(3)
+    rows = """(waiting) => {
+        showWaiting({ waiting, attempts: 3 });
+        return [...document.querySelectorAll("#customers .orders")].map((list) => list.innerText.split(/\\s+/));
+    }"""
+    many, some, all_ran, one = page.evaluate(rows, WAITING)
+    eight = [str(n) for n in range(1000, 1008)]
+    assert many == some == all_ran == [*eight, "+9"]
+    assert one == ["1000"]
+
+
 def test_a_page_at_half_zoom_clears_all_of_its_canvas(page: Page, demo: Running) -> None:
     size = {"width": 1400, "height": 900, "deviceScaleFactor": 0.5, "mobile": False}
     page.context.new_cdp_session(page).send("Emulation.setDeviceMetricsOverride", size)
@@ -115,10 +190,10 @@ def test_a_poisoned_customer_is_seen_to_wait_while_the_others_go_on(page: Page, 
     seen = page.evaluate("seen")
     customer, colour = page.locator("#dead-letters .key").inner_text(), seen[0]["colour"]
     assert {(each["customer"], each["colour"]) for each in seen} == {(customer, colour)}
-    waiting = [each for each in seen if re.search(r"waits: attempt \d of 3 failed, next in \d\.\d s", each["story"])]
+    waiting = [each for each in seen if re.search(r": attempt \d of 3 failed, next in \d\.\d s", each["story"])]
     assert {"1", "2"} == {re.findall(r"attempt (\d)", each["story"])[0] for each in waiting}
     assert all(each["marks"] == [f"{customer} waits"] for each in waiting)
-    assert re.fullmatch(r"\d+ orders held behind it", waiting[-1]["held"])
+    assert re.fullmatch(r"\d+ orders held", waiting[-1]["held"])
     assert waiting[-1]["handled"] > waiting[0]["handled"]  # the others go on
     assert "is a dead letter now" in seen[-1]["story"]
     assert seen[-1]["held"] == f"all {seen[-1]['ran']} held orders have run"

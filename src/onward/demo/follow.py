@@ -13,7 +13,7 @@ from onward.demo.view import Log
 
 LINGER_S = 8.0  # how long the page shows a customer after its last held order has run
 MOST_SHOWN = 4  # waiting customers in a snapshot
-MOST_HELD_SHOWN = 16  # orders of each
+MOST_HELD_SHOWN = 8  # orders of each; the page shows how many more there are
 
 
 class PoisonedCustomer:

@@ -141,12 +141,19 @@ function showWaiting({ waiting, attempts }) {
     const left = each.wait_s && each.state === "waiting" ? each.next_in_s / each.wait_s : 0;
     row.querySelector(".countdown").style.width = `${left * 100}%`;
     text(row.querySelector(".held"), held(each));
-    each.orders.forEach(([n, ran], i) => {
-      const chip = child(row.querySelector(".orders"), i, () => element(`<li></li>`));
-      text(chip, n);
-      chip.classList.toggle("ran", ran);
-      chip.setAttribute("aria-label", `no. ${n}: ${ran ? "handled" : "held"}`);
-    });
+    showOrders(row.querySelector(".orders"), each);
+  });
+}
+
+function showOrders(list, { orders, held: count, ran }) {
+  const more = count + ran - orders.length; // the snapshot has only the first ones
+  const chips = orders.map(([n, done]) => [n, done, `no. ${n}: ${done ? "handled" : "held"}`]);
+  if (more > 0) chips.push([`+${number.format(more)}`, count === 0, `${number.format(more)} more`]);
+  chips.forEach(([words, done, label], i) => {
+    const chip = child(list, i, () => element(`<li></li>`));
+    text(chip, words);
+    chip.classList.toggle("ran", done);
+    chip.setAttribute("aria-label", label);
   });
 }
 
@@ -159,12 +166,12 @@ function story({ state: now, handled, failed, next_in_s: next, number: id }, att
   if (now !== "waiting") return `order ${id} ${handled ? "is handled now" : "is a dead letter now"}`;
   if (failed === 0) return `order ${id}: attempt 1 of ${attempts}`;
   const then = failed >= attempts ? "giving up" : next > 0 ? `next in ${next.toFixed(1)} s` : "next attempt now";
-  return `order ${id} waits: attempt ${failed} of ${attempts} failed, ${then}`;
+  return `order ${id}: attempt ${failed} of ${attempts} failed, ${then}`;
 }
 
 function held({ state: now, held: count, ran }) {
   const orders = (n) => (n === 1 ? "1 order" : `${n} orders`);
-  if (now === "waiting") return count ? `${orders(count)} held behind it` : "";
+  if (now === "waiting") return count ? `${orders(count)} held` : "";
   return count ? `${orders(count)} still held` : ran ? `${ran === 1 ? "the held order has" : `all ${ran} held orders have`} run` : "";
 }
 
