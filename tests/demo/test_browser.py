@@ -244,6 +244,15 @@ def test_the_page_explains_its_three_counts(page: Page, demo: Running) -> None:
         expect(meaning).to_contain_text(words)
 
 
+def expect_all_stopped(page: Page) -> None:
+    expect(page.locator("#workers .state")).to_have_text(["stopped"] * 3)
+    expect(page.locator("#workers .rate")).to_have_text(["0"] * 3)
+    expect(page.locator("#workers .dead, #partitions .orphan")).to_have_count(0)
+    expect(page.locator("#shop .stopped")).to_be_visible()
+    for name in ("rate-published", "now-published", "now-handled"):
+        expect(page.locator(f"#{name}")).to_have_text("0")
+
+
 def test_the_page_shows_the_end_and_the_last_balance_and_comes_back(page: Page, demo: Running, tmp_path: Path) -> None:
     page.goto(url(demo))
     expect(page.locator("#link")).to_have_text("live")
@@ -251,7 +260,8 @@ def test_the_page_shows_the_end_and_the_last_balance_and_comes_back(page: Page, 
     out, _ = demo.end(signal.SIGINT)
     expect(page.get_by_role("alert")).to_contain_text("The demo has ended")
     expect(page.locator("#ended")).to_contain_text("All workers have stopped.")
-    expect(page.locator("#ended")).to_contain_text(f"onward demo --port {demo.port}")
+    expect(page.locator("#ended")).to_contain_text("Start it again with the same command.")
+    expect_all_stopped(page)
     balance = dict(re.findall(r"(\w+)=(\d+)", out))
     assert balance
     for name, value in balance.items():
@@ -269,8 +279,11 @@ def test_the_page_shows_the_end_and_the_last_balance_and_comes_back(page: Page, 
 def test_the_page_notices_that_the_demo_was_killed(page: Page, demo: Running) -> None:
     page.goto(url(demo))
     expect(page.locator("#link")).to_have_text("live")
-    expect(page.locator("#published")).not_to_have_text("0")
+    expect(page.locator("#rate-published")).not_to_have_text("0")
+    expect(page.locator("#shop .stopped")).to_be_hidden()
     demo.end(signal.SIGKILL)
     expect(page.locator("#ended")).to_contain_text("Its process does not answer any more.")
     expect(page.locator("#link")).to_have_text("ended")
+    expect(page).to_have_title(re.compile("ended"))
+    expect_all_stopped(page)
     assert page.locator("#published").inner_text() != "0"
