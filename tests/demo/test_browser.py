@@ -142,6 +142,21 @@ def test_the_page_shows_eight_held_orders_and_counts_the_others(page: Page, demo
     assert one == ["1000"]
 
 
+def test_the_chart_of_a_burst_stays_in_its_frame(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    expect(page.locator("#workers li")).to_have_count(3)
+    heights = """() => {
+        const history = [[20, 20], [9980, 400], [20, 800], [20, 20]];
+        showRates({ history, rate: { published: 20, handled: 20 }, handled: [] });
+        const line = document.querySelector("#spark-published").getAttribute("d");
+        return [line.match(/[ML][^ML]+/g).map((point) => Number(point.split(" ")[1])), $("peak-published").innerText];
+    }"""
+    lines, peak = page.evaluate(heights)
+    assert len(lines) == 4
+    assert all(0 < y < 120 for y in lines)
+    assert peak == "9,980"
+
+
 def test_a_page_at_half_zoom_clears_all_of_its_canvas(page: Page, demo: Running) -> None:
     size = {"width": 1400, "height": 900, "deviceScaleFactor": 0.5, "mobile": False}
     page.context.new_cdp_session(page).send("Emulation.setDeviceMetricsOverride", size)

@@ -310,16 +310,19 @@ $("replay-all").addEventListener("click", () => replay($("replay-all"), "replay"
 // -- the rates and the log ---------------------------------------------------------------------------------------
 
 function showRates({ history, rate, handled }) {
-  const peak = Math.max(10, ...history.map((point) => point[1]));
+  const [published, peak] = [0, 1].map((which) => Math.max(0, ...history.map((point) => point[which])));
+  const top = Math.max(10, peak);
   const x = (i) => 400 - (history.length - 1 - i) * (400 / 89);
-  const y = (value) => 118 - (value / peak) * 96; // a burst is published faster than the chart is high
+  // A burst is published many times faster than it is handled. Its line stays at the upper edge; the legend has its peak.
+  const y = (value) => Math.max(4, 118 - (value / top) * 96);
   const line = (which) => history.map((point, i) => `${i ? "L" : "M"}${x(i).toFixed(1)} ${y(point[which]).toFixed(1)}`).join("");
   $("spark-handled").setAttribute("d", line(1));
   $("spark-published").setAttribute("d", line(0));
   $("spark-area").setAttribute("d", history.length ? `${line(1)}L400 118L${x(0)} 118Z` : "");
   text($("now-handled"), number.format(Math.round(rate.handled)));
   text($("now-published"), number.format(Math.round(rate.published)));
-  text($("peak"), number.format(Math.round(peak)));
+  text($("peak-handled"), number.format(Math.round(peak)));
+  text($("peak-published"), number.format(Math.round(published)));
   const waits = handled.map((event) => event[5]).sort((a, b) => a - b);
   text($("wait"), waits.length ? duration(waits[waits.length >> 1]) : "–");
 }
