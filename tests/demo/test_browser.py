@@ -251,7 +251,7 @@ def test_the_page_explains_its_three_counts(page: Page, demo: Running) -> None:
     page.goto(url(demo))
     for name, words in {
         "lost": "never handled and not a dead letter",
-        "inverted": "after a later order of the same customer",
+        "inverted": "after a later order of the same customer. Replays do not count.",
         "duplicates": "called at least once; an inbox makes the effect happen once",
     }.items():
         meaning = page.locator(f"#{name}-box .meaning")

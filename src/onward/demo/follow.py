@@ -114,8 +114,10 @@ class FollowedOrders:
     def add_replayed(self, customers: Mapping[int, str], left: int) -> None:
         self._replayed.update(dict.fromkeys(customers))
         self._customers.update(customers)
-        many = f"{len(customers)} dead letters replayed; each runs before the later orders of its customer"
-        one = f"order {next(iter(customers))} replayed; it runs before the later orders of its customer"
+        many = (
+            f"{len(customers)} dead letters replayed; each runs before the orders of its customer that have not run yet"
+        )
+        one = f"order {next(iter(customers))} replayed; it runs before the orders of its customer that have not run yet"
         self._log.add("shop", f"{one if len(customers) == 1 else many}; {left} left")
 
     def add_burst(self, started: float, first: int, last: int) -> None:
