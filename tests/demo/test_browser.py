@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from onward.demo.follow import MOST_HELD_SHOWN
 from tests.demo.running import Running
 
 expect.set_options(timeout=40_000)  # the default of five seconds is too short on a busy machine
@@ -67,6 +68,95 @@ def test_the_page_fits_the_screen(page: Page, demo: Running, width: int) -> None
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def customer(number: int, state: str, *, failed: int = 3, ran: int = 0, held: int = 0) -> dict[str, object]:
+    """A poisoned customer, as in a snapshot of the stream."""
+    orders = [(1000 + i, i < ran) for i in range(ran + held)][:MOST_HELD_SHOWN]
+    wait = {"wait_s": 4.0, "next_in_s": 2.5}
+    about = {"number": number, "customer": f"c-{number % 10_000:04d}", "partition": number % 8, "handled": False}
+    return about | wait | {"state": state, "failed": failed, "ran": ran, "held": held, "orders": orders}
+
+
+WAITING = [
+    customer(1_234_567, "waiting", failed=2, held=17),
+    customer(1_234_568, "running", ran=8, held=9),
+    customer(1_234_569, "over", ran=17),
+    customer(1_234_570, "waiting", failed=0, held=1),
+]
+
+OVERLAPS = """(waiting) => {
+    showPartitions({ partitions: Array(8).fill({ open: 1250, worker: 1 }), workers: [{ alive: true }], waiting });
+    showWaiting({ waiting, attempts: 3 });
+    const texts = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    for (let node; (node = walker.nextNode()); ) {
+        if (!node.data.trim() || !node.parentElement.checkVisibility() || node.parentElement.closest("#log")) continue;
+        const range = document.createRange();
+        range.selectNodeContents(node);
+        for (const { left, right, top, bottom } of range.getClientRects()) {
+            const box = { node, left, right, top: top + 3, bottom: bottom - 3 };  // without the leading
+            for (let each = node.parentElement; each; each = each.parentElement) {
+                if (getComputedStyle(each).overflow === "visible") continue;
+                const clip = each.getBoundingClientRect();
+                [box.left, box.right] = [Math.max(box.left, clip.left), Math.min(box.right, clip.right)];
+            }
+            if (box.right > box.left && box.bottom > box.top) texts.push(box);
+        }
+    }
+    const besides = (a, b) => a.node === b.node || a.right <= b.left + 1 || a.bottom <= b.top;
+    return texts.flatMap((a, i) => texts.slice(i + 1)
+        .filter((b) => !besides(a, b) && !besides(b, a))
+        .map((b) => `${a.node.data} / ${b.node.data}`));
+}"""  # pairs of texts that overlap, with these waiting customers
+
+STORY_LINES = """(waiting) => {
+    showWaiting({ waiting, attempts: 3 });
+    return [...document.querySelectorAll("#customers .story")].map((story) => {
+        const range = document.createRange();
+        range.selectNodeContents(story);
+        return range.getClientRects().length;
+    });
+}"""
+
+
+@pytest.mark.usefixtures("faults")
+def test_no_text_overlaps_another_with_four_waiting_customers(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    expect(page.locator("#events tr:visible").first).to_be_visible()
+    for width in range(360, 1601, 40):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate(OVERLAPS, WAITING) == [], width
+        assert max(page.evaluate(STORY_LINES, WAITING)) <= (1 if width > 760 else 2), width
+
+
+@pytest.mark.usefixtures("faults")
+def test_the_page_shows_eight_held_orders_and_counts_the_others(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    expect(page.locator("#workers li")).to_have_count(3)
+    rows = """(waiting) => {
+        showWaiting({ waiting, attempts: 3 });
+        return [...document.querySelectorAll("#customers .orders")].map((list) => list.innerText.split(/\\s+/));
+    }"""
+    many, some, all_ran, one = page.evaluate(rows, WAITING)
+    eight = [str(n) for n in range(1000, 1008)]
+    assert many == some == all_ran == [*eight, "+9"]
+    assert one == ["1000"]
+
+
+def test_the_chart_of_a_burst_stays_in_its_frame(page: Page, demo: Running) -> None:
+    page.goto(url(demo))
+    expect(page.locator("#workers li")).to_have_count(3)
+    heights = """() => {
+        const history = [[20, 20], [9980, 400], [20, 800], [20, 20]];
+        showRates({ history, rate: { published: 20, handled: 20 }, handled: [] });
+        const line = document.querySelector("#spark-published").getAttribute("d");
+        return [line.match(/[ML][^ML]+/g).map((point) => Number(point.split(" ")[1])), $("peak-published").innerText];
+    }"""
+    lines, peak = page.evaluate(heights)
+    assert len(lines) == 4
+    assert all(0 < y < 120 for y in lines)
+    assert peak == "9,980"
+
+
 def test_a_page_at_half_zoom_clears_all_of_its_canvas(page: Page, demo: Running) -> None:
     size = {"width": 1400, "height": 900, "deviceScaleFactor": 0.5, "mobile": False}
     page.context.new_cdp_session(page).send("Emulation.setDeviceMetricsOverride", size)
@@ -115,10 +205,10 @@ def test_a_poisoned_customer_is_seen_to_wait_while_the_others_go_on(page: Page, 
     seen = page.evaluate("seen")
     customer, colour = page.locator("#dead-letters .key").inner_text(), seen[0]["colour"]
     assert {(each["customer"], each["colour"]) for each in seen} == {(customer, colour)}
-    waiting = [each for each in seen if re.search(r"waits: attempt \d of 3 failed, next in \d\.\d s", each["story"])]
+    waiting = [each for each in seen if re.search(r": attempt \d of 3 failed, next in \d\.\d s", each["story"])]
     assert {"1", "2"} == {re.findall(r"attempt (\d)", each["story"])[0] for each in waiting}
     assert all(each["marks"] == [f"{customer} waits"] for each in waiting)
-    assert re.fullmatch(r"\d+ orders held behind it", waiting[-1]["held"])
+    assert re.fullmatch(r"\d+ orders held", waiting[-1]["held"])
     assert waiting[-1]["handled"] > waiting[0]["handled"]  # the others go on
     assert "is a dead letter now" in seen[-1]["story"]
     assert seen[-1]["held"] == f"all {seen[-1]['ran']} held orders have run"
@@ -161,12 +251,21 @@ def test_the_page_explains_its_three_counts(page: Page, demo: Running) -> None:
     page.goto(url(demo))
     for name, words in {
         "lost": "never handled and not a dead letter",
-        "inverted": "after a later order of the same customer",
+        "inverted": "after a later order of the same customer. Replays do not count.",
         "duplicates": "called at least once; an inbox makes the effect happen once",
     }.items():
         meaning = page.locator(f"#{name}-box .meaning")
         expect(meaning).to_be_visible()
         expect(meaning).to_contain_text(words)
+
+
+def expect_all_stopped(page: Page) -> None:
+    expect(page.locator("#workers .state")).to_have_text(["stopped"] * 3)
+    expect(page.locator("#workers .rate")).to_have_text(["0"] * 3)
+    expect(page.locator("#workers .dead, #partitions .orphan")).to_have_count(0)
+    expect(page.locator("#shop .stopped")).to_be_visible()
+    for name in ("rate-published", "now-published", "now-handled"):
+        expect(page.locator(f"#{name}")).to_have_text("0")
 
 
 def test_the_page_shows_the_end_and_the_last_balance_and_comes_back(page: Page, demo: Running, tmp_path: Path) -> None:
@@ -176,7 +275,8 @@ def test_the_page_shows_the_end_and_the_last_balance_and_comes_back(page: Page, 
     out, _ = demo.end(signal.SIGINT)
     expect(page.get_by_role("alert")).to_contain_text("The demo has ended")
     expect(page.locator("#ended")).to_contain_text("All workers have stopped.")
-    expect(page.locator("#ended")).to_contain_text(f"onward demo --port {demo.port}")
+    expect(page.locator("#ended")).to_contain_text("Start it again with the same command.")
+    expect_all_stopped(page)
     balance = dict(re.findall(r"(\w+)=(\d+)", out))
     assert balance
     for name, value in balance.items():
@@ -194,8 +294,11 @@ def test_the_page_shows_the_end_and_the_last_balance_and_comes_back(page: Page, 
 def test_the_page_notices_that_the_demo_was_killed(page: Page, demo: Running) -> None:
     page.goto(url(demo))
     expect(page.locator("#link")).to_have_text("live")
-    expect(page.locator("#published")).not_to_have_text("0")
+    expect(page.locator("#rate-published")).not_to_have_text("0")
+    expect(page.locator("#shop .stopped")).to_be_hidden()
     demo.end(signal.SIGKILL)
     expect(page.locator("#ended")).to_contain_text("Its process does not answer any more.")
     expect(page.locator("#link")).to_have_text("ended")
+    expect(page).to_have_title(re.compile("ended"))
+    expect_all_stopped(page)
     assert page.locator("#published").inner_text() != "0"

@@ -13,7 +13,7 @@ from onward.demo.view import Log
 
 LINGER_S = 8.0  # how long the page shows a customer after its last held order has run
 MOST_SHOWN = 4  # waiting customers in a snapshot
-MOST_HELD_SHOWN = 16  # orders of each
+MOST_HELD_SHOWN = 8  # orders of each; the page shows how many more there are
 
 
 class PoisonedCustomer:
@@ -114,8 +114,10 @@ class FollowedOrders:
     def add_replayed(self, customers: Mapping[int, str], left: int) -> None:
         self._replayed.update(dict.fromkeys(customers))
         self._customers.update(customers)
-        many = f"{len(customers)} dead letters replayed; each runs before the later orders of its customer"
-        one = f"order {next(iter(customers))} replayed; it runs before the later orders of its customer"
+        many = (
+            f"{len(customers)} dead letters replayed; each runs before the orders of its customer that have not run yet"
+        )
+        one = f"order {next(iter(customers))} replayed; it runs before the orders of its customer that have not run yet"
         self._log.add("shop", f"{one if len(customers) == 1 else many}; {left} left")
 
     def add_burst(self, started: float, first: int, last: int) -> None:

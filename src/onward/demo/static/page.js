@@ -12,6 +12,7 @@ const ROWS = 11;
 const RETRY_MS = 1000;
 const MOST_MISSES = 3; // connections that fail one after the other: then the demo has ended
 let run = null;
+let latest = null; // snapshot
 let misses = 0;
 let state = "connecting"; // then live, reconnecting, ending, ended
 
@@ -44,15 +45,16 @@ function setState(next, why = "") {
   $("ended").hidden = !ended;
   if (ended) {
     text($("ended-why"), why);
-    for (const node of document.querySelectorAll("#workers .state")) node.textContent = "stopped";
+    if (latest) show(latest); // a demo that was killed sends no final snapshot
   }
   for (const button of document.querySelectorAll("main button")) button.disabled = state === "ending" || ended;
 }
-if (location.port !== "8400") $("ended-command").textContent = `onward demo --port ${location.port}`;
 
 // -- the numbers -------------------------------------------------------------------------------------------------
 
-function show(now) {
+function show(snapshot) {
+  latest = snapshot;
+  const now = state === "ended" ? stopped(snapshot) : snapshot;
   showBalance(now.balance);
   $("burst").textContent = number.format(now.burst);
   $("attempts").textContent = now.attempts;
@@ -66,6 +68,11 @@ function show(now) {
   showRates(now);
   showLog(now.log);
   flow.take(now);
+}
+
+/** The snapshot with all rates 0: the final one still has the rates of the last second. */
+function stopped(now) {
+  return { ...now, rate: { published: 0, handled: 0 }, workers: now.workers.map((worker) => ({ ...worker, rate: 0 })) };
 }
 
 function showBalance(balance) {
@@ -83,7 +90,7 @@ function showPartitions({ partitions, workers, waiting }) {
   partitions.forEach((partition, i) => {
     const row = child($("partitions"), i, partitionRow);
     const alive = partition.worker !== null && workers[partition.worker - 1].alive;
-    row.classList.toggle("orphan", partition.worker !== null && !alive);
+    row.classList.toggle("orphan", partition.worker !== null && !alive && state !== "ended");
     row.style.setProperty("--owner", partition.worker === null ? "var(--muted)" : colour(partition.worker));
     row.querySelector(".fill").style.width = `${(partition.open / full) * 100}%`;
     text(row.querySelector(".open"), number.format(partition.open));
@@ -106,7 +113,7 @@ function showWorkers(workers) {
     const card = child($("workers"), i, workerCard);
     const back = `killed, back in ${Math.ceil(worker.replaced_in_s)} s`;
     const doing = state === "ended" ? "stopped" : !worker.alive ? back : worker.started ? "at work" : "starting";
-    card.classList.toggle("dead", !worker.alive);
+    card.classList.toggle("dead", !worker.alive && state !== "ended");
     card.classList.toggle("idle", doing === "starting" || doing === "stopped");
     text(card.querySelector(".state"), doing);
     text(card.querySelector(".pid"), worker.pid);
@@ -136,17 +143,24 @@ function showWaiting({ waiting, attempts }) {
     text(row.querySelector(".key"), each.customer);
     text(row.querySelector(".story"), story(each, attempts));
     [...row.querySelector(".attempts").children].forEach((mark, i) => {
-      mark.className = i < each.failed ? "failed" : each.state === "waiting" && i === each.failed ? "next" : "";
+      mark.className = i < each.failed ? "failed" : each.state === "waiting" && state !== "ended" && i === each.failed ? "next" : "";
     });
-    const left = each.wait_s && each.state === "waiting" ? each.next_in_s / each.wait_s : 0;
+    const left = each.wait_s && each.state === "waiting" && state !== "ended" ? each.next_in_s / each.wait_s : 0;
     row.querySelector(".countdown").style.width = `${left * 100}%`;
     text(row.querySelector(".held"), held(each));
-    each.orders.forEach(([n, ran], i) => {
-      const chip = child(row.querySelector(".orders"), i, () => element(`<li></li>`));
-      text(chip, n);
-      chip.classList.toggle("ran", ran);
-      chip.setAttribute("aria-label", `no. ${n}: ${ran ? "handled" : "held"}`);
-    });
+    showOrders(row.querySelector(".orders"), each);
+  });
+}
+
+function showOrders(list, { orders, held: count, ran }) {
+  const more = count + ran - orders.length; // the snapshot has only the first ones
+  const chips = orders.map(([n, done]) => [n, done, `no. ${n}: ${done ? "handled" : "held"}`]);
+  if (more > 0) chips.push([`+${number.format(more)}`, count === 0, `${number.format(more)} more`]);
+  chips.forEach(([words, done, label], i) => {
+    const chip = child(list, i, () => element(`<li></li>`));
+    text(chip, words);
+    chip.classList.toggle("ran", done);
+    chip.setAttribute("aria-label", label);
   });
 }
 
@@ -157,14 +171,15 @@ function customerRow(attempts) {
 
 function story({ state: now, handled, failed, next_in_s: next, number: id }, attempts) {
   if (now !== "waiting") return `order ${id} ${handled ? "is handled now" : "is a dead letter now"}`;
+  if (state === "ended") return `order ${id}: ${failed} of ${attempts} attempts failed before the demo ended`;
   if (failed === 0) return `order ${id}: attempt 1 of ${attempts}`;
   const then = failed >= attempts ? "giving up" : next > 0 ? `next in ${next.toFixed(1)} s` : "next attempt now";
-  return `order ${id} waits: attempt ${failed} of ${attempts} failed, ${then}`;
+  return `order ${id}: attempt ${failed} of ${attempts} failed, ${then}`;
 }
 
 function held({ state: now, held: count, ran }) {
   const orders = (n) => (n === 1 ? "1 order" : `${n} orders`);
-  if (now === "waiting") return count ? `${orders(count)} held behind it` : "";
+  if (now === "waiting") return count ? `${orders(count)} held` : "";
   return count ? `${orders(count)} still held` : ran ? `${ran === 1 ? "the held order has" : `all ${ran} held orders have`} run` : "";
 }
 
@@ -295,16 +310,19 @@ $("replay-all").addEventListener("click", () => replay($("replay-all"), "replay"
 // -- the rates and the log ---------------------------------------------------------------------------------------
 
 function showRates({ history, rate, handled }) {
-  const peak = Math.max(10, ...history.map((point) => point[1]));
+  const [published, peak] = [0, 1].map((which) => Math.max(0, ...history.map((point) => point[which])));
+  const top = Math.max(10, peak);
   const x = (i) => 400 - (history.length - 1 - i) * (400 / 89);
-  const y = (value) => 118 - (value / peak) * 96; // a burst is published faster than the chart is high
+  // A burst is published many times faster than it is handled. Its line stays at the upper edge; the legend has its peak.
+  const y = (value) => Math.max(4, 118 - (value / top) * 96);
   const line = (which) => history.map((point, i) => `${i ? "L" : "M"}${x(i).toFixed(1)} ${y(point[which]).toFixed(1)}`).join("");
   $("spark-handled").setAttribute("d", line(1));
   $("spark-published").setAttribute("d", line(0));
   $("spark-area").setAttribute("d", history.length ? `${line(1)}L400 118L${x(0)} 118Z` : "");
   text($("now-handled"), number.format(Math.round(rate.handled)));
   text($("now-published"), number.format(Math.round(rate.published)));
-  text($("peak"), number.format(Math.round(peak)));
+  text($("peak-handled"), number.format(Math.round(peak)));
+  text($("peak-published"), number.format(Math.round(published)));
   const waits = handled.map((event) => event[5]).sort((a, b) => a - b);
   text($("wait"), waits.length ? duration(waits[waits.length >> 1]) : "–");
 }
@@ -362,7 +380,7 @@ class Flow {
     const joined = this.lastSeq === 0;
     this.lastSeq = fresh.length ? fresh.at(-1)[0] : this.lastSeq;
     this.watched = new Set(watched);
-    this.owners = partitions.map(({ worker }) => ({ worker, alive: worker !== null && workers[worker - 1].alive }));
+    this.owners = partitions.map(({ worker }) => ({ worker, alive: worker !== null && (workers[worker - 1].alive || state === "ended") }));
     if (this.workers !== workers.length) this.measure(workers.length);
     if (!still.matches && !document.hidden && !joined && state === "live") {
       for (const [, partition, customer] of placed.slice(-20)) this.launch(customer, [["shop", 0], ["partitionIn", partition]]);
