@@ -36,8 +36,11 @@ class Running:
         raise AssertionError(f"no page: {self.printed} {self.process.communicate()}")
 
     def post(self, path: str) -> int:
+        return self.status("POST", path)
+
+    def status(self, method: str, path: str) -> int:
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
-            connection.request("POST", path)
+            connection.request(method, path)
             return connection.getresponse().status
 
     def letter(self, order: int) -> dict[str, Any]:

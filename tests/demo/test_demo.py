@@ -96,6 +96,8 @@ def test_the_buttons_of_the_page_do_what_they_say(demo: Running) -> None:
     failure = demo.letter(letter["number"])["failure"]
     first, last = (datetime.fromisoformat(failure[name]) for name in ("first", "last"))
     assert (last - first).total_seconds() >= 5  # long enough to watch
+    for wrong in ("", "?order=0", "?order=-1", "?order=x", f"?order={'9' * 5_000}"):
+        assert demo.status("GET", f"/letter{wrong}") == 404
     assert demo.post("/replay?order=0") == 409
     assert demo.post(f"/replay?order={letter['number']}") == 202
     demo.until(lambda now: not now["dead"] and now["balance"]["dead"] == 0)

@@ -12,7 +12,7 @@ USAGE = 2  # the command line, a setting or the application cannot work
 UNREACHABLE = 3  # the broker cannot be reached or used
 INTERRUPTED = 130  # Ctrl-C; a second stop signal ends with 128 + its number
 
-WORKS_S = 1.0  # a child that has lived this long after its hello counts as working
+WORKS_S = 1.0  # a child whose handlers joined their groups this long ago counts as working
 SETTLED_S = 30.0  # after a child that lived this long, the ends in a row are counted from 1 again
 _FIRST_DELAY_S = 0.25
 _MAX_DELAY_S = 30.0
@@ -79,14 +79,10 @@ def delay_s(record: Record) -> float:
 
 
 def is_hopeless(record: Record, end: End, *, limit: int, ever_worked: bool, others_work: bool) -> bool:
-    """Is another start pointless? Never while other children work: they go on, even if one cannot be replaced.
-
-    A mistake may be noticed late, when the child seemed to work already. So several such ends count, too.
-    """
+    """Is another start pointless? Never while other children work: they go on, even if one cannot be replaced."""
     if others_work:
         return False
-    mistake = end.code == USAGE and (not ever_worked or record.ends >= limit)
-    return mistake or (end.at_start and record.failed_starts >= limit)
+    return (end.at_start and record.failed_starts >= limit) or (end.code == USAGE and not ever_worked)
 
 
 class Held(Protocol):

@@ -254,10 +254,11 @@ class Live:
         await self._shop.place([customer] * BEHIND_POISON)
 
     async def _show_letter(self, arguments: Mapping[str, str]) -> Answer:
-        number = arguments.get("order", "")
-        letter = await self._dead.show(int(number)) if number.isdecimal() else None
+        asked = arguments.get("order", "")
+        found = [number for number in self._dead.records if str(number) == asked]
+        letter = await self._dead.show(found[0]) if found else None
         if letter is None:
-            return HTTPStatus.NOT_FOUND, "this dead letter was replayed"
+            return HTTPStatus.NOT_FOUND, "no such dead letter: it was replayed already"
         return HTTPStatus.OK, letter
 
     async def _replay(self, arguments: Mapping[str, str]) -> Answer:
