@@ -55,7 +55,7 @@ def variables() -> set[str]:
     return {f"ONWARD_{name.upper()}" for name in (*names(), *OTHER_VARIABLES)}
 
 
-def metrics(folder: Path) -> set[str]:
+def exported_metrics(folder: Path) -> set[str]:
     """The families that a running application exports."""
     app = Onward(f"sqlite:///{folder}/metrics.db")
 
@@ -91,6 +91,14 @@ def resolve(path: str) -> Any:
             continue
         return functools.reduce(getattr, parts[cut:], found)
     raise AttributeError(path)
+
+
+def exists(path: str) -> bool:
+    try:
+        resolve(path)
+    except AttributeError:
+        return False
+    return True
 
 
 @functools.cache

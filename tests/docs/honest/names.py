@@ -1,0 +1,97 @@
+"""Names of Python, files of the repository, and extras."""
+
+import ast
+import functools
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+from onward import Onward
+from onward.brokers.base import Broker
+from onward.failure.dead import DeadLetters
+from onward.observe.metrics import Registry
+from onward.settings import Settings
+from tests.docs.known import exists, extras, members, resolve
+from tests.docs.pages import Pages, blocks, code
+from tests.docs.settings_page import names
+from tests.examples import ROOT
+
+PARTS = {"dead": DeadLetters, "broker": Broker, "registry": Registry, "settings": Settings}  # of an application
+NOT_MODULES = ("onward.toml", "onward.db", "onward.topics", "onward.aside", "onward.kafka")  # files, topics, a logger
+
+
+def wrong_names(texts: Pages) -> list[str]:
+    """Imports, `onward.x.y`, and `app.x` where app is an application."""
+    problems = []
+    for each in code(texts):
+        for module, names_ in re.findall(r"from (onward[\w.]*) import ([\w, ]+)", each.text):
+            wrong = [name for name in re.split(r",\s*", names_.strip()) if name and not exists(f"{module}.{name}")]
+            problems += [each.problem(f"{module} has no {name}") for name in wrong]
+        for path in re.findall(r"(?<![\w/.@-])onward(?:\.[A-Za-z_]\w*)+", each.text):
+            if not path.startswith(NOT_MODULES) and not exists(path):
+                problems.append(each.problem(f"{path} does not exist"))
+        for part, inner in re.findall(
+            rf"(?<![\w.])(?:{_applications(texts[each.page])})\.(\w+)(?:\.(\w+))?", each.text
+        ):
+            if part != "py" and part not in _attributes(Onward):
+                problems.append(each.problem(f"Onward has no {part}"))
+            elif inner and part in PARTS and inner not in _attributes(PARTS[part]):
+                problems.append(each.problem(f"app.{part} has no {inner}"))
+    return problems
+
+
+def wrong_keywords(texts: Pages) -> list[str]:
+    """Keywords in calls of public classes and of methods of an application, where the code is complete Python."""
+    calls = {name: resolve(f"onward.{name}") for name in members("onward")}
+    calls |= {name: getattr(Onward, name) for name in members("onward.Onward") if callable(getattr(Onward, name, None))}
+    whole = [*blocks(texts, "python"), *(each for each in code(texts) if each.language == "inline")]
+    return [
+        each.problem(f"{name} has no keyword {keyword}")
+        for each in whole
+        for name, keyword in _keywords_of_calls(each.text)
+        if name in calls and keyword not in _accepted(calls[name])
+    ]
+
+
+def _keywords_of_calls(text: str) -> Iterator[tuple[str, str]]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            yield from ((name, each.arg) for each in node.keywords if each.arg is not None)
+
+
+def _accepted(call: Any) -> set[str]:
+    accepted = set(inspect.signature(call).parameters)
+    return accepted | set(names()) if call is Onward else accepted
+
+
+@functools.cache
+def _applications(page: str) -> str:
+    """The names that this page gives to an application, as a pattern."""
+    return "|".join(sorted({"app", *re.findall(r"^(\w+) = Onward\(", page, re.MULTILINE)}))
+
+
+@functools.cache
+def _attributes(kind: type) -> set[str]:
+    given = set(vars(kind(url="sqlite:///none.db"))) if kind is Onward else set()
+    return given | set(dir(kind)) | set(get_type_hints(kind))
+
+
+def wrong_files(texts: Pages) -> list[str]:
+    """Files of the repository, modules that are run with -m, and extras."""
+    return [each.problem(what) for each in code(texts) for what in _wrong_files(each.text)]
+
+
+def _wrong_files(text: str) -> Iterator[str]:
+    files = re.findall(r"(?<![\w/.:-])(?:examples|tests|src|docs|bench)/[\w./*-]*\w", text)
+    yield from (f"no file {path}" for path in files if not any(ROOT.glob(path)))
+    modules = re.findall(r"-m ((?:onward|bench|tests)[\w.]*)", text)
+    yield from (f"no module {module}" for module in modules if importlib.util.find_spec(module) is None)
+    named = [name for found in re.findall(r"(?:\bonward|\.)\[([a-z,]+)\]", text) for name in found.split(",")]
+    yield from (f"no extra {name}" for name in named if name not in extras())
