@@ -10,7 +10,7 @@ from typing import Any
 from onward.brokers.core.topic_rules import DEFAULT_PARTITIONS
 from onward.settings import Settings
 from tests.docs.known import exists, members, resolve, signature
-from tests.docs.pages import Pages, code
+from tests.docs.pages import Pages, code, imports
 from tests.docs.settings_page import names
 
 API = "docs/api.md"
@@ -82,10 +82,8 @@ def private_imports(texts: Pages) -> list[str]:
     public = {f"{path}.{name}" for path in tables(texts[API]) for name in members(path)} | {"onward.context.current"}
     return [
         each.problem(f"{module}.{name} is not on the API page")
-        for each in code(texts)
-        for module, names_ in re.findall(r"from (onward[\w.]*) import ([\w, ]+)", each.text)
-        for name in re.split(r",\s*", names_.strip())
-        if name and f"{module}.{name}" not in public
+        for each, module, name in imports(texts)
+        if f"{module}.{name}" not in public
     ]
 
 

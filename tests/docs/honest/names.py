@@ -14,7 +14,7 @@ from onward.failure.dead import DeadLetters
 from onward.observe.metrics import Registry
 from onward.settings import Settings
 from tests.docs.known import exists, extras, members, resolve
-from tests.docs.pages import Pages, blocks, code
+from tests.docs.pages import Pages, blocks, code, imports
 from tests.docs.settings_page import names
 from tests.examples import ROOT
 
@@ -24,14 +24,12 @@ NOT_MODULES = ("onward.toml", "onward.db", "onward.topics", "onward.aside", "onw
 
 def wrong_names(texts: Pages) -> list[str]:
     """Imports, `onward.x.y`, and `app.x` where app is an application."""
-    problems = []
+    found = imports(texts)
+    problems = [each.problem(f"{path} has no {name}") for each, path, name in found if not exists(f"{path}.{name}")]
     for each in code(texts):
-        for module, names_ in re.findall(r"from (onward[\w.]*) import ([\w, ]+)", each.text):
-            wrong = [name for name in re.split(r",\s*", names_.strip()) if name and not exists(f"{module}.{name}")]
-            problems += [each.problem(f"{module} has no {name}") for name in wrong]
-        for path in re.findall(r"(?<![\w/.@-])onward(?:\.[A-Za-z_]\w*)+", each.text):
-            if not path.startswith(NOT_MODULES) and not exists(path):
-                problems.append(each.problem(f"{path} does not exist"))
+        paths = re.findall(r"(?<![\w/.@-])onward(?:\.[A-Za-z_]\w*)+", each.text)
+        wrong = [path for path in paths if not path.startswith(NOT_MODULES) and not exists(path)]
+        problems += [each.problem(f"{path} does not exist") for path in wrong]
         for part, inner in re.findall(
             rf"(?<![\w.])(?:{_applications(texts[each.page])})\.(\w+)(?:\.(\w+))?", each.text
         ):
