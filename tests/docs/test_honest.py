@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from onward.brokers import SCHEMES
-from tests.docs.honest import api_page, commands, metrics, names, settings
+from tests.docs.honest import api_page, commands, links, metrics, names, settings
 from tests.docs.known import exported_metrics, extras
 from tests.docs.pages import Pages, pages
 
@@ -94,6 +94,8 @@ WRONG = [  # what a check must find; each of these was possible before
         "handler has no keyword threads",
     ),
     (names.wrong_keywords, "`Retry(tries=3)`", "Retry has no keyword tries"),
+    (links.wrong_links, '<img src="pictures/none.gif" width="680">', "no file pictures/none.gif"),
+    (links.wrong_links, "[start](start.md#nothing)", "start.md has no heading #nothing"),
     (names.wrong_files, "`examples/none.py`", "no file examples/none.py"),
     (names.wrong_files, "`python -m bench.none`", "no module bench.none"),
     (names.wrong_files, "`pip install 'onward[redis]'`", "no extra redis"),
