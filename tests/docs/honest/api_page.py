@@ -87,11 +87,15 @@ def private_imports(texts: Pages) -> list[str]:
     ]
 
 
+def setting_defaults() -> dict[str, set[float]]:
+    """Every setting, and the number that is its default."""
+    return {name: _numbers(getattr(Settings(), name)) for name in names()} | {"partitions": {DEFAULT_PARTITIONS}}
+
+
 @functools.cache
 def defaults(api: str) -> dict[str, set[float]]:
     """Every setting, public parameter and public field, and the numbers that are its defaults."""
-    found: dict[str, set[float]] = {name: _numbers(getattr(Settings(), name)) for name in names()}
-    found["partitions"] = {DEFAULT_PARTITIONS}
+    found = setting_defaults()
     for path in tables(api):
         for name in members(path):
             value = getattr(resolve(path), name, None)
