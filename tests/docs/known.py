@@ -116,6 +116,12 @@ def members(path: str) -> set[str]:
     return {name for name in named if not name.startswith("_")} - INTERNAL.get(path, set())
 
 
+def unlisted(module: ModuleType) -> list[str]:
+    """The public classes that the module defines and does not list in its __all__."""
+    ours = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    return [name for name in ours if name[0].isupper() and name not in module.__all__]
+
+
 def _is_ours(base: type) -> bool:
     return base.__module__.startswith("onward")
 

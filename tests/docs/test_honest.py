@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from onward import errors
 from onward.brokers import SCHEMES
 from tests.docs.honest import api_page, commands, links, metrics, names, settings
-from tests.docs.known import exported_metrics, extras
+from tests.docs.known import exported_metrics, extras, unlisted
 from tests.docs.pages import Pages, pages
 
 PAGES = pages()
@@ -19,6 +21,7 @@ CHECKS: list[Callable[[Pages], list[str]]] = [
     settings.wrong_values,
     settings.wrong_defaults,
     names.wrong_names,
+    names.wrong_classes,
     names.wrong_keywords,
     names.wrong_files,
     api_page.private_imports,
@@ -42,6 +45,17 @@ def test_the_metrics_of_the_docs_are_those_of_a_running_application(tmp_path: Pa
 def test_every_extra_exists_and_is_mentioned() -> None:
     assert {scheme.extra for scheme in SCHEMES.values() if scheme.extra} <= extras()
     assert not [name for name in extras() - {"all"} if f"onward[{name}]" not in "".join(PAGES.values())]
+
+
+def test_every_exception_is_listed() -> None:
+    assert not unlisted(errors), "add these to __all__ of onward.errors, and to the API page"
+
+
+def test_a_class_that_is_not_listed_is_found() -> None:
+    module = ModuleType("made_up")
+    module.__dict__.update(__all__=["Listed"], Listed=type("Listed", (), {"__module__": "made_up"}))
+    module.__dict__["Forgotten"] = type("Forgotten", (Exception,), {"__module__": "made_up"})
+    assert unlisted(module) == ["Forgotten"]
 
 
 WRONG = [  # what a check must find; each of these was possible before
@@ -98,6 +112,8 @@ WRONG = [  # what a check must find; each of these was possible before
     (names.wrong_names, "`app.start()`", "Onward has no start"),
     (names.wrong_names, "```python\nshop = Onward()\nshop.go()\n```", "Onward has no go"),
     (names.wrong_names, "`app.dead.remove(id)`", "app.dead has no remove"),
+    (names.wrong_classes, "it raises `BacklogFull`", "no public class is named BacklogFull"),
+    (names.wrong_classes, "it raises `Full(reason)`", "no public class is named Full"),
     (names.wrong_keywords, "`Onward(url, partition=3)`", "Onward has no keyword partition"),
     (
         names.wrong_keywords,

@@ -1,6 +1,7 @@
 """Names of Python, files of the repository, and extras."""
 
 import ast
+import builtins
 import functools
 import importlib.util
 import inspect
@@ -13,6 +14,7 @@ from onward.brokers.base import Broker
 from onward.failure.dead import DeadLetters
 from onward.observe.metrics import Registry
 from onward.settings import Settings
+from tests.docs.honest.api_page import API, tables
 from tests.docs.known import exists, extras, members, resolve
 from tests.docs.pages import Pages, blocks, code, imports
 from tests.docs.settings_page import names
@@ -20,6 +22,18 @@ from tests.examples import ROOT
 
 PARTS = {"dead": DeadLetters, "broker": Broker, "registry": Registry, "settings": Settings}  # of an application
 NOT_MODULES = ("onward.toml", "onward.db", "onward.topics", "onward.aside", "onward.kafka")  # files, topics, a logger
+RESULTS = (  # classes that the API page names only as what a method returns
+    "onward.failure.dead.Dropped",
+    "onward.failure.dead.LetterScan",
+    "onward.failure.dead.Replayed",
+    "onward.observe.metrics.Family",
+)
+NOT_OURS = {
+    *("AsyncConnection", "AsyncEngine", "AsyncSession", "Connection", "Session"),  # of SQLAlchemy
+    "CancelledError",  # of asyncio
+    "SortedSet",  # of sortedcontainers
+    "TimeoutStopSec",  # of systemd
+}
 
 
 def wrong_names(texts: Pages) -> list[str]:
@@ -38,6 +52,17 @@ def wrong_names(texts: Pages) -> list[str]:
             elif inner and part in PARTS and inner not in _attributes(PARTS[part]):
                 problems.append(each.problem(f"app.{part} has no {inner}"))
     return problems
+
+
+def wrong_classes(texts: Pages) -> list[str]:
+    """`BacklogFull` or `BacklogFull(...)` in the text: a name of the API page, of Python, or of another library."""
+    listed = {name for path in tables(texts[API]) for name in (path.rpartition(".")[2], *members(path))}
+    known = listed | {path.rpartition(".")[2] for path in RESULTS if exists(path)} | set(dir(builtins)) | NOT_OURS
+    inline = [each for each in code(texts) if each.language == "inline"]
+    found = [(each, re.fullmatch(r"((?:[A-Z][a-z]+)+)(?:\(.*\))?", each.text)) for each in inline]
+    return [
+        each.problem(f"no public class is named {name[1]}") for each, name in found if name and name[1] not in known
+    ]
 
 
 def wrong_keywords(texts: Pages) -> list[str]:

@@ -86,7 +86,7 @@ def _wrong_values(where: Code, given: Mapping[str, Any]) -> list[str]:
 def _accepts(name: str, value: object) -> bool:
     try:
         msgspec.convert(value, _types().get(name, Any), strict=False)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, TypeError):  # TypeError: no constant has this type
         return False
     return True
 
