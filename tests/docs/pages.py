@@ -44,7 +44,7 @@ def blocks(texts: Pages, language: str | None = None) -> Iterator[Code]:
     for page, text in texts.items():
         for block in _BLOCK.finditer(text):
             if language in (None, block[1]):
-                yield Code(page, _line(text, block.start()) + 1, block[2], block[1])
+                yield Code(page, line_of(text, block.start()) + 1, block[2], block[1])
 
 
 def imports(texts: Pages) -> Iterator[tuple[Code, str, str]]:
@@ -52,14 +52,14 @@ def imports(texts: Pages) -> Iterator[tuple[Code, str, str]]:
     inline = [each for each in code(texts) if each.language == "inline"]
     for each in (*blocks(texts), *inline):
         for found in _IMPORT.finditer(each.text):
-            where = each._replace(line=each.line + _line(each.text, found.start()) - 1)
+            where = each._replace(line=each.line + line_of(each.text, found.start()) - 1)
             listed = re.sub("#.*", "", found[2] or found[3])
             yield from ((where, found[1], part.split()[0]) for part in listed.split(",") if part.strip())
 
 
 def _block_lines(page: str, text: str) -> Iterator[Code]:
     for block in _BLOCK.finditer(text):
-        first = _line(text, block.start()) + 1
+        first = line_of(text, block.start()) + 1
         for number, line in _joined(block[2].splitlines()):
             yield Code(page, first + number, line, block[1])
 
@@ -84,9 +84,9 @@ def _spans(page: str, text: str) -> Iterator[Code]:
     prose = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
     for paragraph in re.finditer(r"(?:.+\n?)+", prose):
         for span in _SPAN.finditer(paragraph[0]):
-            line = _line(prose, paragraph.start() + span.start())
+            line = line_of(prose, paragraph.start() + span.start())
             yield Code(page, line, " ".join(span[1].split("\n")), "inline")
 
 
-def _line(text: str, at: int) -> int:
+def line_of(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1

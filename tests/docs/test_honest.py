@@ -8,7 +8,7 @@ import pytest
 
 from onward import errors
 from onward.brokers import SCHEMES
-from tests.docs.honest import api_page, commands, links, metrics, names, settings
+from tests.docs.honest import api_page, commands, fixed_values, links, metrics, names, settings
 from tests.docs.known import exported_metrics, extras, unlisted
 from tests.docs.pages import Pages, pages
 
@@ -24,6 +24,9 @@ CHECKS: list[Callable[[Pages], list[str]]] = [
     names.wrong_classes,
     names.wrong_keywords,
     names.wrong_files,
+    fixed_values.wrong_lists,
+    fixed_values.wrong_exit_codes,
+    fixed_values.wrong_paths,
     api_page.private_imports,
     api_page.wrong_tables,
     api_page.wrong_constructors,
@@ -121,6 +124,34 @@ WRONG = [  # what a check must find; each of these was possible before
         "handler has no keyword threads",
     ),
     (names.wrong_keywords, "`Retry(tries=3)`", "Retry has no keyword tries"),
+    (
+        fixed_values.wrong_lists,
+        "| exit code | meaning |\n|---|---|\n| 0 | a |\n| 1 | b |\n| 2 | c |\n| 4 | d |\n| 130 | e |",
+        "exit code: 4 does not exist, 3 is missing",
+    ),
+    (
+        fixed_values.wrong_lists,
+        "| path | answer |\n|---|---|\n| `/health/live` | a |\n| `/health/ready` | b |\n| `/metrics` | c |",
+        "path of the endpoint: /readings is missing",
+    ),
+    (
+        fixed_values.wrong_lists,
+        "| reason | |\n|-|-|\n| `worn_out` | |\n| `refused` | |\n| `undecodable` | |\n| `expired` | |\n| `crashed` | |",
+        "reason of a dead letter: worn_out does not exist, exhausted is missing",
+    ),
+    (
+        fixed_values.wrong_lists,
+        "The label `status` is `queued`, `running`, `delayed`, `stamping` or `leaving`.",
+        "status of an event: stamping does not exist, marking is missing",
+    ),
+    (fixed_values.wrong_exit_codes, "It exits with 7.", "no exit code is 7"),
+    (fixed_values.wrong_exit_codes, "```ini\nRestartPreventExitStatus=7\n```", "no exit code is 7"),
+    (
+        fixed_values.wrong_paths,
+        "```yaml\n  httpGet: {path: /healthz, port: 9464}\n```",
+        "the endpoint does not serve /healthz",
+    ),
+    (fixed_values.wrong_paths, "`/health/alive`", "the endpoint does not serve /health/alive"),
     (links.wrong_links, '<img src="pictures/none.gif" width="680">', "no file pictures/none.gif"),
     (links.wrong_links, "[start](start.md#nothing)", "start.md has no heading #nothing"),
     (names.wrong_files, "`examples/none.py`", "no file examples/none.py"),

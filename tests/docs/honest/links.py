@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from tests.docs.pages import Pages
+from tests.docs.pages import Pages, line_of
 from tests.examples import ROOT
 
 _MARKDOWN = r"\]\((?!https?:)([^)#]*)#?([^)]*)\)"
@@ -15,8 +15,8 @@ def wrong_links(texts: Pages) -> list[str]:
     problems = []
     for page, text in texts.items():
         for found in (*re.finditer(_MARKDOWN, text), *re.finditer(_HTML, text)):
-            line = text.count("\n", 0, found.start()) + 1
-            problems += [f"{page}:{line}: {what}" for what in _judge(page, found[1], found[2])]
+            where = f"{page}:{line_of(text, found.start())}"
+            problems += [f"{where}: {what}" for what in _judge(page, found[1], found[2])]
     return problems
 
 

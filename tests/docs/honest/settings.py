@@ -13,7 +13,7 @@ from onward import Onward
 from onward.settings import Settings
 from tests.docs.honest.api_page import API, defaults, setting_defaults
 from tests.docs.known import variables
-from tests.docs.pages import Code, Pages, blocks, code
+from tests.docs.pages import Code, Pages, blocks, code, line_of
 from tests.docs.settings_page import names
 
 NOT_VARIABLES = ("ONWARD_SERVICE_HOST", "ONWARD_PATITIONS")  # of Kubernetes, and a misspelt one
@@ -107,6 +107,6 @@ def wrong_defaults(texts: Pages) -> list[str]:
             is_setting = found[1] in names() and page != INBOX
             known = setting_defaults()[found[1]] if is_setting else defaults(texts[API]).get(found[1], set())
             if known and float(found[2].replace(",", "")) * units[found[3]] not in known:
-                line = text.count("\n", 0, found.start()) + 1
-                problems.append(f"{page}:{line}: the default of {found[1]} is {sorted(known)}, not {found[2]}")
+                where = f"{page}:{line_of(text, found.start())}"
+                problems.append(f"{where}: the default of {found[1]} is {sorted(known)}, not {found[2]}")
     return problems
