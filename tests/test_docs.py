@@ -9,6 +9,7 @@ from onward import Onward, settings
 from onward.brokers import SCHEMES, open_broker
 from onward.brokers.base import Features
 from tests.cli.shell import Shell
+from tests.docs.honest.links import anchors, wrong_links
 from tests.examples import ROOT, shown, source
 
 
@@ -20,16 +21,14 @@ def test_the_table_of_brokers_shows_their_features(tmp_path: Path) -> None:
     assert table.splitlines()[2:] == rows
 
 
-def test_every_link_of_the_docs_leads_to_a_file_and_a_heading() -> None:
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
-        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
-            file = page.parent / target if target else page
-            assert file.exists(), f"{page.name}: {target}"
-            assert not anchor or anchor in _anchors(file.read_text(encoding="utf-8")), f"{page.name}: {target}#{anchor}"
+def test_every_link_and_picture_of_the_docs_leads_to_a_file_and_a_heading() -> None:
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    problems = wrong_links({path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files})
+    assert not problems, "\n".join(["", *problems])
 
 
 def test_a_heading_is_linked_as_github_does() -> None:
-    assert _anchors("# One `app.dead`, two!\n\ntext\n## What is-where\n") == ["one-appdead-two", "what-is-where"]
+    assert anchors("# One `app.dead`, two!\n\ntext\n## What is-where\n") == ["one-appdead-two", "what-is-where"]
 
 
 def test_the_example_of_the_engines_is_the_one_that_runs(tmp_path: Path) -> None:
@@ -53,12 +52,6 @@ async def _features(url: str) -> Features:
     broker = await open_broker(settings.load(url))
     await broker.close()
     return broker.features
-
-
-def _anchors(page: str) -> list[str]:
-    """The anchors that GitHub gives to the headings."""
-    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
-    return [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
 
 
 def _row(scheme: str, features: Features) -> str:

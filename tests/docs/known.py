@@ -1,4 +1,4 @@
-"""What exists: the commands, settings, metrics, targets, extras and public names that the documentation may mention."""
+"""What exists: commands, settings, metrics, fixed values, targets, extras and public names."""
 
 import ast
 import asyncio
@@ -16,6 +16,11 @@ import typer
 
 from onward import Event, Onward
 from onward.cli import app as cli
+from onward.cli import policy
+from onward.failure import judge
+from onward.flow import dispatch, lag
+from onward.flow.entry import Stage
+from onward.observe import endpoint
 from onward.settings import _OTHER_NAMES as OTHER_VARIABLES
 from tests.docs.settings_page import names
 from tests.examples import ROOT
@@ -55,7 +60,7 @@ def variables() -> set[str]:
     return {f"ONWARD_{name.upper()}" for name in (*names(), *OTHER_VARIABLES)}
 
 
-def metrics(folder: Path) -> set[str]:
+def exported_metrics(folder: Path) -> set[str]:
     """The families that a running application exports."""
     app = Onward(f"sqlite:///{folder}/metrics.db")
 
@@ -67,6 +72,31 @@ def metrics(folder: Path) -> set[str]:
             return app.metrics()
 
     return set(re.findall(r"^# TYPE (\w+)", asyncio.run(exported()), re.MULTILINE))
+
+
+def exit_codes() -> set[int]:
+    """The constants of onward.cli.policy that are whole numbers."""
+    public = [value for name, value in vars(policy).items() if name.isupper() and not name.startswith("_")]
+    return {value for value in public if type(value) is int}
+
+
+def paths() -> set[str]:
+    """What the metrics endpoint serves."""
+    nothing: Any = None
+    return set(endpoint._pages(nothing, nothing))
+
+
+def reasons() -> set[str]:
+    """Why an event became a dead letter: what the judge of errors decides, and the crashes that the flow counts."""
+    returned = re.findall(r'"([a-z]+)"', inspect.getsource(judge.ErrorJudge._reason))
+    crashed = re.findall(r'reason="([a-z]+)"', inspect.getsource(dispatch))
+    return {*returned, *judge._REASONS.values(), *crashed}
+
+
+def states() -> set[str]:
+    """The states of an event that blocks a partition."""
+    named = re.findall(r'_blocked_by\(.*, "([a-z]+)"', inspect.getsource(lag))
+    return {stage.name.lower() for stage in Stage} | set(named)
 
 
 @functools.cache
@@ -93,6 +123,14 @@ def resolve(path: str) -> Any:
     raise AttributeError(path)
 
 
+def exists(path: str) -> bool:
+    try:
+        resolve(path)
+    except AttributeError:
+        return False
+    return True
+
+
 @functools.cache
 def members(path: str) -> set[str]:
     """The public names of a module, the public members of a class, or the keywords of a function."""
@@ -106,6 +144,12 @@ def members(path: str) -> set[str]:
         parameters = inspect.signature(found).parameters.values()
         named = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
     return {name for name in named if not name.startswith("_")} - INTERNAL.get(path, set())
+
+
+def unlisted(module: ModuleType) -> list[str]:
+    """The public classes that the module defines and does not list in its __all__."""
+    ours = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    return [name for name in ours if name[0].isupper() and name not in module.__all__]
 
 
 def _is_ours(base: type) -> bool:

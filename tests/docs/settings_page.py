@@ -47,8 +47,13 @@ def rendered(page: str) -> str:
 
 def table(group: list[str]) -> str:
     lines = ["| setting | default | values | brokers | meaning |", "|---|---|---|---|---|"]
-    lines += [f"| `{n}` | {default(n)} | {values(n)} | {brokers(n)} | {descriptions()[n]} |" for n in group]
+    lines += [f"| `{n}` | {default(n)} | {values(n)} | {brokers(n)} | {description(n)} |" for n in group]
     return "".join(f"{line}\n" for line in lines)
+
+
+def description(name: str) -> str:
+    assert name in descriptions(), f"the setting {name} has no description: write a string under its field in Settings"
+    return descriptions()[name]
 
 
 @functools.cache

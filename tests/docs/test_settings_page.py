@@ -2,9 +2,21 @@
 
 import re
 
+import pytest
+
 from onward.brokers import SCHEMES
 from tests.docs import settings_page
-from tests.docs.settings_page import GROUPS, PAGE, brokers, default, descriptions, names, rendered, values
+from tests.docs.settings_page import (
+    GROUPS,
+    PAGE,
+    brokers,
+    default,
+    description,
+    descriptions,
+    names,
+    rendered,
+    values,
+)
 
 
 def test_the_tables_are_up_to_date() -> None:
@@ -18,7 +30,13 @@ def test_every_setting_is_in_one_table_of_the_page() -> None:
 
 
 def test_every_setting_has_a_description() -> None:
+    assert all(description(name) for name in names())
     assert sorted(descriptions()) == sorted(names())
+
+
+def test_a_setting_without_a_description_is_named() -> None:
+    with pytest.raises(AssertionError, match="the setting turbo has no description: write a string under its field"):
+        description("turbo")
 
 
 def test_the_page_names_the_brokers_that_accept_a_setting() -> None:

@@ -1,0 +1,1 @@
+"""Checks of the documentation against what exists. Each takes pages and returns the problems that it finds."""
