@@ -26,7 +26,7 @@ from tests.docs.settings_page import names
 from tests.examples import ROOT
 
 INTERNAL = {
-    "onward.Onward": {"declared", "endpoint", "supervised"},
+    "onward.Onward": {"declared", "endpoint", "joined", "supervised"},
     "onward.failure.dead.DeadLetters": {"total", "tally", "aside", "steps"},
     "onward.failure.dead.LetterChoice": {"anywhere", "where", "names"},
 }
