@@ -124,6 +124,8 @@ WRONG = [  # what a check must find; each of these was possible before
         "handler has no keyword threads",
     ),
     (names.wrong_keywords, "`Retry(tries=3)`", "Retry has no keyword tries"),
+    (names.wrong_keywords, "`Retry(tries=5, ...)`", "Retry has no keyword tries"),
+    (names.wrong_keywords, "`Retry(tries=5, …)`", "Retry has no keyword tries"),
     (
         fixed_values.wrong_lists,
         "| exit code | meaning |\n|---|---|\n| 0 | a |\n| 1 | b |\n| 2 | c |\n| 4 | d |\n| 130 | e |",

@@ -79,6 +79,8 @@ def wrong_keywords(texts: Pages) -> list[str]:
 
 
 def _keywords_of_calls(text: str) -> Iterator[tuple[str, str]]:
+    """Dots at the end stand for further keywords."""
+    text = re.sub(r", *(?:\.\.\.|…)\)", ")", text)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
