@@ -16,7 +16,7 @@ class PartitionReading(msgspec.Struct, frozen=True, kw_only=True):
     queued: int  # open events that neither run nor wait for a retry
     running: int
     blocking_position: int | None  # of the event that blocks the watermark; None: there is none
-    blocking_state: str | None  # of its key: queued, running, delayed (for a retry), marking or leaving
+    blocking_state: str | None  # loading, queued, running, delayed (for a retry), marking or leaving
     blocking_attempt: int | None
     blocked_s: float  # how long the watermark has not moved
 

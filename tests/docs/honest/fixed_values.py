@@ -30,8 +30,7 @@ LISTS = (
     Listed("path of the endpoint", _TABLE.format("path"), _FIRST_CELL, paths()),
     Listed("reason of a dead letter", _TABLE.format("reason"), _FIRST_CELL, reasons()),
     Listed("reason of a failure", r"^\| `reason` \| (.*) \|$", _SPAN, reasons() | {"failed"}),
-    # "loading" lasts only for a moment after a takeover
-    Listed("status of an event", r"The label `status` is ([^|]*)", _SPAN, states(), {"loading"}),
+    Listed("status of an event", r"The label `status` is ([^|]*)", _SPAN, states()),
 )
 
 
