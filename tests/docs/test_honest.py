@@ -143,7 +143,7 @@ WRONG = [  # what a check must find; each of these was possible before
     ),
     (
         fixed_values.wrong_lists,
-        "The label `status` is `queued`, `running`, `delayed`, `stamping` or `leaving`.",
+        "The label `status` is `loading`, `queued`, `running`, `delayed`, `stamping` or `leaving`.",
         "status of an event: stamping does not exist, marking is missing",
     ),
     (fixed_values.wrong_exit_codes, "It exits with 7.", "no exit code is 7"),

@@ -22,7 +22,6 @@ class Listed(NamedTuple):
     place: str  # a pattern; its group is the list
     value: str  # a pattern for each value in the list
     real: Set[str]
-    optional: Set[str] = frozenset()
 
 
 LISTS = (
@@ -50,7 +49,7 @@ def wrong_lists(texts: Pages) -> list[str]:
 
 def _compared(listed: Listed, values: set[str]) -> Iterator[str]:
     wrong = [f"{value} does not exist" for value in sorted(values - listed.real)]
-    missing = [f"{value} is missing" for value in sorted(listed.real - listed.optional - values)]
+    missing = [f"{value} is missing" for value in sorted(listed.real - values)]
     if wrong or missing:
         yield f"{listed.what}: {', '.join(wrong + missing)}"
 
