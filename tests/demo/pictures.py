@@ -148,9 +148,9 @@ def take_stills(pages: list[Page]) -> None:
     expect(page.locator("#customers .story")).to_contain_text("attempt 2 of 3 failed", timeout=PATIENCE_S * 1000)
     page.wait_for_timeout(1200)
     image = importlib.import_module("PIL.Image")
-    for shown, name in zip(pages, ("demo-light.png", "demo-dark.png"), strict=True):
-        picture = image.open(io.BytesIO(shown.screenshot())).convert("RGB")
-        picture.quantize(256, dither=image.Dither.NONE).save(PICTURES / name, optimize=True)
+    shown = [page.screenshot() for page in pages]  # both before the slow saving, so that they show the same moment
+    for picture, name in zip(shown, ("demo-light.png", "demo-dark.png"), strict=True):
+        image.open(io.BytesIO(picture)).convert("RGB").save(PICTURES / name, optimize=True)
 
 
 if __name__ == "__main__":
