@@ -106,7 +106,7 @@ async def serving(system: System, place: Address, live: Callable[[], Health] = a
 def _cause(error: OSError) -> str:
     """Why the address cannot be used, without the number of the error."""
     known = {errno.EADDRINUSE: "the port is in use", errno.EACCES: "not permitted"}
-    if error.errno in errno.errorcode:  # asyncio puts the address into the text of such an error
+    if error.errno is not None and error.errno in errno.errorcode:  # asyncio puts the address into such a text
         return known.get(error.errno) or os.strerror(error.errno)
     return error.strerror or str(error)
 
