@@ -59,6 +59,7 @@ class Onward:
         self.registry = Registry()  # of metrics
         self.endpoint: str | None = None  # host:port where this process serves readings; part of its member name
         self.supervised: Supervised | None = None  # `onward run` sets it in the processes that it starts
+        self.joined: Callable[[], None] = lambda: None  # `run` calls it when every handler has joined its group
         self._hooks: list[Hook] = []
         self._opening = False
         self._opened: Opened | None = None
@@ -332,7 +333,9 @@ class Onward:
             if self._opened is None:
                 await stack.enter_async_context(self)
             stack.enter_context(stopping(self.stop))
-            await asyncio.wait([await stack.enter_async_context(self._beside(stops))])
+            task = await stack.enter_async_context(self._beside(stops))
+            self.joined()
+            await asyncio.wait([task])
 
     def running(self) -> AbstractAsyncContextManager[Self]:
         """Run the handlers in this event loop while the body of `async with` runs. Signals are not touched.

@@ -13,7 +13,7 @@ from onward.cli.supervisor import Supervisor
 from onward.observe.workers import Workers
 from onward.signals import ECHO_S
 from tests.cli.shell import Running, Shell, is_alive, until
-from tests.cli.system import publish
+from tests.cli.system import owners, publish
 from tests.cli.test_run import LINGERER, SLEEPER, SWALLOWER
 
 pytestmark = pytest.mark.slow  # real processes, seconds each
@@ -57,6 +57,15 @@ from onward.cli import leash
 
 leash.take().greet(leash.Hello(0.0))
 os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+LATE_MISTAKE = f"""
+import sys, time
+from onward.cli import leash
+
+leash.take().greet(leash.Hello(0.0))
+time.sleep({policy.WORKS_S + 0.5})
+sys.exit({policy.USAGE})
 """
 
 
@@ -273,6 +282,30 @@ def test_a_program_that_dies_right_after_its_hello_is_not_given_up(caplog: pytes
     assert not fleet.done
     fleet.stop()
     tend_until_done(fleet)
+
+
+def test_a_mistake_that_is_noticed_before_the_handlers_join_is_not_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    fleet = Supervisor([sys.executable, "-c", LATE_MISTAKE], 2)
+    tend_until_done(fleet)
+    assert fleet.code == policy.USAGE
+    assert caplog.text.count(" started") == 2
+    assert "starting another" not in caplog.text
+
+
+def test_a_worker_that_cannot_be_replaced_does_not_end_one_that_works(shell: Shell) -> None:
+    running = started(shell)
+    until(lambda: len(owners(shell.folder, "billing")) == 2, "both workers have joined")
+    time.sleep(policy.WORKS_S + 0.5)
+    shell.write("shop.py", "1 / 0")
+    os.kill(pids(running)[0], signal.SIGKILL)
+    running.saw(f"ended with exit code {policy.USAGE}; starting another", times=supervisor.START_LIMIT + 1)
+    publish(shell.folder, 1)
+    running.saw("billed 1")
+    running.send(signal.SIGTERM)
+    running.ended()
 
 
 def test_a_message_that_cannot_be_read_is_dropped_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,8 @@
 """The connection between a child process and its supervisor. The child ends when the supervisor ends.
 
-The child's stdin is one end of a socket pair. The child sends a Hello when it has started, then Reports, each as one
-line. The supervisor sends nothing, so when the socket closes, the supervisor has ended for whatever reason. A line is
-msgpack in base64, because JSON has no NaN and no infinity.
+The child's stdin is one end of a socket pair. The child sends a Hello when it has started, then a Joined and Reports,
+each as one line. The supervisor sends nothing, so when the socket closes, the supervisor has ended for whatever reason.
+A line is msgpack in base64, because JSON has no NaN and no infinity.
 """
 
 import base64
@@ -52,6 +52,10 @@ class Hello(msgspec.Struct, frozen=True):
     url: str | None = None  # of its broker, whose lock it may hold
 
 
+class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # so a Report cannot be read as one
+    """A child sends it once, when every handler has joined its group."""
+
+
 class Leash:
     """The child's end."""
 
@@ -64,14 +68,22 @@ class Leash:
     def greet(self, hello: Hello) -> None:
         self._link.sendall(_line(hello))
 
+    def join(self) -> None:
+        """Send that every handler has joined its group. If a part of a report is unsent, the next report sends both."""
+        self._unsent += _line(Joined())
+        self._send()
+
     def report(self, make: Callable[[], "Report"]) -> bool:
         """Send a report, without waiting for a supervisor that does not read. False: a part of it is still unsent, and
         the next call sends that part."""
         self._unsent = self._unsent or _line(make())
+        self._send()
+        return not self._unsent
+
+    def _send(self) -> None:
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._unsent:
                 self._unsent = self._unsent[self._link.send(self._unsent, socket.MSG_DONTWAIT) :]
-        return not self._unsent
 
 
 def _line(message: msgspec.Struct) -> bytes:

@@ -12,7 +12,7 @@ USAGE = 2  # the command line, a setting or the application cannot work
 UNREACHABLE = 3  # the broker cannot be reached or used
 INTERRUPTED = 130  # Ctrl-C; a second stop signal ends with 128 + its number
 
-WORKS_S = 1.0  # a child that has lived this long after its hello counts as working
+WORKS_S = 1.0  # a child whose handlers joined their groups this long ago counts as working
 SETTLED_S = 30.0  # after a child that lived this long, the ends in a row are counted from 1 again
 _FIRST_DELAY_S = 0.25
 _MAX_DELAY_S = 30.0

@@ -129,6 +129,7 @@ async def _run_supervised(app: "Onward", held: leash.Leash, place: "Address | No
         held.greet(leash.Hello(app.settings.drain_timeout_s, app.settings.url))
         app.endpoint = None if place is None else str(place.public)
         app.supervised = held.supervised
+        app.joined = held.join
         reporting = None if place is None else asyncio.create_task(_report(app, held))
         try:
             await app.run()

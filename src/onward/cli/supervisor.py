@@ -16,7 +16,7 @@ import msgspec
 
 from onward import brokers, clock
 from onward.cli import find, leash, policy
-from onward.cli.leash import MARKER, Hello, Message, Place
+from onward.cli.leash import MARKER, Hello, Joined, Message, Place
 from onward.cli.predecessors import Predecessors
 from onward.cli.watch import Watch
 from onward.observe.workers import Report, Workers
@@ -47,7 +47,7 @@ class ChildProcess:
         self.unreadable = 0  # messages that could not be decoded
         self.started = clock.now()
         self.hello: Hello | None = None
-        self.greeted_at = math.inf
+        self.joined_at = math.inf  # when its handlers joined their groups
         self.kill_at: float | None = None  # set when it was asked to end
         try:
             # Its own session, so that Ctrl-C reaches only the supervisor. Otherwise the child would get it twice.
@@ -75,12 +75,13 @@ class ChildProcess:
         return len(self._received) > _MESSAGE_LIMIT_BYTES
 
     def listen(self) -> list[Report]:
-        """Read the hello, if it has arrived. Returns the reports after it. Drops messages that cannot be decoded."""
+        """Read the messages that have arrived, and return the reports. Drops messages that cannot be decoded."""
         reports = []
         for line in self._lines():
             if self.hello is None:
                 self.hello = self._read(line, Hello)
-                self.greeted_at = math.inf if self.hello is None else clock.now()
+            elif self.joined_at == math.inf and leash.read(line, Joined) is not None:
+                self.joined_at = clock.now()
             elif (report := self._read(line, Report)) is not None:
                 reports.append(report)
         return reports
@@ -133,9 +134,9 @@ class Slot:
         self.start_at: float | None = 0.0  # None: when a file changes
 
     def works(self, now: float) -> bool:
-        """Has the child started, and lived for a while since?"""
+        """Have the child's handlers joined their groups, and has it lived for a while since?"""
         child = self.child
-        return child is not None and now - child.greeted_at > policy.WORKS_S
+        return child is not None and now - child.joined_at > policy.WORKS_S
 
     def is_due(self, now: float) -> bool:
         """May a child start in this slot now?"""
@@ -156,7 +157,7 @@ class Proved(IntEnum):
 
     NOTHING = 0
     STARTS = 1
-    WORKS = 2  # one has also lived for a while
+    WORKS = 2  # the handlers of one have joined their groups, and it has lived for a while since
 
 
 class LockWatch:
@@ -187,7 +188,8 @@ class LockWatch:
 class Supervisor:
     """`run` blocks. A program with a loop of its own calls `tend` a few times a second, then `stop`, until `done`.
 
-    The command is a program that calls `leash.take` at its start and sends its hello when it works; see leash.py.
+    The command is a program that calls `leash.take` at its start, sends its hello when it has started, and calls
+    `Leash.join` when it works; see leash.py.
     With `watch`, a changed file restarts the children, and a child that cannot start waits for the next change.
     `board` gets the children's reports.
     """
