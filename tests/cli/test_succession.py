@@ -31,7 +31,8 @@ app = Onward("sqlite:///shop.db", lease_s={seconds}, takeover_grace_s={seconds})
 @app.handler("orders", group="billing", {options})
 def bill(order: dict) -> None:
     {first}
-    print("billed", order["id"], os.getpid(), os.getppid(), flush=True)
+    line = f"billed {{order['id']}} {{os.getpid()}} {{os.getppid()}}\\n"
+    os.write(1, line.encode())  # print would write the line and its end apart, and threads could mix them
 """
 
 

@@ -1,6 +1,7 @@
 """Chromium without a window, driven through its debugging port."""
 
 import http.client
+import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -34,10 +35,12 @@ class ChromiumServer(Server):
         ]
 
     def probe(self) -> None:
+        """It has opened its first page. A client that connects while it still starts may wait without end."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PROBE_S)
         try:
-            connection.request("GET", "/json/version")
-            connection.getresponse().read()
+            connection.request("GET", "/json/list")
+            if not any(target["type"] == "page" for target in json.load(connection.getresponse())):
+                raise ConnectionError("Chromium has no page yet")
         finally:
             connection.close()
 
