@@ -68,6 +68,22 @@ def test_members_take_their_shares_without_waiting_for_the_lease_or_the_grace(tm
     asyncio.run(scenario())
 
 
+def test_a_lease_renewed_before_the_first_receive_needs_no_grace_later(tmp_path: Path) -> None:
+    """A renewal between the claim and the first receive once marked the owner as one that waits for a grace."""
+
+    async def scenario() -> None:
+        path = tmp_path / "shop.db"
+        async with opened(path) as killed, opened(path) as broker:
+            await broker.publish([Event(new_id(), "orders", "k", b"1")])
+            first = await join(killed, "first")
+            await first._manager._next_turn()  # type: ignore[attr-defined]
+            await assigned([first], 4)
+            found = await assigned([await join(broker, "second", "first")], 4)
+            assert all(each.unclean for each in found.values()), "the events may have run"
+
+    asyncio.run(scenario())
+
+
 def test_partitions_of_a_replacement_that_left_before_it_began_need_no_grace(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "shop.db"

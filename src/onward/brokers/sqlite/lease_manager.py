@@ -261,7 +261,8 @@ class LeaseManager:
         turn.decisions = leasing.decide(situation, [view for view, _ in views.values()], tx.now)
         self._give_back(tx, turn)
         kept = {hold.own.part: hold for hold in turn.decisions.renewed if hold not in turn.decisions.unannounced}
-        leases.renew(tx.db, self.group, {part: not hold.announced for part, hold in kept.items()}, turn.lease)
+        waits = {part: hold.own.grace_s > 0 and not hold.announced for part, hold in kept.items()}
+        leases.renew(tx.db, self.group, waits, turn.lease)
         for topic, (view, _) in views.items():
             self._list(tx, turn, topic, view.members)
         parts = self.enrolment.parts
