@@ -33,6 +33,7 @@ from onward.demo.shop import (
 from onward.demo.sweep import reach
 from onward.demo.view import TICK_S, PartitionView, View
 from onward.errors import BrokerError
+from onward.signals import STOP_SIGNALS
 
 # Slow enough to watch. A burst lasts some seconds, so you can kill a worker in the middle of it. The three attempts of
 # a poison order take 2 + 4 seconds, so you can watch its customer wait.
@@ -44,7 +45,7 @@ MOST_IN_FLIGHT = 50_000  # with more orders in flight the shop refuses another b
 MOST_AT_ONCE = 5  # bursts and poison orders that the shop places at the same time
 _LOOK_FOR_DEAD_S = 1.0
 _REPLAY_WAIT_S = 8.0
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 
 Answer = tuple[HTTPStatus, str]
 T = TypeVar("T")
