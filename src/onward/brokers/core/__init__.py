@@ -6,6 +6,7 @@ subscription.py    the shell of a subscription: the receive loop, pause and resu
 publishing.py      ordered publishing in windows: per key, what fails stops what follows
 share.py           the fair share of partitions, and what a member should claim or give up (pure)
 leasing.py         what a member does about its leases in one turn (pure); a store carries it out
+lease_requests.py  what a subscription asks of the next turn of its leases
 observed.py        whether another member's lease is over, by our own clock (pure)
 session_clock.py   until when a group that answers requests surely counts us in (pure)
 asides.py          filters, pages and cursors of an aside (pure)
