@@ -177,9 +177,11 @@ class RedisTurn:
         return Done([hold for hold in claimed if hold is not None], any(hold is None for hold in claimed))
 
     def free_gone(self, look: Look) -> None:
-        """Free what members without a process own, for any member, and take them off the list."""
+        """Free what members without a process own, for any member, and take them off the list. We are on it first, so
+        that no other member takes our share."""
         gone = self._member.gone
-        commands = [
+        commands = [self._enlist(topic) for topic in look.members]
+        commands += [
             scripts.FREE([self._member.key(partition)], self.link.incarnation, view.owner)
             for partition, view in look.views.items()
             if member_of(owner_of(view.owner)).name in gone
@@ -187,8 +189,7 @@ class RedisTurn:
         for topic, listed in look.members.items():
             names = [name for name in listed if member_of(name).name in gone]
             commands += [("HDEL", self._member.members(topic), *names)] if names else []
-        if commands:
-            self.link.call(*commands, *map(self._news, self._member.topics))
+        self.link.call(*commands, *map(self._news, self._member.topics))
 
     def leave(self, releases: Mapping[RedisHold, tuple[bool, bool]]) -> None:
         """By hold: whether it ends cleanly, and whether no process of the owner before is left."""
@@ -204,15 +205,18 @@ class RedisTurn:
     def _listing(self, look: Look, decisions: Decisions[RedisPlace]) -> list[Command]:
         """Keep the list of members true: the dead are struck off, and so are we when we retire."""
         me, commands = self._member, []
-        lease_ms = int(self.settings.lease_s * 1000)
-        self._beat += 1
         for topic in look.members:
             struck = decisions.struck.get(topic, [])
             self.watch.forget((), [member_place(topic, name) for name in struck])
             commands += [("HDEL", me.members(topic), *struck)] if struck else []
             if not decisions.retires:
-                commands.append(scripts.ENLIST([me.members(topic)], me.owner, self._beat, lease_ms, me.ttl_ms))
+                commands.append(self._enlist(topic))
         return commands
+
+    def _enlist(self, topic: str) -> Command:
+        me, lease_ms = self._member, int(self.settings.lease_s * 1000)
+        self._beat += 1
+        return scripts.ENLIST([me.members(topic)], me.owner, self._beat, lease_ms, me.ttl_ms)
 
     def _changes_list(self, look: Look, decisions: Decisions[RedisPlace]) -> bool:
         """Whether a member comes or goes, which all others must hear of."""
