@@ -82,7 +82,7 @@ def completed(settings: Settings) -> Settings:
 
 
 def _not_taken(given: str, name: str, scheme: Scheme) -> str:
-    others = [other.label for other in SCHEMES.values() if name in other.takes]
+    others = dict.fromkeys(other.label for other in SCHEMES.values() if name in other.takes)
     return f"{given}: {scheme.label} does not take it; remove it there (it is for {' and '.join(others)})"
 
 

@@ -35,7 +35,7 @@ from onward.brokers.redis.group_watch import GroupWatch
 from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.lease_turn import RedisTurn
-from onward.brokers.redis.link import Address, Link, LinkDown, LinkThread, Pauses
+from onward.brokers.redis.link import RedisAddress, Link, LinkDown, LinkThread, Pauses
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
@@ -54,7 +54,7 @@ _OPEN_S = 5.0  # for a server that does not answer yet
 async def open_broker(url: str, settings: Settings) -> Broker:
     """The server that the URL names, asked what it is. BrokerError: it does not answer, or cannot be used.
     BadSetting: it is less durable than `durability` says."""
-    address = Address.of(url, settings)
+    address = RedisAddress.of(url, settings)
     facts = await asyncio.to_thread(_checked, address, settings)
     if is_weaker(facts.durability, settings.durability):
         raise BadSetting(
@@ -67,7 +67,7 @@ async def open_broker(url: str, settings: Settings) -> Broker:
     return RedisBroker(address, facts, settings)
 
 
-def _checked(address: Address, settings: Settings) -> ServerFacts:
+def _checked(address: RedisAddress, settings: Settings) -> ServerFacts:
     link, pauses = Link(address), Pauses()
     deadline = time.monotonic() + min(_OPEN_S, settings.publish_timeout_s)
     try:
@@ -89,7 +89,7 @@ def _checked(address: Address, settings: Settings) -> ServerFacts:
 
 
 class RedisBroker:
-    def __init__(self, address: Address, facts: ServerFacts, settings: Settings) -> None:
+    def __init__(self, address: RedisAddress, facts: ServerFacts, settings: Settings) -> None:
         self.features = Features(
             stable_positions=True,
             fence=True,

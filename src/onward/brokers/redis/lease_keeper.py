@@ -16,7 +16,7 @@ from onward.brokers.core import leasing
 from onward.brokers.core.lease_requests import Requests, answer
 from onward.brokers.core.leasing import Decisions, Situation
 from onward.brokers.redis.joined_topics import JoinedTopics
-from onward.brokers.redis.lease_turn import Done, Look, RedisTurn
+from onward.brokers.redis.lease_turn import TurnDone, Look, RedisTurn
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisMember, RedisPlace
 from onward.brokers.redis.trimmer import Trimmer
@@ -213,7 +213,7 @@ class LeaseKeeper:
         self,
         requests: Requests[RedisPlace],
         decisions: Decisions[RedisPlace],
-        done: Done,
+        done: TurnDone,
         look: Look,
         *,
         sure: float | None,

@@ -56,7 +56,7 @@ class Look(msgspec.Struct):
         return [hold for hold, view in found if view and not (view.has_stream and view.current_log == hold.log_id)]
 
 
-class Done(NamedTuple):
+class TurnDone(NamedTuple):
     """What became of the decisions."""
 
     claimed: list[RedisHold]
@@ -159,7 +159,7 @@ class RedisTurn:
 
     # -- carrying out ---------------------------------------------------------------------------------------------
 
-    def act(self, look: Look, decisions: Decisions[RedisPlace], dropped: Sequence[RedisHold]) -> Done:
+    def act(self, look: Look, decisions: Decisions[RedisPlace], dropped: Sequence[RedisHold]) -> TurnDone:
         """`dropped`: given back uncleanly, because their lease lapsed or their log is another one."""
         free = [(hold, clean, False) for hold, clean in decisions.released.items()]
         free += [(hold, False, False) for hold in (*decisions.overdue, *dropped)]
@@ -174,7 +174,7 @@ class RedisTurn:
         self.watch.forget([hold.own.token for hold, _, _ in free])
         answers = replies[len(releases) + len(listing) :][: len(claims)]
         claimed = [self._claimed(seat, answer) for seat, answer in zip(decisions.claims, answers, strict=True)]
-        return Done([hold for hold in claimed if hold is not None], any(hold is None for hold in claimed))
+        return TurnDone([hold for hold in claimed if hold is not None], any(hold is None for hold in claimed))
 
     def free_gone(self, look: Look) -> None:
         """Free what members without a process own, for any member, and take them off the list. We are on it first, so

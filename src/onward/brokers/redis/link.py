@@ -45,14 +45,14 @@ class LinkDown(BrokerError):
         self.final = final
 
 
-class Address(NamedTuple):
+class RedisAddress(NamedTuple):
     """Where the server is, and how to connect to it."""
 
     name: str  # without secrets
     options: Mapping[str, Any]
 
     @classmethod
-    def of(cls, url: str, settings: Settings) -> "Address":
+    def of(cls, url: str, settings: Settings) -> "RedisAddress":
         try:
             options = cast("dict[str, Any]", _parse_url(url)) | {
                 name: _client_value(name, value) for name, value in settings.client.items()
@@ -101,7 +101,7 @@ class Pauses:
 
 
 class Link:
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: RedisAddress) -> None:
         self.address = address
         self.incarnation = ""  # of the server that this connection leads to
         self.trouble = ""  # why the last call had no answer
@@ -213,7 +213,7 @@ class LinkThread:
     """A thread with a connection of its own, for calls from event loops. A caller that is cancelled leaves its call on
     its way: it is carried out, and nothing reads a wrong answer."""
 
-    def __init__(self, address: Address, name: str) -> None:
+    def __init__(self, address: RedisAddress, name: str) -> None:
         self._link = Link(address)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onward-redis-{name}")
         self._closed = False

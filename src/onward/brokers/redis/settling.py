@@ -20,7 +20,7 @@ from onward.event import Partition
 Stored = tuple[str, bytes, bytes]
 
 
-class SettlePart(NamedTuple):
+class PartitionSettle(NamedTuple):
     """What one partition gets."""
 
     hold: RedisHold
@@ -40,7 +40,7 @@ def parts(
     progress: Sequence[Progress],
     aside: Sequence[AsideRecord],
     gone: Sequence[str],
-) -> tuple[list[SettlePart], dict[Partition, str]]:
+) -> tuple[list[PartitionSettle], dict[Partition, str]]:
     """By partition, and the partitions whose records cannot be encoded."""
     fields = {each.partition: encoded(each) for each in progress if each.partition in holds}
     records: dict[Partition, list[Stored]] = {}
@@ -57,7 +57,7 @@ def parts(
             places.setdefault(partition, []).append(place_of(id_))
     touched = dict.fromkeys([*fields, *records, *places])
     found = [
-        SettlePart(holds[each], fields.get(each, ProgressFields()), records.get(each, ()), places.get(each, ()))
+        PartitionSettle(holds[each], fields.get(each, ProgressFields()), records.get(each, ()), places.get(each, ()))
         for each in touched
         if each not in refused
     ]
@@ -70,7 +70,7 @@ def _homes(holds: Iterable[RedisHold], id_: str) -> list[Partition]:
     return [hold.partition for hold in holds if hold.log_id == record_log(id_)] or [hold.partition for hold in holds]
 
 
-def settle(link: Link, group: str, settled: Sequence[SettlePart]) -> Settled:
+def settle(link: Link, group: str, settled: Sequence[PartitionSettle]) -> Settled:
     link.connect()
     replies = link.call(*[_command(link, group, part) for part in settled])
     answer = Settled([], {}, "")
@@ -79,7 +79,7 @@ def settle(link: Link, group: str, settled: Sequence[SettlePart]) -> Settled:
     return answer
 
 
-def _noted(answer: Settled, part: SettlePart, reply: Any) -> Settled:
+def _noted(answer: Settled, part: PartitionSettle, reply: Any) -> Settled:
     partition = part.hold.partition
     if reply == b"ok":
         return answer
@@ -94,7 +94,7 @@ def _noted(answer: Settled, part: SettlePart, reply: Any) -> Settled:
     return answer
 
 
-def _command(link: Link, group: str, part: SettlePart) -> Command:
+def _command(link: Link, group: str, part: PartitionSettle) -> Command:
     keys = keys_of(part.hold.partition)
     names = [keys.group(group), *(keys.aside(group) if part.records or part.gone else ())]
     records = [value for record in part.records for value in record]
