@@ -1,19 +1,21 @@
 """The aside: records out of the flow, in hashes beside their partition's log."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onward.brokers.base import AsideRecord, Count, Filter, Page, State
-from onward.brokers.core.asides import RecordPlace, fitting, matches, mentions, oldest
+from onward.brokers.core.asides import RecordPlace, buried, fitting, matches, mentions, oldest
 from onward.brokers.redis import aside_rows, topics
 from onward.brokers.redis.aside_rows import RecordRow
 from onward.brokers.redis.keys import TopicKeys, keys_of
 from onward.brokers.redis.link import Link, LinkThread
-from onward.brokers.redis.log_scripts import MOVE
+from onward.brokers.redis.log_scripts import BURY, MOVE, NEWS
 from onward.brokers.redis.positions import hex_of
 from onward.event import Partition
 
 _PAGE = 500  # rows looked at together
+_RECREATED = "the log of its partition is another one now; its place in it is another event's"
 _TRIES = 20  # of a move whose record changes meanwhile
 
 Target = tuple[State, float | None]  # a state and when it is due
@@ -114,15 +116,18 @@ class GroupRecords:
         for id_ in dict.fromkeys(ids):
             if aside_rows.is_id(id_):
                 wanted.setdefault(aside_rows.index_of(id_), []).append(aside_rows.place_of(id_))
-        moved = 0
-        for spec in topics.listed(link):
-            before = moved
-            for index, places in wanted.items():
-                if index < spec.partitions:
-                    moved += self._move(link, Partition(spec.name, index), places, expect, to)
-            if moved > before:
-                link.ask(("XADD", TopicKeys(spec.name).news(self._group), "MAXLEN", 1, "*", "n", "1"))
-        return moved
+        homes = [
+            Partition(spec.name, index) for spec in topics.listed(link) for index in wanted if index < spec.partitions
+        ]
+        has_rows = link.ask(*[("EXISTS", keys_of(each).rows(self._group)) for each in homes]) if homes else ()
+        moved: dict[Partition, int] = {}
+        for home, exists in zip(homes, has_rows, strict=True):
+            if exists and (count := self._move(link, home, wanted[home.index], expect, to)):
+                moved[home] = count
+        if moved:
+            named = {home.topic: None for home in moved}
+            link.ask(*[NEWS([TopicKeys(topic).news(self._group)], "") for topic in named])
+        return sum(moved.values())
 
     def _move(self, link: Link, partition: Partition, places: Sequence[str], expect: State, to: Target | None) -> int:
         """A record that changes between our read and our write is read again."""
@@ -164,13 +169,11 @@ class GroupRecords:
 
     def _bury(self, link: Link, found: Sequence[FoundRow]) -> None:
         """Make dead letters of what waits in the aside of a former log: its positions belong to other events now."""
-        for each in found:
-            if each.state is not State.DEAD:
-                keys = keys_of(each.partition)
-                (data,) = link.ask(("HGET", keys.rows(self._group), each.place))
-                new = aside_rows.moved(each.row, State.DEAD, None)
-                names = [keys.group(self._group), *keys.aside(self._group), keys.moves(self._group)]
-                link.ask(MOVE(names, each.place, data or b"", new, b""))
+        open_ = [each for each in found if each.state is not State.DEAD]
+        for each, record in self._records(link, open_):
+            _, row, body = aside_rows.stored(buried(record, _RECREATED, time.time()))
+            names = keys_of(each.partition).aside(self._group)[:2]
+            link.ask(BURY(names, each.place, aside_rows.encoded(each.row), row, body))
 
     def _matching(self, link: Link, where: Filter, after: RecordPlace | None) -> Iterator[list[FoundRow]]:
         for spec in topics.listed(link):

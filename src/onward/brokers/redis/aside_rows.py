@@ -84,6 +84,10 @@ def row_of(data: bytes) -> RecordRow | None:
         return None
 
 
+def encoded(row: RecordRow) -> bytes:
+    return _encode(row)
+
+
 def moved(row: RecordRow, to: State, due: float | None) -> bytes:
     """The row after an operator moved the record. Leaving the state dead resets the tries."""
     tries = Tries() if row.state is State.DEAD else row.tries

@@ -1,8 +1,11 @@
 """How much of a topic some group has not finished, and how much of it a partition may have."""
 
+from collections.abc import Sequence
+
 from onward.brokers.redis.keys import keys_of
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import BACKLOG
+from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.topics import RedisTopics
 from onward.event import Partition
 
@@ -26,31 +29,36 @@ class BacklogLimit:
         """Look again. Returns why these bytes are refused; empty: try again."""
         topic = self._topics.known(partition.topic)
         count = topic.partitions if topic is not None else partition.index + 1
-        backlogs, slowest = {}, ""
-        for index in range(count):
-            each = Partition(partition.topic, index)
-            backlogs[each], group = _backlog(link, each)
-            slowest = group if each == partition else slowest
-        left = self._max_bytes - sum(backlogs.values())
-        for each, backlog in backlogs.items():
+        found = _backlogs(link, [Partition(partition.topic, index) for index in range(count)])
+        left = self._max_bytes - sum(backlog for backlog, _ in found.values())
+        for each, (backlog, _) in found.items():
             self._allowances[each] = backlog + max(0, left) // count
+        backlog, slowest = found[partition]
         if size <= left:
-            self._allowances[partition] = max(self._allowances[partition], backlogs[partition] + size)
+            self._allowances[partition] = max(self._allowances[partition], backlog + size)
             return ""
         return _complaint(partition.topic, self._max_bytes, slowest)
 
 
-def _backlog(link: Link, partition: Partition) -> tuple[int, str]:
+def _backlogs(link: Link, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, str]]:
     """The bytes that some group has not finished, and the group that is furthest behind."""
-    keys = keys_of(partition)
+    found: dict[Partition, tuple[int, str]] = {}
     for _ in range(_TRIES):
-        (names,) = link.ask(("SMEMBERS", keys.groups))
-        groups = [name.decode() for name in names]
-        members = [keys.group(group) for group in groups]
-        (reply,) = link.ask(BACKLOG([keys.stream, keys.meta, keys.marks, keys.groups, *members]))
-        if reply[0] == b"ok":
-            return int(reply[1]), groups[reply[2] - 1] if reply[2] else ""
-    return 0, ""
+        left = [each for each in partitions if each not in found]
+        if not left:
+            break
+        sets = link.ask(*[("SMEMBERS", keys_of(each).groups) for each in left])
+        groups = [[name.decode() for name in names] for names in sets]
+        replies = link.ask(*map(_figures, left, groups))
+        for each, names, reply in zip(left, groups, replies, strict=True):
+            if reply[0] == b"ok":
+                found[each] = int(reply[1]), names[reply[2] - 1] if reply[2] else ""
+    return dict.fromkeys(partitions, (0, "")) | found
+
+
+def _figures(partition: Partition, groups: Sequence[str]) -> Command:
+    keys = keys_of(partition)
+    return BACKLOG([keys.stream, keys.meta, keys.marks, keys.groups, *[keys.group(group) for group in groups]])
 
 
 def _complaint(topic: str, max_bytes: int, slowest: str) -> str:

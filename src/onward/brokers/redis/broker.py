@@ -35,7 +35,7 @@ from onward.brokers.redis.group_watch import GroupWatch
 from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.lease_turn import RedisTurn
-from onward.brokers.redis.link import RedisAddress, Link, LinkDown, LinkThread, Pauses
+from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, Pauses, RedisAddress
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
@@ -48,6 +48,7 @@ from onward.settings import Settings, check_name
 
 log = logging.getLogger("onward")
 
+_LEAST_PATIENCE_S = 0.5  # with an answer about leases
 _OPEN_S = 5.0  # for a server that does not answer yet
 
 
@@ -61,8 +62,8 @@ async def open_broker(url: str, settings: Settings) -> Broker:
             f"durability={settings.durability!r}: Redis at {address.name} has {facts.durability!r}; set appendonly yes "
             "and appendfsync always (for window: everysec) there, or leave the setting out"
         )
-    for finding in facts.findings():
-        if finding.level == "error" or (finding.level == "warning" and facts.durability == "memory"):
+    for finding in facts.findings() if facts.durability == "memory" else ():
+        if finding.level != "ok":
             log.warning("Redis at %s: %s; %s", address.name, finding.what, finding.cure)
     return RedisBroker(address, facts, settings)
 
@@ -158,7 +159,8 @@ class RedisBroker:
     async def _joined(self, member: RedisMember) -> RedisSubscription:
         settings, watch = self._settings, GroupWatch(member.owner, self._settings.lease_s)
         holdings: RedisHoldings = Holdings(Bell())
-        turn = RedisTurn(Link(self._address), member, watch, settings)
+        patience_s = min(TIMEOUT_S, max(_LEAST_PATIENCE_S, settings.lease_s / 2))
+        turn = RedisTurn(Link(self._address, patience_s), member, watch, settings)
         keeper = LeaseKeeper(
             turn, member, JoinedTopics(self._topics, member), holdings, Trimmer(self._topics, settings)
         )

@@ -277,15 +277,14 @@ class RedisCourier:
         return ""
 
     def _redeclare(self, partition: Partition) -> None:
-        """The topic was deleted, or has another count. PartitionsDiffer: the latter."""
-        known = self._topics.known(partition.topic)
+        """Its keys were deleted, or it has another partition count. PartitionsDiffer: the latter."""
+        if self._topics.known(partition.topic) is None:
+            raise BrokerError(f"topic {partition.topic} was dropped meanwhile; publish again")
         try:
-            topic = self._topics.resolve(self._link, partition.topic)
+            self._topics.resolve(self._link, partition.topic)
         except OnwardError:
             self._topics.forget(partition.topic)  # the next call of publish says so
             raise
-        if known is not None and topic.partitions != known.partitions:
-            raise BrokerError(f"topic {partition.topic} has another partition count now; publish again")
 
     def _producer(self, partition: Partition) -> Producer:
         producer = self._producers.get(partition)

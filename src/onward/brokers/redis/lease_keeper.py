@@ -16,7 +16,7 @@ from onward.brokers.core import leasing
 from onward.brokers.core.lease_requests import Requests, answer
 from onward.brokers.core.leasing import Decisions, Situation
 from onward.brokers.redis.joined_topics import JoinedTopics
-from onward.brokers.redis.lease_turn import TurnDone, Look, RedisTurn
+from onward.brokers.redis.lease_turn import Look, RedisTurn, TurnDone
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisMember, RedisPlace
 from onward.brokers.redis.trimmer import Trimmer
@@ -89,7 +89,7 @@ class LeaseKeeper:
         link.connect()
         self._joined.join(link)
         if self.member.gone:
-            self._turn.free_gone(self._turn.look(self._joined.partitions, ()))
+            self._turn.free_gone(self._turn.look(self._joined.partitions, (), 0.0))
 
     def start(self) -> None:
         self.look_at(0.0)
@@ -135,6 +135,9 @@ class LeaseKeeper:
         if self.failure is not None:
             return answer(requests.waiters)
         lapsed = self._lapse(held)
+        if not lapsed:
+            self._turn.link.connect()  # which may take long
+            lapsed = self._lapse(held)
         kept = {} if lapsed else held
         if requests.leaving:
             self._leave(requests, kept)
@@ -156,7 +159,7 @@ class LeaseKeeper:
         self, requests: Requests[RedisPlace], held: Mapping[Partition, RedisHold], lapsed: list[RedisHold]
     ) -> None:
         turn, partitions = self._turn, self._joined.partitions
-        look = turn.look(partitions, list(held.values()))
+        look = turn.look(partitions, list(held.values()), self._sure)
         turn.broken = look.broken
         dropped, deleted = self._joined.vanished(look)
         if dropped:

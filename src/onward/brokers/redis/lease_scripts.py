@@ -1,7 +1,7 @@
 """Scripts of topics, groups and leases. `inc` is the server's incarnation: a restart or a fail-over, which can lose the
 last writes, changes it. A script with another incarnation than the stored one answers `void` and writes nothing."""
 
-from onward.brokers.redis.scripts import HEX, NOW, STREAM, Script
+from onward.brokers.redis.scripts import HEX, NOW, SPARE, STREAM, Script
 
 # KEYS stream meta marks; ARGV inc log version. Makes what is missing; answers the version and the log that are stored.
 DECLARE = Script(
@@ -56,6 +56,7 @@ return h
 CLAIM = Script(
     HEX
     + NOW
+    + SPARE
     + STREAM
     + """
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'beat', 'fence', 'clean', 'gone', 'log', 'watermark')
@@ -64,6 +65,7 @@ if not h[1] or not log then return {'gone'} end
 if h[1] ~= ARGV[1] then return {'void'} end
 if h[2] ~= ARGV[2] or h[3] ~= ARGV[3] then return {'changed'} end
 local news = ''
+spare()
 if redis.call('EXISTS', KEYS[3]) == 0 then
   news = 'missing'
   make(KEYS[3])
@@ -99,11 +101,13 @@ return {'ok', token, log, news, redis.call('HMGET', KEYS[1], 'watermark', 'above
 # KEYS g, one key only, so that it works in the middle of a slot migration; ARGV inc token waits ttl_ms
 RENEW = Script(
     NOW
+    + SPARE
     + """
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'waits')
 if not h[1] then return 'gone' end
 if h[2] ~= ARGV[2] then return 'lost' end
 if h[1] ~= ARGV[1] then return 'void' end
+spare()
 redis.call('HSET', KEYS[1], 'at', string.format('%.0f', now_ms()), 'waits', ARGV[3])
 redis.call('HINCRBY', KEYS[1], 'beat', 1)
 if ARGV[4] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
@@ -113,42 +117,56 @@ return 'ok'
 
 # KEYS g; ARGV inc, read again on this very connection. A claim of a free partition may be among the lost writes, so it
 # has an unknown owner now, and every member waits for a lease.
-VOID = Script("""
+VOID = Script(
+    SPARE
+    + """
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner')
 if not h[1] then return 'gone' end
 if h[1] == ARGV[1] then return 'ok' end
+spare()
 redis.call('HSET', KEYS[1], 'inc', ARGV[1], 'clean', '0', 'owner', h[2] == '' and '?' or h[2])
 redis.call('HINCRBY', KEYS[1], 'beat', 1)
 return 'ok'
-""")
+"""
+)
 
 # KEYS g; ARGV inc token clean gone. gone: 1 if no process of the owner before is left
-RELEASE = Script("""
+RELEASE = Script(
+    SPARE
+    + """
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'fence')
 if h[2] ~= ARGV[2] then return 'lost' end
 if h[1] ~= ARGV[1] then return 'void' end
+spare()
 redis.call('HSET', KEYS[1], 'owner', '', 'clean', ARGV[3])
 if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'gone', h[3]) end
 redis.call('HINCRBY', KEYS[1], 'beat', 1)
 return 'ok'
-""")
+"""
+)
 
 # KEYS g; ARGV inc token. The owner has no process left. One that still waited has not begun, because the owner before
 # it may still run: the next owner waits again.
-FREE = Script("""
+FREE = Script(
+    SPARE
+    + """
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'fence', 'waits')
 if h[2] ~= ARGV[2] then return 'lost' end
 if h[1] ~= ARGV[1] then return 'void' end
+spare()
 redis.call('HSET', KEYS[1], 'owner', '')
 if h[4] ~= '1' then redis.call('HSET', KEYS[1], 'gone', h[3]) end
 redis.call('HINCRBY', KEYS[1], 'beat', 1)
 return 'ok'
-""")
+"""
+)
 
 # KEYS members; ARGV member, beat, lease_ms, ttl_ms
 ENLIST = Script(
     NOW
+    + SPARE
     + """
+spare()
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. string.format('%.0f', now_ms()))
 if ARGV[4] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
 """

@@ -25,7 +25,7 @@ from onward.brokers.redis.group_watch import (
 )
 from onward.brokers.redis.keys import keys_of
 from onward.brokers.redis.link import Link
-from onward.brokers.redis.log_scripts import HEARD
+from onward.brokers.redis.log_scripts import HEARD, NEWS
 from onward.brokers.redis.member import RedisHold, RedisMember, RedisPlace
 from onward.brokers.redis.progress import decoded
 from onward.brokers.redis.scripts import Command
@@ -74,8 +74,9 @@ class RedisTurn:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def look(self, partitions: Sequence[Partition], held: Sequence[RedisHold]) -> Look:
-        """Renew what is held, then look. A renewal comes first and has one key, so that it needs nothing else."""
+    def look(self, partitions: Sequence[Partition], held: Sequence[RedisHold], sure_until: float) -> Look:
+        """Renew what is held, then look. A renewal comes first and has one key, so that it needs nothing else.
+        `sure_until`: what is held lapses then, and must not be renewed any more."""
         self.link.connect()
         look = Look(clock.now())
         topics = self._member.topics
@@ -91,7 +92,7 @@ class RedisTurn:
             }
         look.notices = {hold: found for hold in held if (found := _succeeded(next(replies)))}
         if void:
-            self._revalidate(look, void, [hold for hold in held if hold.partition in void])
+            self._revalidate(look, void, [hold for hold in held if hold.partition in void], sure_until)
         for hold in look.renewed:
             self.watch.confirmed(hold.own.token, self.link.incarnation)
         return look
@@ -111,10 +112,11 @@ class RedisTurn:
             for topic, found in seats.items()
         ]
 
-    def _revalidate(self, look: Look, void: set[Partition], held: Sequence[RedisHold]) -> None:
+    def _revalidate(self, look: Look, void: set[Partition], held: Sequence[RedisHold], sure_until: float) -> None:
         """The server was restarted or replaced since these were written. Read its incarnation again and write it; then
         what we hold can be renewed, and every other member waits for a lease."""
         self.link.refresh()
+        held = held if clock.now() < sure_until else ()
         partitions = sorted(void)
         voids = [scripts.VOID([self._member.key(each)], self.link.incarnation) for each in partitions]
         commands = [*voids, *map(self._renewal, held), *map(self._view, partitions)]
@@ -257,7 +259,7 @@ class RedisTurn:
         return HEARD([keys.group(self._member.group), keys.moves(self._member.group)], hold.own.token, count)
 
     def _news(self, topic: str) -> Command:
-        return ("XADD", self._member.news(topic), "MAXLEN", 1, "*", "n", "1")
+        return NEWS([self._member.news(topic)], self._member.ttl_ms)
 
 
 _NEWS = {

@@ -30,9 +30,8 @@ _parsers: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
 TIMEOUT_S = 5.0  # of one answer
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
-_OURS = frozenset(
-    {"decode_responses", "health_check_interval", "protocol", "retry", "retry_on_error", "retry_on_timeout"}
-)
+_OURS = frozenset({"decode_responses", "health_check_interval", "protocol", "retry", "retry_on_error"})
+_OURS |= {"retry_on_timeout", "socket_timeout"}
 _CLOSE_S = 2.0
 
 
@@ -66,16 +65,13 @@ class RedisAddress(NamedTuple):
             raise BadSetting(f"{redacted(url)}: {path!r} is no database; use a number, such as /0, or nothing")
         return cls(redacted(url), options)
 
-    def connection(self) -> Any:
-        options: dict[str, Any] = {
-            "socket_timeout": TIMEOUT_S,
-            "socket_connect_timeout": TIMEOUT_S,
-            "socket_keepalive": True,
-        }
+    def connection(self, timeout_s: float) -> Any:
+        """`timeout_s`: for connecting, and for each answer."""
+        options: dict[str, Any] = {"socket_connect_timeout": timeout_s, "socket_keepalive": True}
         options |= self.options
         kind = options.pop("connection_class", Connection)
         try:
-            return kind(**options, protocol=2, retry=Retry(NoBackoff(), 0))
+            return kind(**options, socket_timeout=timeout_s, protocol=2, retry=Retry(NoBackoff(), 0))
         except TypeError as error:
             raise BadSetting(f"client settings of {self.name}: {error}; use the names of redis-py") from error
 
@@ -101,8 +97,10 @@ class Pauses:
 
 
 class Link:
-    def __init__(self, address: RedisAddress) -> None:
+    def __init__(self, address: RedisAddress, timeout_s: float = TIMEOUT_S) -> None:
+        """`timeout_s`: how long an answer may take."""
         self.address = address
+        self._timeout_s = timeout_s
         self.incarnation = ""  # of the server that this connection leads to
         self.trouble = ""  # why the last call had no answer
         self._connection: Any = None  # of redis-py, whose connections have no annotations
@@ -134,7 +132,7 @@ class Link:
         """The incarnation is read first on every new connection."""
         if self._connection is not None:
             return
-        connection = self.address.connection()
+        connection = self.address.connection(self._timeout_s)
         try:
             connection.connect()
         except (RedisError, OSError) as error:

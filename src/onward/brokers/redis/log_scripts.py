@@ -1,6 +1,6 @@
 """Scripts of the log and of settling: publish, trim, count, settle, move."""
 
-from onward.brokers.redis.scripts import BEFORE, HEX, NOW, STREAM, Script
+from onward.brokers.redis.scripts import BEFORE, HEX, NOW, SPARE, STREAM, Script
 
 _MARK_EVENTS = 256  # between two marks; a publish of many events has one mark
 
@@ -129,11 +129,14 @@ return redis.call('XTRIM', KEYS[1], 'MINID', '=', id(cut))
 
 # KEYS g [rows bodies index]; ARGV inc token watermark above tries, number of records, (place row body)*, place*. The
 # last ones are of records to remove. watermark may be empty.
-SETTLE = Script("""
+SETTLE = Script(
+    SPARE
+    + """
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'watermark')
 if h[2] ~= ARGV[2] then return 'lost' end
 if h[1] ~= ARGV[1] then return 'void' end
 local i = 7
+if ARGV[6] == '0' then spare() end
 for _ = 1, tonumber(ARGV[6]) do
   redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
   redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 2])
@@ -149,7 +152,8 @@ for j = i, #ARGV do
   redis.call('ZREM', KEYS[4], ARGV[j])
 end
 return 'ok'
-""")
+"""
+)
 
 # KEYS g rows bodies index moves; ARGV (place, row as read, new row or empty to remove, notice)*. Answers 1 for each
 # that was still as it was read.
@@ -170,6 +174,23 @@ for i = 1, #ARGV, 4 do
   answers[#answers + 1] = same and 1 or 0
 end
 return answers
+""")
+
+# KEYS news; ARGV ttl_ms. The first write takes no memory, so that it is not refused; see SPARE.
+NEWS = Script("""
+redis.call('XTRIM', KEYS[1], 'MAXLEN', 1)
+redis.call('XADD', KEYS[1], 'MAXLEN', 1, '*', 'n', '1')
+if ARGV[1] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+""")
+
+# KEYS rows bodies; ARGV (place, row as read, new row, new body)*
+BURY = Script("""
+for i = 1, #ARGV, 4 do
+  if redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 1] then
+    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 2])
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 3])
+  end
+end
 """)
 
 # KEYS g moves; ARGV token count. The owner has reported so many notices.

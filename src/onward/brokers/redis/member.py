@@ -9,6 +9,7 @@ from onward.brokers.redis.keys import PartitionKeys, TopicKeys, keys_of
 from onward.brokers.redis.positions import hex_of, joined
 from onward.event import Partition
 
+LEAST_BATCH = 16
 _PASSING_S = 3_600.0  # how long a passing group is stored when its members are gone
 
 
@@ -22,7 +23,7 @@ class RedisPlace:
         self.is_gone = is_gone  # no process of the owner before is left
         self.damage = ""  # why it cannot be read further
         self.rests_until = 0.0  # when that is tried again
-        self.batch = 16  # how many entries to read at once; it grows with each full batch
+        self.batch = LEAST_BATCH  # how many entries to read at once; it grows with each full batch
         self.mean_bytes = 0.0  # of the entries that were read last
 
 

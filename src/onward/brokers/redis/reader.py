@@ -15,7 +15,7 @@ from onward import clock
 from onward.brokers.core.holdings import Chunk
 from onward.brokers.redis.keys import keys_of
 from onward.brokers.redis.link import Link
-from onward.brokers.redis.member import RedisHold, RedisHoldings
+from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings
 from onward.brokers.redis.positions import id_of, position_of
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained
@@ -43,18 +43,20 @@ class Read(NamedTuple):
 
 
 def wanted(holdings: RedisHoldings, limit: int, max_bytes: int) -> list[tuple[RedisHold, int]]:
-    """The partitions to read from and how many entries of each: its share of a receive, at least one."""
+    """The partitions to read from and how many entries of each: its share of a receive, at least one. A partition that
+    had as many as were asked for gets a larger share the next time."""
     now = clock.now()
     flowing = [hold for hold in holdings.flowing() if hold.own.rests_until <= now]
     if not flowing:
         return []
-    share = max(1, limit // len(flowing))
+    total = sum(hold.own.batch for hold in flowing)
     room = max(1, max_bytes // len(flowing))
     found = []
     for hold in flowing:
         own, ahead = hold.own, hold.ahead
-        fits = int((room - ahead.bytes) / own.mean_bytes) if own.mean_bytes else own.batch
-        count = min(share - ahead.events, own.batch, fits, _MOST)
+        share = own.batch if total <= limit else max(1, limit * own.batch // total)
+        fits = int((room - ahead.bytes) / own.mean_bytes) if own.mean_bytes else share
+        count = min(share - ahead.events, fits)
         if count > 0 or not ahead.events:
             found.append((hold, max(1, count)))
     return found
@@ -87,8 +89,7 @@ def stock(holdings: RedisHoldings, group: str, found: Read) -> None:
     if deliveries:
         holdings.stock([(hold, Chunk(deliveries, size))])
         own.mean_bytes = size / len(deliveries)
-    if not found.is_exhausted:
-        own.batch = min(_MOST, 4 * own.batch)
+    own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else 4 * own.batch))
     damage = damage or found.error
     if damage and damage != own.damage:
         log.error("%s of group %s stands still: %s", hold.partition, group, damage)

@@ -25,6 +25,11 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 """
+# A server that is out of memory refuses a script whose first write may take more. Leases and progress go on: without
+# them nothing could be trimmed. So their first write is one that takes nothing, and does nothing.
+SPARE = """
+local function spare() redis.call('HDEL', KEYS[1], '') end
+"""
 # An empty stream, so that a stream that is missing was deleted; and the last id that a stream has given.
 STREAM = """
 local function make(stream)

@@ -45,13 +45,14 @@ class ServerFacts(NamedTuple):
             return "it is a read-only replica; connect to its master"
         if _numbers(self.version) < OLDEST:
             return f"it is version {self.version}; use 6.2 or newer"
+        if self.evicts:
+            return (
+                f"maxmemory-policy {self.eviction} deletes events when memory is full; set maxmemory-policy noeviction"
+            )
         return ""
 
     def findings(self) -> Iterator[Finding]:
         yield Finding("ok", f"Redis {self.version} answers, and is a master")
-        if self.evicts:
-            cure = "set maxmemory-policy noeviction"
-            yield Finding("error", f"maxmemory-policy {self.eviction} deletes events when memory is full", cure)
         if self.durability == "fsync":
             yield Finding("ok", "durability fsync: what publish accepted survives a power cut")
         elif self.durability == "window":

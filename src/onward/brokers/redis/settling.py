@@ -76,6 +76,8 @@ def settle(link: Link, group: str, settled: Sequence[PartitionSettle]) -> Settle
     answer = Settled([], {}, "")
     for part, reply in zip(settled, replies, strict=True):
         answer = _noted(answer, part, reply)
+    if answer.failed:
+        link.refresh()  # the incarnation may have changed under this connection
     return answer
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from redis.exceptions import ResponseError
 
+from onward import clock
 from onward.brokers.base import AsideRecord, BrokerLag, Progress
 from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.redis import reader, settling
@@ -42,6 +43,10 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
     ) -> Sequence[Partition]:
         holds, lost = self._holdings.settleable(progress, aside)
+        if holds and clock.now() >= self._leases.sure_until:  # lapsed: they are fenced, whatever the server would say
+            self._leases.look_at(0.0)
+            lapsed = [*(each.partition for each in progress), *(record.partition for record in aside)]
+            return list(lost | dict.fromkeys(lapsed))
         parts, refused = settling.parts(holds, progress, aside, gone)
         if parts:
             answer = await self._thread.run(lambda link: settling.settle(link, self._leases.group, parts))
@@ -90,6 +95,8 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
     def _fetched(self, link: Link, wants: Sequence[tuple[RedisHold, int]]) -> list[reader.Read]:
         """In the thread: read, and let the doorbell listen from there if there was nothing."""
         found = reader.read(link, self._leases.group, wants)
+        if not all(each.is_ours for each in found):
+            link.refresh()  # the incarnation may have changed under this connection
         if not any(each.entries for each in found):
             ids = {keys_of(hold.partition).stream: id_of(max(0, hold.ahead.position - 1)) for hold, _ in wants}
             if client := self._doorbell.arm(ids):

@@ -9,6 +9,7 @@ from onward.brokers.core.topic_rules import TopicRules
 from onward.brokers.redis.keys import TOPICS, PartitionKeys, TopicKeys, keys_of
 from onward.brokers.redis.lease_scripts import DECLARE
 from onward.brokers.redis.link import Link
+from onward.brokers.redis.scripts import Command
 from onward.errors import PartitionsDiffer
 from onward.event import Partition
 from onward.settings import Settings
@@ -72,9 +73,10 @@ class RedisTopics:
 
 
 def listed(link: Link) -> Sequence[TopicSpec]:
-    (names,) = link.ask(("SMEMBERS", TOPICS))
-    found = [_stored(link, name.decode()) for name in sorted(names)]
-    return [spec for spec in found if spec is not None]
+    (found,) = link.ask(("SMEMBERS", TOPICS))
+    names = sorted(name.decode() for name in found)
+    specs = zip(names, link.ask(*map(_look, names)), strict=True) if names else ()
+    return [spec for name, row in specs if (spec := _spec(name, row)) is not None]
 
 
 def find(link: Link, name: str) -> TopicSpec | None:
@@ -82,7 +84,15 @@ def find(link: Link, name: str) -> TopicSpec | None:
 
 
 def _stored(link: Link, name: str) -> TopicSpec | None:
-    (row,) = link.ask(("HMGET", TopicKeys(name).topic, "partitions", "hash"))
+    (row,) = link.ask(_look(name))
+    return _spec(name, row)
+
+
+def _look(name: str) -> Command:
+    return ("HMGET", TopicKeys(name).topic, "partitions", "hash")
+
+
+def _spec(name: str, row: Sequence[bytes | None]) -> TopicSpec | None:
     count, hash_ = row
     if count is None:
         return None
