@@ -5,34 +5,10 @@ from collections.abc import Iterator
 from redis.exceptions import ResponseError
 
 from onward.brokers.base import PASSING, Finding, GroupInfo
-from onward.brokers.redis import figures, topics
+from onward.brokers.redis import figures, permissions, topics
 from onward.brokers.redis.link import Link
-from onward.brokers.redis.scripts import Command
+from onward.brokers.redis.server_errors import code_of
 from onward.brokers.redis.server_facts import ServerFacts
-
-# What Onward does to its keys. From 7.0 on a script can ask whether its user may do so.
-_NEEDED: tuple[str, ...] = (
-    "DEL",
-    "EXISTS",
-    "HDEL",
-    "HGET",
-    "HGETALL",
-    "HMGET",
-    "HSET",
-    "HSETNX",
-    "LRANGE",
-    "PEXPIRE",
-    "SADD",
-    "SCARD",
-)
-_NEEDED += ("SET", "SMEMBERS", "SREM", "XADD", "XLEN", "XRANGE", "XREAD", "XSETID", "XTRIM", "ZADD", "ZRANGEBYLEX")
-_MAY = """
-local missing = {}
-for i = 1, #ARGV do
-  if not redis.acl_check_cmd(ARGV[i], '{onward:0}', 'a', 'b', 'c') then missing[#missing + 1] = ARGV[i] end
-end
-return missing
-"""
 
 
 def server_facts(link: Link) -> ServerFacts:
@@ -44,14 +20,11 @@ def server_facts(link: Link) -> ServerFacts:
 
 
 def missing_commands(link: Link) -> list[str]:
-    """Those that the user has no permission for, as far as the server can tell."""
-    command: Command = ("EVAL", _MAY, 0, *_NEEDED)
-    (reply,) = link.call(command)
-    if isinstance(reply, ResponseError):
-        if "acl_check_cmd" in str(reply):
-            return []  # older than 7.0
-        link.ask(command)
-    return [name.decode() for name in reply]
+    """Those that the user has no permission for, as far as the server can tell. BrokerError: it may run no scripts."""
+    (reply,) = link.call(permissions.PROBE)
+    if isinstance(reply, ResponseError) and code_of(reply) == "NOPERM":
+        link.ask(permissions.PROBE)
+    return permissions.missing(reply)
 
 
 def findings(link: Link) -> list[Finding]:

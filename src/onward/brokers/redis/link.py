@@ -16,6 +16,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
 from onward.brokers.redis.keys import type_of
+from onward.brokers.redis.permissions import PROBE, is_denied_in_script, missing
 from onward.brokers.redis.scripts import Command, with_text
 from onward.brokers.redis.server_errors import code_of, explained, is_wrong_type, wrong_types
 from onward.brokers.redis.server_facts import INFO, ServerFacts
@@ -114,7 +115,7 @@ class Link:
             again = self._exchange([with_text(commands[at]) for at in unknown])
             for at, reply in zip(unknown, again, strict=True):
                 replies[at] = reply
-        if any(is_wrong_type(reply) for reply in replies):
+        if any(is_wrong_type(reply) or is_denied_in_script(reply) for reply in replies):
             replies = [self._named(command, reply) for command, reply in zip(commands, replies, strict=True)]
         if any(isinstance(reply, ResponseError) and code_of(reply) == "READONLY" for reply in replies):
             self.close()  # a fail-over has made it a replica: the next call looks again
@@ -187,7 +188,10 @@ class Link:
         return LinkDown(self.trouble, sent=sent, final=isinstance(error, AuthenticationError))
 
     def _named(self, command: Command, reply: Any) -> Any:
-        """Of an error about a type: with the key that has it."""
+        """Of an error about a type: with the key that has it. Of one about a permission: with the commands."""
+        if is_denied_in_script(reply):
+            (answer,) = self._exchange([PROBE])
+            return ResponseError(f"NOPERM no permission for '{'|'.join(missing(answer))}' command ({reply})")
         if not is_wrong_type(reply):
             return reply
         keys = command[3 : 3 + command[2]] if command[0] == "EVALSHA" else command[1:2]
