@@ -130,6 +130,54 @@ async def _settled(member: Member) -> None:
     raise AssertionError("never settled")
 
 
+def test_nothing_is_settled_or_read_before_a_restarted_server_has_confirmed_the_owner(
+    redis_server: RedisServer,
+) -> None:
+    """The server may have lost the writes of a member that took over."""
+
+    async def scene() -> None:
+        async with staged(redis_server, lease_s=30.0) as stage:
+            broker = await stage.broker()
+            await broker.publish(stage.events(3))
+            member = await (await stage.member(broker)).hold(1)
+            await member.take(3)
+            before = dict(member.assigned)
+            key = stage.keys.group(stage.group)
+            stored = stage.client.hget(key, "watermark")
+            stage.client.hset(key, "inc", "of another server")
+            with pytest.raises(BrokerError, match="restarted or replaced"):
+                await member.settle()
+            assert stage.client.hget(key, "watermark") == stored
+            await _settled(member)
+            assert stage.client.hget(key, "watermark") != stored
+            stage.client.hset(key, "inc", "of another server")
+            await broker.publish(stage.events(1, start=3))
+            await member.take(4)
+            assert stage.client.hget(key, "inc") != b"of another server", "read before it was confirmed"
+            assert member.assigned == before
+
+    play(scene())
+
+
+def test_members_that_are_gone_are_taken_off_the_list(tmp_path: Path, redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        kit = kit_on(redis_server, tmp_path, lease_s=1.0)
+        try:
+            broker = await kit.broker()
+            await broker.publish([event(kit.topic, "a", n) for n in range(3)])
+            for _ in range(3):
+                child = kit.child("hold")
+                await child.line()
+                child.kill()
+            member = await (await kit.member(broker)).hold(1)
+            with redis_server.client() as client:
+                await member.until(lambda: client.hlen(f"{{{kit.topic}}}:members:group") == 1)
+        finally:
+            await kit.close()
+
+    play(scene())
+
+
 def test_a_fence_grows_though_the_servers_clock_went_back(redis_server: RedisServer) -> None:
     async def scene() -> None:
         async with staged(redis_server) as stage:

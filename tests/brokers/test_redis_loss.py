@@ -32,6 +32,7 @@ def test_after_flushall_the_topic_is_another_log_and_starts_at_its_beginning(red
             await member.take(9)
             await member.hold(2)
             assert sorted(member.values[3:]) == list(range(6, 12))
+            assert not before & {each.log_id for each in member.deliveries[3:]}, "read under an ownership that is gone"
             assert not before & {each.log_id for each in member.assigned.values()}
             assert not await member.settle(member.deliveries[3:])
             assert [spec.name for spec in await broker.topics()] == [stage.topic]

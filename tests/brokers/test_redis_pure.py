@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from redis.crc import key_slot
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from onward import clock
@@ -53,7 +54,7 @@ class TestPositions:
         with redis_server.client() as client:
             for ms, seq in pairs:
                 script = HEX + "local h = hex(ARGV[1]); return {h, id(h)}"
-                digits, back = client.eval(script, 0, f"{ms}-{seq}")  # type: ignore[misc]
+                digits, back = client.eval(script, 0, f"{ms}-{seq}")
                 assert digits.decode() == hex_of(ms << 21 | seq)
                 assert back.decode() == f"{ms}-{seq}"
 
@@ -62,7 +63,11 @@ class TestKeys:
     def test_the_keys_of_a_partition_share_its_tag(self) -> None:
         keys = PartitionKeys("orders:3")
         names = [keys.stream, keys.meta, keys.marks, keys.groups, keys.relays, keys.producer("p"), keys.moves("g")]
-        assert all(name.startswith("{orders:3}") for name in (*names, *keys.aside("g"), keys.group("g")))
+        slots = {key_slot(name.encode()) for name in (*names, *keys.aside("g"), keys.group("g"))}
+        assert slots == {key_slot(b"orders:3")}
+        topic = TopicKeys("orders")
+        assert key_slot(topic.members("g").encode()) == key_slot(topic.news("g").encode()) == key_slot(b"orders")
+        assert slots != {key_slot(PartitionKeys("orders:4").stream.encode())}, "partitions spread over a cluster"
 
     def test_each_has_a_type(self) -> None:
         keys, topic = PartitionKeys("orders:3"), TopicKeys("orders")

@@ -34,7 +34,7 @@ def test_the_doorbell_rings_for_an_event_between_the_read_and_the_block(redis_se
         bell = RedisDoorbell(Link(_address(redis_server)), ["{doorbell}:news:g"], ring=rung.set, tell=told.set)
         bell.start("test")
         try:
-            bell.arm({stage_key: read_to.decode()})  # type: ignore[union-attr]
+            bell.arm({stage_key: read_to.decode()})
             assert rung.wait(5.0)
             assert told.wait(5.0), "news before the connection is not missed"
         finally:
@@ -266,7 +266,7 @@ def test_without_a_group_nothing_is_trimmed_and_a_passing_one_holds_back_nothing
             tail = await (await stage.member(broker)).hold(1)
             await asyncio.sleep(1.0)
             assert stage.length == 2_000
-            assert 0 < int(stage.client.pttl(stage.keys.group(stage.group))) <= 3_600_000  # type: ignore[arg-type]
+            assert 0 < int(stage.client.pttl(stage.keys.group(stage.group))) <= 3_600_000
             stage.group = "group"
             member = await (await stage.member(broker)).hold(1)
             await member.take(2_000)
@@ -336,7 +336,7 @@ def test_a_dropped_topic_leaves_no_keys(redis_server: RedisServer) -> None:
             await broker.drop_topic(stage.topic)
             left = {key.decode() for key in stage.client.scan_iter(f"{{{stage.topic}*")}
             assert all(":p:" in key for key in left), f"left behind: {left}"  # producers are forgotten in an hour
-            assert all(int(stage.client.ttl(key)) > 0 for key in left)  # type: ignore[arg-type]
+            assert all(int(stage.client.ttl(key)) > 0 for key in left)
 
     play(scene())
 

@@ -1,7 +1,7 @@
 """The aside: records out of the flow, in hashes beside their partition's log."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onward.brokers.base import AsideRecord, Count, Filter, Page, State
@@ -67,10 +67,14 @@ class RedisAside:
         return await self._thread.run(lambda link: GroupRecords(self._group).count(link, where))
 
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
-        return await self._thread.run(lambda link: GroupRecords(self._group).move(link, ids, expect, (to, due)))
+        return await self._changed(lambda link: GroupRecords(self._group).move(link, ids, expect, (to, due)))
 
     async def remove(self, ids: Sequence[str], *, expect: State) -> int:
-        return await self._thread.run(lambda link: GroupRecords(self._group).move(link, ids, expect, None))
+        return await self._changed(lambda link: GroupRecords(self._group).move(link, ids, expect, None))
+
+    async def _changed(self, change: Callable[[Link], int]) -> int:
+        """Not repeated: what the first call moved would not be counted."""
+        return await self._thread.run(change, repeat=False)
 
 
 class GroupRecords:

@@ -148,6 +148,11 @@ class Link:
         self.incarnation = facts.incarnation
         self.trouble = ""
 
+    @property
+    def is_connected(self) -> bool:
+        """As far as we know: a connection that was cut shows it at the next call."""
+        return self._connection is not None
+
     def refresh(self) -> None:
         """Read the incarnation again."""
         self.connect()
@@ -220,10 +225,24 @@ class LinkThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onward-redis-{name}")
         self._closed = False
 
-    async def run(self, call: Callable[[Link], T]) -> T:
+    async def run(self, call: Callable[[Link], T], *, repeat: bool = True) -> T:
+        """`repeat`: the call may be made twice. It is, if the connection turns out to be an old one that was cut."""
         if self._closed:
             raise Closed(f"the connection to {self._link.address.name} is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, self._link)
+        work = self._twice if repeat else self._once
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, call)
+
+    def _once(self, call: Callable[[Link], T]) -> T:
+        return call(self._link)
+
+    def _twice(self, call: Callable[[Link], T]) -> T:
+        was_connected = self._link.is_connected
+        try:
+            return call(self._link)
+        except LinkDown as error:
+            if not was_connected or not error.sent:
+                raise
+        return call(self._link)
 
     async def close(self) -> None:
         if not self._closed:
