@@ -12,6 +12,7 @@ from onward.brokers.redis import trimmer
 from onward.brokers.redis.doorbell import RedisDoorbell
 from onward.brokers.redis.link import Link, RedisAddress
 from onward.brokers.redis.positions import position_of
+from onward.errors import BrokerError
 from onward.event import Partition
 from onward.settings import Settings
 from onward.testing.scenario import event
@@ -272,8 +273,13 @@ def test_without_a_group_nothing_is_trimmed_and_a_passing_one_holds_back_nothing
             await member.take(2_000)
             assert not await member.settle()
             await until(lambda: stage.length < 1_000)
+            assert len(await broker.groups(stage.topic)) == 2
+            await member.subscription.close()
+            with pytest.raises(BrokerError, match=r"tail\.1.*in use"):
+                await broker.drop_topic(stage.topic)
             await tail.subscription.close()
             assert [info.group for info in await broker.groups(stage.topic)] == ["group"]
+            assert not [key for key in stage.client.scan_iter("*tail.1*") if b":p:" not in key]
 
     play(scene())
 

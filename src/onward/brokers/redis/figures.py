@@ -2,10 +2,10 @@
 
 Here the server's clock says who is alive. It decides nothing about ownership."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from onward.brokers.base import GroupInfo, MemberInfo, Standing
+from onward.brokers.base import PASSING, GroupInfo, MemberInfo, Standing
 from onward.brokers.redis import topics
 from onward.brokers.redis.group_watch import UNKNOWN, ListedMember, member_of, owner_of
 from onward.brokers.redis.keys import TOPICS, PartitionKeys, TopicKeys, keys_of
@@ -71,7 +71,7 @@ def drop_topic(link: Link, topic: str) -> None:
     for place in places:
         _drop(link, place)
     keys = GroupPlace(topic, "", spec.partitions).keys
-    link.ask(*[("UNLINK", each.stream, each.meta, each.marks, each.groups, each.relays) for each in keys])
+    link.ask(*[("UNLINK", each.stream, each.meta, each.marks, each.groups, each.passing, each.relays) for each in keys])
 
 
 def _places(link: Link, topic: str) -> list[GroupPlace]:
@@ -79,8 +79,24 @@ def _places(link: Link, topic: str) -> list[GroupPlace]:
     if spec is None:
         return []
     keys = [keys_of(Partition(topic, index)) for index in range(spec.partitions)]
-    names = {name.decode() for found in link.ask(*[("SMEMBERS", each.groups) for each in keys]) for name in found}
+    groups = link.ask(*[("SMEMBERS", each.groups) for each in keys])
+    passing = link.ask(*[("SMEMBERS", each.passing) for each in keys])
+    names = {name.decode() for found in groups for name in found}
+    names |= {name.decode() for found in _existing(link, keys, passing) for name in found}
     return [GroupPlace(topic, name, spec.partitions) for name in sorted(names)]
+
+
+def _existing(link: Link, keys: Sequence[PartitionKeys], passing: Sequence[Iterable[bytes]]) -> list[list[bytes]]:
+    """Of the passing groups, those that have not expired; the others are taken off the list."""
+    listed = [(each, name) for each, names in zip(keys, passing, strict=True) for name in names]
+    if not listed:
+        return []
+    there = link.ask(*[("EXISTS", each.group(name.decode())) for each, name in listed])
+    found = list(zip(listed, there, strict=True))
+    gone = [("SREM", each.passing, name) for (each, name), exists in found if not exists]
+    if gone:
+        link.ask(*gone)
+    return [[name] for (_, name), exists in found if exists]
 
 
 def _read(link: Link, place: GroupPlace) -> tuple[GroupInfo, dict[int, OwnedPlace]]:
@@ -107,6 +123,10 @@ def _owned(reply: Sequence[Any], now_ms: int) -> OwnedPlace:
     return OwnedPlace(Standing(int(watermark, 16), None if end is None else end + 1, name, int(fence)), owner)
 
 
+def _set(keys: PartitionKeys, group: str) -> str:
+    return keys.passing if group.startswith(PASSING) else keys.groups
+
+
 def _check_unused(link: Link, place: GroupPlace) -> None:
     info, _ = _read(link, place)
     if info.members:
@@ -120,7 +140,8 @@ def _in_use(place: GroupPlace, names: Sequence[str]) -> BrokerError:
 def _drop(link: Link, place: GroupPlace) -> None:
     group = place.group
     commands = [
-        DROP([key.group(group), key.meta, key.groups, *key.aside(group), key.moves(group)], group) for key in place.keys
+        DROP([key.group(group), key.meta, _set(key, group), *key.aside(group), key.moves(group)], group)
+        for key in place.keys
     ]
     left = [owner.decode() for owner in link.ask(*commands) if owner]
     if left:  # it has claimed since we looked

@@ -36,6 +36,11 @@ class PartitionKeys(NamedTuple):
         return f"{{{self.tag}}}:groups"
 
     @property
+    def passing(self) -> str:
+        """The groups that are forgotten without a member, and do not count."""
+        return f"{{{self.tag}}}:passing"
+
+    @property
     def relays(self) -> str:
         return f"{{{self.tag}}}:relays"
 
@@ -84,7 +89,16 @@ def keys_of(partition: Partition) -> PartitionKeys:
     return PartitionKeys(f"{partition.topic}:{partition.index}")
 
 
-_TYPES = {"meta": "hash", "marks": "zset", "groups": "set", "relays": "hash", "p": "string", "g": "hash", "r": "hash"}
+_TYPES = {
+    "meta": "hash",
+    "marks": "zset",
+    "groups": "set",
+    "passing": "set",
+    "relays": "hash",
+    "p": "string",
+    "g": "hash",
+    "r": "hash",
+}
 _TYPES |= {"b": "hash", "i": "zset", "m": "list", "members": "hash", "news": "stream"}
 
 

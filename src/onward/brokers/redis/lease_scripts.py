@@ -19,7 +19,8 @@ return {ARGV[3], ARGV[2]}
 """
 )
 
-# KEYS stream meta g groups; ARGV inc log start group ttl_ms. ttl_ms is empty unless the group is a passing one.
+# KEYS stream meta g, the set that it belongs to; ARGV inc log start group ttl_ms. ttl_ms is empty unless the group is a
+# passing one.
 JOIN = Script(
     HEX
     + STREAM
@@ -37,7 +38,8 @@ local fence = redis.call('HGET', KEYS[2], 'fence') or '0'
 redis.call('HSET', KEYS[3], 'inc', ARGV[1], 'owner', '', 'beat', '0', 'fence', fence, 'lease', '0', 'at', '0')
 redis.call('HSET', KEYS[3], 'clean', '1', 'gone', '', 'waits', '0')
 redis.call('HSET', KEYS[3], 'log', ARGV[2], 'watermark', w, 'above', '', 'tries', '')
-if ARGV[5] == '' then redis.call('SADD', KEYS[4], ARGV[4]) else redis.call('PEXPIRE', KEYS[3], ARGV[5]) end
+redis.call('SADD', KEYS[4], ARGV[4])
+if ARGV[5] ~= '' then redis.call('PEXPIRE', KEYS[3], ARGV[5]) end
 redis.call('HSET', KEYS[2], 'done', '0')
 return 'new'
 """

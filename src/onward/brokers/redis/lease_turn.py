@@ -13,6 +13,7 @@ from onward.brokers.base import Assigned
 from onward.brokers.core.holdings import Hold
 from onward.brokers.core.leasing import Decisions, TopicView
 from onward.brokers.core.share import Seat
+from onward.brokers.redis import figures
 from onward.brokers.redis import lease_scripts as scripts
 from onward.brokers.redis.group_watch import (
     UNKNOWN,
@@ -199,6 +200,16 @@ class RedisTurn:
         commands = [self._release(hold, clean=clean, gone=gone) for hold, (clean, gone) in releases.items()]
         commands += [("HDEL", me.members(topic), me.owner) for topic in me.topics]
         self.link.call(*commands, *map(self._news, me.topics))
+        if me.is_passing:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Remove a passing group, unless another member is left."""
+        me = self._member
+        for topic in me.topics:
+            (left,) = self.link.ask(("HLEN", me.members(topic)))
+            if not left:
+                figures.drop_group(self.link, topic, me.group)
 
     def _release(self, hold: RedisHold, *, clean: bool, gone: bool) -> Command:
         key, inc = self._member.key(hold.partition), self.link.incarnation

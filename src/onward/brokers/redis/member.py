@@ -42,8 +42,12 @@ class RedisMember(NamedTuple):
     gone: frozenset[str]  # the names of members that have no process left
 
     @property
+    def is_passing(self) -> bool:
+        return self.group.startswith(PASSING)
+
+    @property
     def ttl_ms(self) -> str:
-        return str(int(_PASSING_S * 1000)) if self.group.startswith(PASSING) else ""
+        return str(int(_PASSING_S * 1000)) if self.is_passing else ""
 
     def key(self, partition: Partition) -> str:
         return keys_of(partition).group(self.group)
@@ -59,7 +63,7 @@ class RedisMember(NamedTuple):
         return [keys.group(self.group), keys.meta, keys.stream, keys.moves(self.group), keys.marks]
 
     def join_keys(self, keys: PartitionKeys) -> list[str]:
-        return [keys.stream, keys.meta, keys.group(self.group), keys.groups]
+        return [keys.stream, keys.meta, keys.group(self.group), keys.passing if self.is_passing else keys.groups]
 
 
 def start_text(start: Start) -> str:
