@@ -6,14 +6,23 @@ that comes or goes.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from onward import clock
 from onward.brokers.redis.link import Link, LinkDown, Pauses
 from onward.errors import BrokerError
 
 _BLOCK_MS = 1_000  # less than the time in which an answer must come
+_FRESH_S = 2.5  # an XREAD that has no answer for longer proves nothing
 _REARM_S = 0.05  # how soon a reader usually has read what the bell rang for
+
+
+class Blocked(NamedTuple):
+    """The XREAD that blocks now, or the last one that did."""
+
+    streams: frozenset[str] = frozenset()
+    since: float = 0.0
+    now: bool = False
 
 
 class RedisDoorbell:
@@ -25,8 +34,8 @@ class RedisDoorbell:
         self._changed = threading.Condition()
         self._armed: Mapping[str, str] = {}  # by stream: the last id that was read
         self._rearmed = False
-        self._waiting: frozenset[str] | None = None  # the streams of the XREAD that blocks now
-        self._client = 0  # its id at the server
+        self._blocked = Blocked()
+        self._client = 0  # the id of our connection at the server
         self._closed = False
 
     def arm(self, ids: Mapping[str, str]) -> int:
@@ -35,7 +44,13 @@ class RedisDoorbell:
         with self._changed:
             self._armed, self._rearmed = dict(ids), True
             self._changed.notify()
-            return self._client if self._waiting is not None and not ids.keys() <= self._waiting else 0
+            return self._client if self._blocked.now and not ids.keys() <= self._blocked.streams else 0
+
+    def is_quiet(self, ids: Mapping[str, str]) -> bool:
+        """It listens from these ids, and nothing has come."""
+        with self._changed:
+            is_fresh = clock.now() - self._blocked.since < _FRESH_S
+            return is_fresh and self._armed == ids and ids.keys() <= self._blocked.streams
 
     def start(self, name: str) -> None:
         threading.Thread(target=self._run, name=f"onward-redis-doorbell-{name}", daemon=True).start()
@@ -73,12 +88,12 @@ class RedisDoorbell:
                 self._changed.wait(_REARM_S)
             self._rearmed = False
             streams = {**self._news, **self._armed}
-            self._waiting = frozenset(streams)
+            self._blocked = Blocked(frozenset(streams), clock.now(), now=True)
         try:
             (found,) = self._link.ask(("XREAD", "COUNT", 1, "BLOCK", _BLOCK_MS, "STREAMS", *streams, *streams.values()))
         finally:
             with self._changed:
-                self._waiting = None
+                self._blocked = self._blocked._replace(now=False)
         self._heard(found or ())
 
     def _know_news(self) -> None:

@@ -29,23 +29,14 @@ class PartitionView(NamedTuple):
     log: str  # the one that the group's progress belongs to
     current_log: str  # empty: the partition's own entry is not there
     has_stream: bool
+    notices: int = 0  # of moved records, for the owner
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "PartitionView":
         texts = [(field or b"").decode() for field in reply[:9]]
         inc, owner, beat, lease_ms, clean, fence, gone, log, current = texts
-        return cls(
-            inc,
-            owner,
-            beat,
-            int(lease_ms or 0) / 1000,
-            clean == "1",
-            int(fence or 0),
-            gone,
-            log,
-            current,
-            bool(reply[9]),
-        )
+        lease_s, has_stream, notices = int(lease_ms or 0) / 1000, bool(reply[9]), int(reply[10])
+        return cls(inc, owner, beat, lease_s, clean == "1", int(fence or 0), gone, log, current, has_stream, notices)
 
     @property
     def is_there(self) -> bool:

@@ -45,11 +45,12 @@ return 'new'
 """
 )
 
-# KEYS g meta stream
+# KEYS g meta stream moves
 VIEW = Script("""
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'beat', 'lease', 'clean', 'fence', 'gone', 'log')
 h[9] = redis.call('HGET', KEYS[2], 'log')
 h[10] = redis.call('EXISTS', KEYS[3])
+h[11] = redis.call('LLEN', KEYS[4])
 return h
 """)
 

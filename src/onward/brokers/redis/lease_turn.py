@@ -82,8 +82,7 @@ class RedisTurn:
         look = Look(clock.now())
         topics = self._member.topics
         lists = [("HGETALL", self._member.members(topic)) for topic in topics]
-        notices = [("LRANGE", keys_of(each.partition).moves(self._member.group), 0, _NOTICES - 1) for each in held]
-        commands = [*map(self._renewal, held), *map(self._view, partitions), *lists, *notices]
+        commands = [*map(self._renewal, held), *map(self._view, partitions), *lists]
         replies = iter(self.link.call(*commands))
         void = self._renewals(look, held, replies) | self._views(look, partitions, replies)
         for topic in topics:
@@ -91,12 +90,19 @@ class RedisTurn:
             look.members[topic] = {
                 name.decode(): ListedMember.of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)
             }
-        look.notices = {hold: found for hold in held if (found := _succeeded(next(replies)))}
         if void:
             self._revalidate(look, void, [hold for hold in held if hold.partition in void], sure_until)
         for hold in look.renewed:
             self.watch.confirmed(hold.own.token, self.link.incarnation)
+        self._read_notices(look)
         return look
+
+    def _read_notices(self, look: Look) -> None:
+        noticed = [hold for hold in look.renewed if (view := look.views.get(hold.partition)) and view.notices]
+        if noticed:
+            names = [keys_of(hold.partition).moves(self._member.group) for hold in noticed]
+            replies = self.link.call(*[("LRANGE", name, 0, _NOTICES - 1) for name in names])
+            look.notices = dict(zip(noticed, map(_succeeded, replies), strict=True))
 
     def seats(self, look: Look, partitions: Iterable[Partition], now: float) -> list[TopicView]:
         """As leasing takes it. What cannot be looked at counts as owned, so that nobody claims it."""
@@ -132,7 +138,7 @@ class RedisTurn:
 
     def _view(self, partition: Partition) -> Command:
         keys = keys_of(partition)
-        return scripts.VIEW([keys.group(self._member.group), keys.meta, keys.stream])
+        return scripts.VIEW([keys.group(self._member.group), keys.meta, keys.stream, keys.moves(self._member.group)])
 
     def _renewals(self, look: Look, held: Iterable[RedisHold], replies: Any) -> set[Partition]:
         void = set()

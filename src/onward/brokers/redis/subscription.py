@@ -81,10 +81,11 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         if self._leases.failure is not None or self._holdings.is_stocked(limit, max_bytes):
             return
         wants = reader.wanted(self._holdings, limit, max_bytes)
-        if not wants:
+        ids = {keys_of(hold.partition).stream: id_of(max(0, hold.ahead.position - 1)) for hold, _ in wants}
+        if not wants or self._doorbell.is_quiet(ids):
             return
         try:
-            found = await self._thread.run(lambda link: self._fetched(link, wants))
+            found = await self._thread.run(lambda link: self._fetched(link, wants, ids))
         except BrokerError:
             return self._leases.look_at(0.0)  # the keeper of the leases reports it
         for each in found:
@@ -92,15 +93,14 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
                 self._leases.look_at(0.0)
             reader.stock(self._holdings, self._leases.group, each)
 
-    def _fetched(self, link: Link, wants: Sequence[tuple[RedisHold, int]]) -> list[reader.Read]:
+    def _fetched(self, link: Link, wants: Sequence[tuple[RedisHold, int]], ids: Mapping[str, str]) -> list[reader.Read]:
         """In the thread: read, and let the doorbell listen from there if there was nothing."""
         found = reader.read(link, self._leases.group, wants)
         if not all(each.is_ours for each in found):
             link.refresh()  # the incarnation may have changed under this connection
-        if not any(each.entries for each in found):
-            ids = {keys_of(hold.partition).stream: id_of(max(0, hold.ahead.position - 1)) for hold, _ in wants}
-            if client := self._doorbell.arm(ids):
-                link.call(("CLIENT", "UNBLOCK", client))
+        is_idle = all(each.is_ours and not each.error and not each.entries for each in found)
+        if is_idle and (client := self._doorbell.arm(ids)):
+            link.call(("CLIENT", "UNBLOCK", client))
         return found
 
     async def _leave(self) -> None:
