@@ -235,6 +235,40 @@ def _fields(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
+def test_a_group_that_the_server_lost_is_not_a_dropped_group() -> None:
+    """It begins where it began: the events before it joined are not for it."""
+
+    async def scene() -> None:
+        with own_server() as server:
+            async with staged(server, lease_s=2.0) as stage:
+                broker = await stage.broker()
+                await broker.publish(stage.events(3))
+                before = size(server)
+                member = await (await stage.member(broker, start="latest")).hold(1)
+                await asyncio.to_thread(server.forget, before)
+                await broker.publish(stage.events(3, start=3))
+                await member.take(3)
+                await member.quiet(0.5)
+                assert member.values == [3, 4, 5]
+
+    play(scene())
+
+
+def test_a_server_without_a_file_comes_back_empty_and_all_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        with own_server("--appendonly", "no") as server:
+            async with staged(server, lease_s=2.0, partitions=2) as stage:
+                broker = await stage.broker()
+                member = await (await stage.member(broker)).hold(2)
+                await broker.publish(stage.events(4, keys=4))
+                await member.take(4)
+                await asyncio.to_thread(server.restart)
+                await broker.publish(stage.events(4, start=4, keys=4))
+                await member.until(lambda: set(range(4, 8)) <= set(member.values), 60.0)
+
+    play(scene())
+
+
 def test_an_aof_that_lost_its_end_is_balanced() -> None:
     """Kill -9 with the last writes cut off: what is left in the streams is handled, in order, and no settle is lost
     that was answered before the cut."""

@@ -358,8 +358,10 @@ def test_a_group_starts_at_a_time_by_the_servers_clock(redis_server: RedisServer
             member = await stage.member(broker, start=at)
             await member.take(2)
             assert member.values == [2, 3]
-            stage.group = "far"
-            far = await (await stage.member(broker, start=1e12)).hold(1)
-            await far.quiet(0.3)
+            for stage.group, later_s in (("soon", 3_600.0), ("far", 1e12)):
+                far = await (await stage.member(broker, start=at + later_s)).hold(1)
+                await far.quiet(0.3)
+                (assigned,) = far.assigned.values()
+                assert assigned.log_id == member.assigned[assigned.partition].log_id
 
     play(scene())

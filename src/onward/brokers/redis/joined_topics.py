@@ -18,6 +18,8 @@ class JoinedTopics:
         self._catalogue = catalogue
         self._member = member
         self._topics: dict[str, RedisTopic] = {}
+        self._starts: dict[str, str] = {}  # by log id: where the group starts, if it is we who created it
+        self._seen: dict[Partition, str] = {}  # the incarnation of the server under which the group was there
 
     @property
     def partitions(self) -> list[Partition]:
@@ -29,18 +31,22 @@ class JoinedTopics:
             self._join(link, name, start_text(self._member.start))
 
     def rejoin(self, link: Link, names: Iterable[str]) -> None:
-        """The topic's keys were deleted. What is published now is another log, and starts at its beginning."""
+        """The group's keys are gone. In the same log it begins where it began; what is another log now, it reads from
+        its beginning."""
         for name in names:
             self._join(link, name, "earliest")
 
-    def vanished(self, look: Look) -> tuple[str, list[str]]:
-        """A topic in which the group was dropped, or ""; and the topics that were deleted, wholly or in part."""
+    def vanished(self, look: Look, incarnation: str) -> tuple[str, list[str]]:
+        """A topic in which the group was dropped, or ""; and the topics whose keys were deleted, or were lost by a
+        server that was restarted since."""
         dropped, deleted = "", []
         for partition, view in look.views.items():
             known = self._topics[partition.topic].log_ids[partition.index]
-            if view.current_log == "" or (not view.is_there and view.current_log != known):
+            if view.is_there and view.current_log:
+                self._seen[partition] = incarnation
+            elif view.is_there or view.current_log != known or self._seen.get(partition) != incarnation:
                 deleted.append(partition.topic)
-            elif not view.is_there:
+            else:
                 dropped = partition.topic
         return dropped, list(dict.fromkeys(deleted))
 
@@ -49,9 +55,19 @@ class JoinedTopics:
         for _ in range(_TRIES):
             topic = self._topics[name] = self._catalogue.resolve(link, name)
             commands = [
-                JOIN(member.join_keys(keys), link.incarnation, log_id, start, member.group, member.ttl_ms)
+                JOIN(
+                    member.join_keys(keys),
+                    *(link.incarnation, log_id, self._starts.get(log_id, start), member.group, member.ttl_ms),
+                )
                 for keys, log_id in zip(topic.keys, topic.log_ids, strict=True)
             ]
-            if b"log" not in link.ask(*commands):
-                return
+            replies = link.ask(*commands)
+            if b"log" not in replies:
+                return self._joined(link, topic, replies)
         raise BrokerError(f"topic {name} is deleted and created again and again; stop the program that does so")
+
+    def _joined(self, link: Link, topic: RedisTopic, replies: Iterable[bytes]) -> None:
+        for index, (log_id, reply) in enumerate(zip(topic.log_ids, replies, strict=True)):
+            self._seen[Partition(topic.name, index)] = link.incarnation
+            if reply != b"known":
+                self._starts[log_id] = reply.decode()

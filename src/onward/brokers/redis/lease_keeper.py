@@ -5,6 +5,7 @@ A turn renews, looks, decides (`core.leasing`) and carries that out. Memory foll
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -23,6 +24,8 @@ from onward.brokers.redis.trimmer import Trimmer
 from onward.brokers.redis.turn_schedule import TurnSchedule
 from onward.errors import BrokerError, GroupDropped, OnwardError
 from onward.event import Partition
+
+log = logging.getLogger("onward")
 
 _EXPIRY_SLACK_S = 0.02
 _notice = msgspec.msgpack.Decoder(tuple[str, State | None, float | None]).decode
@@ -127,6 +130,9 @@ class LeaseKeeper:
                 self._schedule.failed(by=max(self._sure, clock.now() + 0.1))
             except OnwardError as error:  # the topic is not as we expect any more: nothing of ours fits it
                 self._fail(error)
+            except Exception:
+                log.exception("Redis: a turn of group %s failed; it is tried again", self.group)
+                self._schedule.failed(by=max(self._sure, clock.now() + 0.1))
         self._turn.link.close()
 
     def _take_turn(self) -> None:
@@ -161,7 +167,7 @@ class LeaseKeeper:
         turn, partitions = self._turn, self._joined.partitions
         look = turn.look(partitions, list(held.values()), self._sure)
         turn.broken = look.broken
-        dropped, deleted = self._joined.vanished(look)
+        dropped, deleted = self._joined.vanished(look, turn.link.incarnation)
         if dropped:
             return self._fail(GroupDropped(_dropped(self.group, dropped)))
         now = clock.now()

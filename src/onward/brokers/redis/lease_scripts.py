@@ -20,20 +20,16 @@ return {ARGV[3], ARGV[2]}
 )
 
 # KEYS stream meta g, the set that it belongs to; ARGV inc log start group ttl_ms. ttl_ms is empty unless the group is a
-# passing one.
+# passing one. Answers the position at which a new group starts.
 JOIN = Script(
     HEX
     + STREAM
     + """
 if redis.call('HGET', KEYS[2], 'log') ~= ARGV[2] then return 'log' end
 if redis.call('EXISTS', KEYS[3]) == 1 then return 'known' end
-local w = ARGV[3]
-if w == 'earliest' then
-  w = '0000000000000000'
-elseif w == 'latest' then
-  local ms, seq = last_id(KEYS[1]):match('^(%d+)-(%d+)$')
-  w = hex(ms .. '-' .. string.format('%.0f', tonumber(seq) + 1))
-end
+local w, ms, seq = ARGV[3], last_id(KEYS[1]):match('^(%d+)-(%d+)$')
+local latest = hex(ms .. '-' .. string.format('%.0f', tonumber(seq) + 1))
+if w == 'earliest' then w = '0000000000000000' elseif w == 'latest' or w > latest then w = latest end
 local fence = redis.call('HGET', KEYS[2], 'fence') or '0'
 redis.call('HSET', KEYS[3], 'inc', ARGV[1], 'owner', '', 'beat', '0', 'fence', fence, 'lease', '0', 'at', '0')
 redis.call('HSET', KEYS[3], 'clean', '1', 'gone', '', 'waits', '0')
@@ -41,7 +37,7 @@ redis.call('HSET', KEYS[3], 'log', ARGV[2], 'watermark', w, 'above', '', 'tries'
 redis.call('SADD', KEYS[4], ARGV[4])
 if ARGV[5] ~= '' then redis.call('PEXPIRE', KEYS[3], ARGV[5]) end
 redis.call('HSET', KEYS[2], 'done', '0')
-return 'new'
+return w
 """
 )
 
