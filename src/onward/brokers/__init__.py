@@ -35,6 +35,13 @@ class Scheme(msgspec.Struct, frozen=True):
     least_lease_s: float = 0.0  # the smallest value that its servers allow by default
 
 
+_REDIS = Scheme(
+    "onward.brokers.redis",
+    "Redis",
+    needs="redis",
+    extra="redis",
+    takes=frozenset({"client", "durability", "max_backlog_bytes", "max_outgoing_bytes", "retention_bytes"}),
+)
 GROUP = "onward.brokers"  # the group of entry points
 SCHEMES: Mapping[str, Scheme] = {
     "sqlite": Scheme(
@@ -50,6 +57,8 @@ SCHEMES: Mapping[str, Scheme] = {
         takes=frozenset({"client", "max_outgoing_bytes", "on_partition_growth", "replication"}),
         least_lease_s=6.0,
     ),
+    "redis": _REDIS,
+    "rediss": _REDIS,
 }
 _SPECIAL = frozenset().union(*[scheme.takes for scheme in SCHEMES.values()])
 
@@ -73,7 +82,7 @@ def completed(settings: Settings) -> Settings:
 
 
 def _not_taken(given: str, name: str, scheme: Scheme) -> str:
-    others = [other.label for other in SCHEMES.values() if name in other.takes]
+    others = dict.fromkeys(other.label for other in SCHEMES.values() if name in other.takes)
     return f"{given}: {scheme.label} has no such setting; remove it there (it is for {' and '.join(others)})"
 
 

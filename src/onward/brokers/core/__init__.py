@@ -8,6 +8,7 @@ subscription.py    the base of a subscription: the receive loop, pause and resum
 publishing.py      ordered publishing in windows: a failed event stops the later events of its key
 share.py           the fair share of partitions: which ones a member should claim or give back (pure)
 leasing.py         what a member should do about its leases in one turn (pure); a store does it
+lease_requests.py  what a subscription asks of the next turn of its leases
 observed.py        whether another member's lease has ended, by our own clock (pure)
 session_clock.py   how long we are surely members of a group whose client library keeps the session (pure)
 asides.py          filters and cursors of an aside (pure)

@@ -4,7 +4,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from onward.brokers.base import AsideRecord, Filter, State
+import msgspec
+
+from onward.brokers.base import AsideRecord, Failure, Filter, State
 from onward.errors import BrokerError
 
 
@@ -63,6 +65,13 @@ def mentions(record: AsideRecord, text: str) -> bool:
     if record.failure is not None and text in record.failure.message:
         return True
     return text.encode() in (record.event.value or b"")
+
+
+def buried(record: AsideRecord, why: str, now: float) -> AsideRecord:
+    """A record of a former log, whose position belongs to another event now, as a dead letter."""
+    known = record.failure or Failure("", "", "", "", "", record.tries.failed, now, now)
+    failure = msgspec.structs.replace(known, reason="refused", error="TopicRecreated", message=why, last=now)
+    return msgspec.structs.replace(record, state=State.DEAD, due=None, wait_s=None, failure=failure)
 
 
 def fitting(rows: Sequence[AnyListed], limit: int, max_bytes: int) -> list[AnyListed]:

@@ -62,10 +62,11 @@ def check_events(events: Iterable[Event]) -> None:
 
 
 class Refusal(NamedTuple):
-    """Why an event was not accepted. `unknown`: it may be stored anyway."""
+    """Why an event was not accepted. `unknown`: it may be stored anyway. `kind`: the error to raise."""
 
     why: str
     unknown: bool = False
+    kind: type[PublishError] = PublishError
 
 
 BEHIND = Refusal("refused, because an earlier event of the same key was not accepted; publish both again, in order")
@@ -212,7 +213,9 @@ def combined(label: str, failed: Iterable[tuple[Event, Refusal]]) -> OnwardError
     failed = list(failed)
     causes = list(dict.fromkeys(refusal.why for _, refusal in failed))
     more = [f"and {len(causes) - _MOST_CAUSES} more causes"] if len(causes) > _MOST_CAUSES else []
-    return PublishError(
+    kinds = {refusal.kind for _, refusal in failed if refusal.why != BEHIND.why}
+    kind = kinds.pop() if len(kinds) == 1 else PublishError
+    return kind(
         f"{label}: {len(failed)} events were not accepted: {', '.join([*causes[:_MOST_CAUSES], *more])}",
         refused=[event for event, refusal in failed if not refusal.unknown],
         unknown=[event for event, refusal in failed if refusal.unknown],

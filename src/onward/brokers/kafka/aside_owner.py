@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from onward.brokers.base import AsideRecord, Failure, Moved, State, record_log
+from onward.brokers.base import AsideRecord, Moved, State, record_log
+from onward.brokers.core.asides import buried
 from onward.brokers.core.folded_aside import FENCE, AsideRow, AsideTable, LogEntry
 from onward.brokers.kafka.aside_log import AsideLog
 from onward.brokers.kafka.aside_writer import PlacedEntry
@@ -71,7 +72,9 @@ class AsideOwner:
             log.warning("Kafka: %d records of %s are dead letters now: %s", buried, topics, _RECREATED)
 
     def _bury(self, partition: Partition, rows: Sequence[AsideRow], fence: int) -> int:
-        entries = [_entry(_buried(record), fence) for record in self._log.records(partition, rows)]
+        entries = [
+            _entry(buried(record, _RECREATED, time.time()), fence) for record in self._log.records(partition, rows)
+        ]
         for answer in self._log.write(partition.topic, entries):
             if isinstance(answer, str):
                 raise BrokerError(f"Kafka: records of a former {partition} could not be made dead letters: {answer}")
@@ -198,14 +201,6 @@ def _encoded(
 
 def _is_stale(row: AsideRow, log_id: str) -> bool:
     return row.state is not State.DEAD and record_log(row.id) != log_id
-
-
-def _buried(record: AsideRecord) -> AsideRecord:
-    """The record as a dead letter, with the failure that it already had."""
-    now = time.time()
-    known = record.failure or Failure("", "", "", "", "", record.tries.failed, now, now)
-    failure = msgspec.structs.replace(known, reason="refused", error="TopicRecreated", message=_RECREATED, last=now)
-    return msgspec.structs.replace(record, state=State.DEAD, due=None, wait_s=None, failure=failure)
 
 
 def _entry(record: AsideRecord, fence: int) -> PlacedEntry:

@@ -77,8 +77,8 @@ class SendFailure(NamedTuple):
 
 
 NOT_SENT = SendFailure(KafkaError(KafkaError._PURGE_QUEUE))
-NO_REPORT = SendFailure(*UNANSWERED)
-BEHIND = SendFailure(*BEHIND_IN_QUEUE)
+NO_REPORT = SendFailure(UNANSWERED.why, UNANSWERED.unknown)
+BEHIND = SendFailure(BEHIND_IN_QUEUE.why)
 LATE = SendFailure(
     "not sent in publish_timeout_s: a batch was refused, and sending its events again one by one took too long"
 )

@@ -6,7 +6,6 @@ commit.
 """
 
 import asyncio
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +14,8 @@ from typing import NamedTuple
 from onward import clock
 from onward.brokers.base import Assigned, Moved, State
 from onward.brokers.core import leasing
-from onward.brokers.core.bell import resolve
 from onward.brokers.core.holdings import Hold, Holdings
+from onward.brokers.core.lease_requests import Requests, answer
 from onward.brokers.core.leasing import Decisions, Situation
 from onward.brokers.core.share import Seat
 from onward.brokers.sqlite import group_version, leases, progress
@@ -45,7 +44,6 @@ class LogPlace:
 
 
 Held = Hold[LogPlace]
-Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class SqliteMember(NamedTuple):
@@ -63,35 +61,10 @@ class SqliteMember(NamedTuple):
         return {Partition(topic.name, index): part for topic in self.topics for index, part in enumerate(topic.parts)}
 
 
-class Requests:
-    """What the subscription asks of the next turn. The lock of the holdings guards it."""
-
-    def __init__(self) -> None:
-        self.asked: dict[Held, bool] = {}  # by ownership, so that a later one of the same partition is not released
-        self.waiters: list[Waiter] = []
-        # It released partitions that were not revoked. It keeps its other partitions, claims none, and no longer
-        # counts as a member.
-        self.retiring = False
-        self.leaving = False
-
-    def taken(self) -> "Requests":
-        """A copy, for a turn."""
-        copy = Requests()
-        copy.asked, copy.waiters = dict(self.asked), list(self.waiters)
-        copy.retiring, copy.leaving = self.retiring, self.leaving
-        return copy
-
-    def done(self, taken: "Requests") -> None:
-        """Remove the requests that a turn has done. Newer ones stay."""
-        for hold in taken.asked:
-            self.asked.pop(hold, None)
-        self.waiters = [waiter for waiter in self.waiters if waiter not in taken.waiters]
-
-
 class LeaseTurn:
     """What one turn changed in the store. The state in memory follows after the commit."""
 
-    def __init__(self, now: float, lease: Lease, requests: Requests) -> None:
+    def __init__(self, now: float, lease: Lease, requests: Requests[LogPlace]) -> None:
         self.now = now
         self.lease = lease
         self.requests = requests
@@ -124,7 +97,7 @@ class LeaseManager:
         self._holdings = holdings
         self._settings = settings
         self._kick = kick
-        self._requests = Requests()
+        self._requests: Requests[LogPlace] = Requests()
         self._sure = 0.0
         self._version = 0
         self._polled = clock.now()
@@ -183,7 +156,7 @@ class LeaseManager:
             self.failure = error
             self._holdings.drop(list(self._holdings.held.values()), fenced=True)
             waiters, self._requests.waiters = self._requests.waiters, []
-        _answer(waiters)
+        answer(waiters)
 
     def _next_turn(self) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
@@ -348,7 +321,7 @@ class LeaseManager:
                 self._sure, self._version = turn.lease.until, turn.version
         if turn.has_news or lapsed:
             holdings.bell.ring()
-        _answer(turn.requests.waiters)
+        answer(turn.requests.waiters)
         if not self._requests.leaving and self.failure is None:
             renewal = turn.now + self._lease_s / 3
             self._kick(self, min(renewal, turn.next_expiry + _EXPIRY_SLACK_S, holdings.deadline))
@@ -370,9 +343,3 @@ def _moved(turn: LeaseTurn) -> list[Moved]:
         ids = [row.id for _, row in notices]
         messages.append(Moved(hold.partition, hold.epoch, ids, State(state) if state else None, due))
     return messages
-
-
-def _answer(waiters: Sequence[Waiter]) -> None:
-    for loop, future in waiters:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits there
-            loop.call_soon_threadsafe(resolve, future)

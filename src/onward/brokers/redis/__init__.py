@@ -1,0 +1,5 @@
+"""Redis: a stream for each partition, leases and progress in hashes, every write by a script that checks the owner."""
+
+from onward.brokers.redis.broker import open_broker
+
+__all__ = ["open_broker"]

@@ -1,0 +1,235 @@
+"""The Redis broker as the contract has it."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+
+from onward.brokers.base import (
+    Broker,
+    Change,
+    Features,
+    Finding,
+    GroupInfo,
+    MemberInfo,
+    Ordering,
+    Relay,
+    Start,
+    Supervised,
+    TopicSpec,
+    Topology,
+)
+from onward.brokers.core.bell import Bell
+from onward.brokers.core.holdings import Holdings
+from onward.brokers.core.publishing import check_events, check_relay
+from onward.brokers.core.subscription import check_start
+from onward.brokers.redis import checkup, figures
+from onward.brokers.redis.aside import RedisAside
+from onward.brokers.redis.backlog import BacklogLimit
+from onward.brokers.redis.courier import RedisCourier
+from onward.brokers.redis.doorbell import RedisDoorbell
+from onward.brokers.redis.group_watch import GroupWatch
+from onward.brokers.redis.joined_topics import JoinedTopics
+from onward.brokers.redis.lease_keeper import LeaseKeeper
+from onward.brokers.redis.lease_turn import RedisTurn
+from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, Pauses, RedisAddress
+from onward.brokers.redis.member import RedisHoldings, RedisMember
+from onward.brokers.redis.publisher import RedisPublisher
+from onward.brokers.redis.server_facts import ServerFacts, is_weaker
+from onward.brokers.redis.subscription import RedisAccess, RedisSubscription
+from onward.brokers.redis.topics import RedisTopics, listed
+from onward.brokers.redis.trimmer import Trimmer
+from onward.errors import BadSetting, BrokerError, Closed, OnwardError
+from onward.event import Event
+from onward.settings import Settings, check_name
+
+log = logging.getLogger("onward")
+
+_LEAST_PATIENCE_S = 0.5  # with an answer about leases
+_OPEN_S = 5.0  # for a server that does not answer yet
+
+
+async def open_broker(url: str, settings: Settings) -> Broker:
+    """The server that the URL names, asked what it is. BrokerError: it does not answer, or cannot be used.
+    BadSetting: it is less durable than `durability` says."""
+    address = RedisAddress.of(url, settings)
+    facts = await asyncio.to_thread(_checked, address, settings)
+    if is_weaker(facts.durability, settings.durability):
+        raise BadSetting(
+            f"durability={settings.durability!r}: Redis at {address.name} has {facts.durability!r}; set appendonly yes "
+            "and appendfsync always (for window: everysec) there, or leave the setting out"
+        )
+    for finding in facts.findings() if facts.durability == "memory" else ():
+        if finding.level != "ok":
+            log.warning("Redis at %s: %s; %s", address.name, finding.what, finding.cure)
+    return RedisBroker(address, facts, settings)
+
+
+def _checked(address: RedisAddress, settings: Settings) -> ServerFacts:
+    link, pauses = Link(address), Pauses()
+    deadline = time.monotonic() + min(_OPEN_S, settings.publish_timeout_s)
+    try:
+        while True:
+            try:
+                facts = checkup.server_facts(link)
+                if missing := checkup.missing_commands(link):
+                    raise BrokerError(
+                        f"Redis at {address.name}: the user has no permission for {', '.join(missing)}; grant it with "
+                        "ACL SETUSER, for the keys ~{* and ~onward:*"
+                    )
+                return facts
+            except LinkDown as error:
+                if error.final or time.monotonic() > deadline:
+                    raise
+                time.sleep(pauses.next_s())
+    finally:
+        link.close()
+
+
+class RedisBroker:
+    def __init__(self, address: RedisAddress, facts: ServerFacts, settings: Settings) -> None:
+        self.features = Features(
+            stable_positions=True,
+            fence=True,
+            durability=facts.durability,
+            aside=True,
+            starts=frozenset({"earliest", "latest", "time"}),
+            fenced_publish=True,
+        )
+        self._address = address
+        self._settings = settings
+        self._topics = RedisTopics(settings)
+        self._thread = LinkThread(address, "query")
+        backlog = BacklogLimit(self._topics, settings.max_backlog_bytes)
+        courier = RedisCourier(Link(address), self._topics, backlog, settings.publish_timeout_s)
+        self._publisher = RedisPublisher(courier, settings)
+        self._in_turn = asyncio.Lock()
+        self._epochs = itertools.count(1)
+        self._subscriptions: set[RedisSubscription] = set()
+        self._closed = False
+
+    async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
+        self._check_open()
+        check_relay(relay)
+        check_events(events)
+        if not events:
+            return
+        names = {event.topic for event in events}
+        known = {name: topic.partitions for name in names if (topic := self._topics.known(name)) is not None}
+        if len(known) < len(names) or self._in_turn.locked():
+            async with self._in_turn:  # calls take effect in the order they entered, even while a topic is looked up
+                counts = {name: await self._count(name) for name in names}
+                sent = self._publisher.enter(events, counts, relay)
+        else:
+            sent = self._publisher.enter(events, known, relay)
+        await sent
+
+    async def _count(self, name: str) -> int:
+        known = self._topics.known(name)
+        if known is None:
+            known = await self._thread.run(lambda link: self._topics.resolve(link, name))
+        return known.partitions
+
+    async def subscribe(
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        member: str,
+        ordering: Ordering,
+        start: Start,
+        supervised: Supervised | None = None,
+    ) -> RedisSubscription:
+        self._check_open()
+        check_name("group", group)
+        check_start(start)
+        gone = frozenset[str]() if supervised is None else supervised.gone
+        owner = f"{member}:{uuid.uuid4().hex}"
+        enrolment = RedisMember(group, owner, list(dict.fromkeys(topics)), start, self._epochs, gone)
+        joining = asyncio.ensure_future(self._joined(enrolment))
+        try:
+            return await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            joining.add_done_callback(_left)  # left alone it would own partitions until its lease ends
+            raise
+
+    async def _joined(self, member: RedisMember) -> RedisSubscription:
+        settings, watch = self._settings, GroupWatch(member.owner, self._settings.lease_s)
+        holdings: RedisHoldings = Holdings(Bell())
+        patience_s = min(TIMEOUT_S, max(_LEAST_PATIENCE_S, settings.lease_s / 2))
+        turn = RedisTurn(Link(self._address, patience_s), member, watch, settings)
+        keeper = LeaseKeeper(
+            turn, member, JoinedTopics(self._topics, member), holdings, Trimmer(self._topics, settings)
+        )
+        await asyncio.to_thread(keeper.join)
+        doorbell = RedisDoorbell(
+            Link(self._address),
+            [member.news(topic) for topic in member.topics],
+            ring=holdings.bell.ring,
+            tell=lambda: keeper.look_at(0.0),
+        )
+        access = RedisAccess(LinkThread(self._address, f"reader-{member.group}"), doorbell)
+        subscription = RedisSubscription(keeper, holdings, access, settings)
+        self._subscriptions = {each for each in self._subscriptions if not each.is_closed} | {subscription}
+        keeper.start()
+        doorbell.start(member.group)
+        return subscription
+
+    def aside(self, group: str) -> RedisAside:
+        return RedisAside(group, self._thread)
+
+    async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
+        self._check_open()
+        return await self._thread.run(lambda link: self._topics.declare(link, topology, apply=apply))
+
+    async def topics(self) -> Sequence[TopicSpec]:
+        self._check_open()
+        return await self._thread.run(listed)
+
+    async def groups(self, topic: str) -> Sequence[GroupInfo]:
+        self._check_open()
+        return await self._thread.run(lambda link: figures.groups(link, topic))
+
+    async def owners(self, topic: str, group: str) -> Sequence[MemberInfo]:
+        self._check_open()
+        return await self._thread.run(lambda link: figures.owners(link, topic, group))
+
+    async def drop_group(self, topic: str, group: str) -> None:
+        self._check_open()
+        await self._thread.run(lambda link: figures.drop_group(link, topic, group))
+
+    async def drop_topic(self, topic: str) -> None:
+        self._check_open()
+        await self._thread.run(lambda link: figures.drop_topic(link, topic))
+        self._topics.forget(topic)
+
+    async def diagnose(self) -> Sequence[Finding]:
+        self._check_open()
+        try:
+            return await self._thread.run(checkup.findings)
+        except BrokerError as error:
+            return [Finding("error", str(error), "start Redis, or correct the URL and the settings of the client")]
+
+    async def close(self) -> None:
+        self._closed = True
+        await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
+        await self._publisher.close()
+        await self._thread.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the broker on {self._address.name} is closed")
+
+
+def _left(joining: "asyncio.Future[RedisSubscription]") -> None:
+    """Leave as soon as it has joined, if it does."""
+    with contextlib.suppress(OnwardError, asyncio.CancelledError):
+        closing = asyncio.ensure_future(joining.result().close())
+        _leaving.add(closing)
+        closing.add_done_callback(_leaving.discard)
+
+
+_leaving: set["asyncio.Future[None]"] = set()

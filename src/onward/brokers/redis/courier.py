@@ -1,0 +1,299 @@
+"""Sends windows of events, one script for each partition and some hundred events, from a thread of its own.
+
+Each call of the script has a number of its producer, gapless within a partition. One without an answer is sent again
+with its number and stored once. A number never stands for other events: after a refusal the producer takes a new name,
+and the old one is sealed, so that a late copy of a call stores nothing.
+"""
+
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from onward import clock
+from onward.brokers.base import Relay
+from onward.brokers.core.publishing import BEHIND, Key, Outgoing, Refusal, Window
+from onward.brokers.redis import log_scripts
+from onward.brokers.redis.backlog import BacklogLimit
+from onward.brokers.redis.keys import RELAYS, keys_of
+from onward.brokers.redis.link import Link, LinkDown, Pauses
+from onward.brokers.redis.scripts import Command
+from onward.brokers.redis.server_errors import explained, is_passing
+from onward.brokers.redis.topics import RedisTopics
+from onward.errors import Backlogged, BrokerError, OnwardError, RelayFenced
+from onward.event import Partition
+
+log = logging.getLogger("onward")
+
+_CALL_EVENTS = 500  # in one call of the script, which holds up the server for some 5 µs each
+_CALL_BYTES = 1 << 20
+_ASK_AGAIN_S = 1_800.0  # half the time that the server remembers a producer
+_SKEW_MS = 60_000  # how far the clocks of two servers may differ
+
+
+class Packed(NamedTuple):
+    data: bytes
+    relay: Relay | None
+
+
+RedisOutgoing = Outgoing[Packed]
+RedisWindow = Window[Packed]
+Done = Callable[[RedisWindow], object]
+Fate = tuple[Sequence[int], Refusal]  # events by their index, and why they are refused
+
+
+class Producer:
+    """Our name and number in one partition."""
+
+    __slots__ = ("name", "number", "sealing", "used")
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex
+        self.number = 1  # of the next call
+        self.sealing: list[str] = []  # former names, to be sealed before the next call
+        self.used = clock.now()
+
+    def rename(self) -> None:
+        self.sealing.append(self.name)
+        self.name, self.number = uuid.uuid4().hex, 1
+
+
+class ScriptCall(NamedTuple):
+    """One call of PUBLISH."""
+
+    partition: Partition
+    items: tuple[int, ...]  # indexes in the window
+    size: int
+    relay: Relay | None
+
+
+class WindowState:
+    """What became of a window's events."""
+
+    def __init__(self, window: RedisWindow) -> None:
+        self.window = window
+        self.open: dict[Partition, list[int]] = {}
+        self.doubtful: set[int] = set()  # sent, and not answered
+        for at, item in enumerate(window.items):
+            self.open.setdefault(Partition(item.event.topic, item.partition), []).append(at)
+
+    def calls(self, partition: Partition) -> list[ScriptCall]:
+        """The open events of a partition in calls: always the same ones while nothing was answered."""
+        calls, items, size = [], list[int](), 0
+        for at in self.open[partition]:
+            item = self.window.items[at]
+            new_size = size + len(item.packed.data)
+            relay = self.window.items[items[0]].packed.relay if items else item.packed.relay
+            if items and (len(items) >= _CALL_EVENTS or new_size > _CALL_BYTES or relay != item.packed.relay):
+                calls.append(ScriptCall(partition, tuple(items), size, relay))
+                items, size = [], 0
+            items.append(at)
+            size += len(item.packed.data)
+        if items:
+            calls.append(ScriptCall(partition, tuple(items), size, self.window.items[items[0]].packed.relay))
+        return calls
+
+    def accept(self, items: Iterable[int]) -> None:
+        self.window.answers |= dict.fromkeys(items)
+        self._close()
+
+    def refuse(self, items: Sequence[int], refusal: Refusal) -> None:
+        """With everything of the same keys behind them."""
+        answers, all_items = self.window.answers, self.window.items
+        answers |= {at: refusal._replace(unknown=at in self.doubtful) for at in items}
+        first: dict[Key, int] = {}  # of each key, the first event that is refused
+        for at in items:
+            if all_items[at].event.key is not None:
+                first.setdefault(all_items[at].lane, at)
+        for at in [at for each in self.open.values() for at in each if at not in answers]:
+            if at > first.get(all_items[at].lane, at):
+                answers[at] = BEHIND._replace(unknown=at in self.doubtful)
+        self._close()
+
+    def _close(self) -> None:
+        answers = self.window.answers
+        left = {each: [at for at in items if at not in answers] for each, items in self.open.items()}
+        self.open = {each: items for each, items in left.items() if items}
+
+
+class RedisCourier:
+    def __init__(self, link: Link, topics: RedisTopics, backlog: BacklogLimit, timeout_s: float) -> None:
+        self._link = link
+        self._topics = topics
+        self._backlog = backlog
+        self._timeout_s = timeout_s  # in errors
+        self._producers: dict[Partition, Producer] = {}
+        self._work: queue.SimpleQueue[tuple[RedisWindow, Done] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def take(self, window: RedisWindow, done: Done) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="onward-redis-publisher", daemon=True)
+            self._thread.start()
+        self._work.put((window, done))
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            window, done = work
+            try:
+                self._carry(WindowState(window))
+            except Exception:  # each event must have an answer
+                log.exception("Redis: a window of events could not be sent")
+            done(window)
+        self._link.close()
+
+    def _carry(self, state: WindowState) -> None:
+        deadline, pauses, seen_relays = state.window.deadline, Pauses(), False
+        end = min(deadline, clock.now() + _ASK_AGAIN_S)
+        why = ""
+        while state.open and clock.now() < end:
+            try:
+                if not seen_relays:
+                    self._see_relays(state)
+                    seen_relays = True
+                why = self._round(state)
+            except LinkDown as error:
+                why = str(error)
+            except OnwardError as error:  # a topic that is not as we expect
+                self._refuse_all(state, str(error))
+            if why and state.open:
+                time.sleep(max(0.0, min(pauses.next_s(), end - clock.now())))
+        if state.open:
+            self._refuse_all(state, f"not accepted in publish_timeout_s={self._timeout_s:g}: {why or 'no answer'}")
+
+    def _refuse_all(self, state: WindowState, why: str) -> None:
+        for partition, items in list(state.open.items()):
+            if state.doubtful & set(items):
+                self._producer(partition).rename()
+            state.refuse(items, Refusal(why))
+
+    def _see_relays(self, state: WindowState) -> None:
+        """Refuse the events of a relay that was replaced, in all partitions, also in those that the new one has not
+        published to yet. The partitions compare once more, with what they store."""
+        relays = {item.packed.relay: None for item in state.window.items if item.packed.relay is not None}
+        if not relays:
+            return
+        replies = self._link.ask(*[log_scripts.SEE([RELAYS], shard, f"{fence:019d}") for shard, fence in relays])
+        for relay, seen in zip(relays, replies, strict=True):
+            if int(seen) > relay[1]:
+                items = [at for at, item in enumerate(state.window.items) if item.packed.relay == relay]
+                state.refuse(items, _fenced(relay, int(seen)))
+
+    def _round(self, state: WindowState) -> str:
+        """Send what is open, once. Returns why it must be sent again after a pause, or ""."""
+        self._link.connect()
+        calls = {partition: state.calls(partition) for partition in state.open}
+        seals, commands = [], list[Command]()
+        for partition, mine in calls.items():
+            producer = self._producer(partition)
+            seals += [log_scripts.SEAL([keys_of(partition).producer(name)]) for name in producer.sealing]
+            commands += [self._command(state, call, producer, at) for at, call in enumerate(mine)]
+        try:
+            replies = self._link.call(*seals, *commands)
+        except LinkDown as error:
+            if error.sent:
+                state.doubtful.update(at for mine in calls.values() for call in mine for at in call.items)
+            raise
+        answers = iter(replies[len(seals) :])
+        if not any(isinstance(reply, ResponseError) for reply in replies[: len(seals)]):
+            for partition in calls:
+                self._producer(partition).sealing.clear()
+        found = [self._answered(state, mine, [next(answers) for _ in mine]) for mine in calls.values()]
+        return next(filter(None, found), "")
+
+    def _command(self, state: WindowState, call: ScriptCall, producer: Producer, at: int) -> Command:
+        keys, topic = keys_of(call.partition), self._topics.known(call.partition.topic)
+        version = topic.version if topic is not None else ""
+        names = [keys.stream, keys.meta, keys.producer(producer.name), keys.marks]
+        shard, fence = call.relay or ("", 0)
+        allowance = self._backlog.allowance(call.partition, topic.partitions if topic is not None else 1)
+        return log_scripts.PUBLISH(
+            [*names, keys.relays] if call.relay else names,
+            self._link.incarnation,
+            version,
+            producer.number + at,
+            allowance,
+            shard,
+            f"{fence:019d}",
+            *[state.window.items[each].packed.data for each in call.items],
+        )
+
+    def _answered(self, state: WindowState, calls: Sequence[ScriptCall], replies: Sequence[Any]) -> str:
+        """Take the answers of one partition, up to the first that is not ok: nothing behind that was stored."""
+        producer = self._producer(calls[0].partition)
+        producer.used = clock.now()
+        for call, reply in zip(calls, replies, strict=True):
+            if not isinstance(reply, ResponseError) and reply[0] == b"ok":
+                producer.number += 1
+                state.accept(call.items)
+                continue
+            return self._failed(state, call, reply)
+        return ""
+
+    def _failed(self, state: WindowState, call: ScriptCall, reply: Any) -> str:
+        """Returns why the call must be sent again after a pause; "": it was refused, or can be sent again at once."""
+        partition, producer = call.partition, self._producer(call.partition)
+        if isinstance(reply, ResponseError):
+            if is_passing(reply):
+                return explained(reply)
+            return self._refused(state, call, Refusal(explained(reply)))
+        match reply[0]:
+            case b"gap":
+                log.error(
+                    "Redis lost events of %s that it had accepted: its last %d publish calls are gone (a restart or "
+                    "fail-over; what it keeps is up to its durability)",
+                    *(partition, producer.number - 1 - reply[1]),
+                )
+                producer.rename()
+            case b"void":
+                self._link.refresh()
+                keys = keys_of(partition)
+                self._link.ask(log_scripts.OPEN([keys.stream, keys.meta], self._link.incarnation, _SKEW_MS))
+            case b"version":
+                self._redeclare(partition)
+            case b"full":
+                if full := self._backlog.refreshed(self._link, partition, call.size):
+                    return self._refused(state, call, Refusal(full, kind=Backlogged))
+            case b"fenced":
+                assert call.relay is not None, "only a relay is fenced"
+                return self._refused(state, call, _fenced(call.relay, int(reply[1])))
+            case other:
+                raise BrokerError(f"Redis answered {other!r} to a publish")
+        return ""
+
+    def _refused(self, state: WindowState, call: ScriptCall, refusal: Refusal) -> str:
+        self._producer(call.partition).rename()
+        state.refuse(call.items, refusal)
+        return ""
+
+    def _redeclare(self, partition: Partition) -> None:
+        """Its keys were deleted, or it has another partition count. PartitionsDiffer: the latter."""
+        if self._topics.known(partition.topic) is None:
+            raise BrokerError(f"topic {partition.topic} was dropped meanwhile; publish again")
+        try:
+            self._topics.resolve(self._link, partition.topic)
+        except OnwardError:
+            self._topics.forget(partition.topic)  # the next call of publish says so
+            raise
+
+    def _producer(self, partition: Partition) -> Producer:
+        producer = self._producers.get(partition)
+        if producer is None or clock.now() - producer.used > _ASK_AGAIN_S:
+            producer = self._producers[partition] = Producer()
+        return producer
+
+
+def _fenced(relay: Relay, seen: int) -> Refusal:
+    shard, fence = relay
+    why = f"outbox shard {shard} belongs to a relay with fence {seen}; this one has {fence} and has lost its lease"
+    return Refusal(why, kind=RelayFenced)

@@ -1,0 +1,150 @@
+"""Figures for people, read from the server: how far groups are, and who is in them.
+
+Here the server's clock says who is alive. It decides nothing about ownership."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from onward.brokers.base import PASSING, GroupInfo, MemberInfo, Standing
+from onward.brokers.redis import topics
+from onward.brokers.redis.group_watch import UNKNOWN, ListedMember, member_of, owner_of
+from onward.brokers.redis.keys import TOPICS, PartitionKeys, TopicKeys, keys_of
+from onward.brokers.redis.lease_scripts import DROP, STANDING
+from onward.brokers.redis.link import Link
+from onward.brokers.redis.positions import position_of
+from onward.errors import BrokerError
+from onward.event import Partition
+
+_SLACK_MS = 50
+
+
+class GroupPlace(NamedTuple):
+    """A group in a topic."""
+
+    topic: str
+    group: str
+    partitions: int
+
+    @property
+    def keys(self) -> list[PartitionKeys]:
+        return [keys_of(Partition(self.topic, index)) for index in range(self.partitions)]
+
+
+class OwnedPlace(NamedTuple):
+    """A group's partition: how far it is, and its owner, with the suffix that makes it unique; "": nobody alive."""
+
+    standing: Standing
+    owner: str
+
+
+def groups(link: Link, topic: str) -> list[GroupInfo]:
+    found = [_read(link, place) for place in _places(link, topic)]
+    return [info for info, _ in found]
+
+
+def owners(link: Link, topic: str, group: str) -> list[MemberInfo]:
+    """The members whose leases on partitions count."""
+    spec = topics.find(link, topic)
+    if spec is None:
+        return []
+    _, owned = _read(link, GroupPlace(topic, group, spec.partitions))
+    return [member_of(owner) for owner in sorted({each.owner for each in owned.values() if each.owner})]
+
+
+def drop_group(link: Link, topic: str, group: str) -> None:
+    spec = topics.find(link, topic)
+    if spec is not None:
+        place = GroupPlace(topic, group, spec.partitions)
+        _check_unused(link, place)
+        _drop(link, place)
+
+
+def drop_topic(link: Link, topic: str) -> None:
+    """The topic's own entry goes first, so that no process finds half a topic."""
+    spec = topics.find(link, topic)
+    if spec is None:
+        return
+    places = _places(link, topic)
+    for place in places:
+        _check_unused(link, place)
+    link.ask(("DEL", TopicKeys(topic).topic), ("SREM", TOPICS, topic))
+    for place in places:
+        _drop(link, place)
+    keys = GroupPlace(topic, "", spec.partitions).keys
+    link.ask(*[("UNLINK", each.stream, each.meta, each.marks, each.groups, each.passing, each.relays) for each in keys])
+
+
+def _places(link: Link, topic: str) -> list[GroupPlace]:
+    spec = topics.find(link, topic)
+    if spec is None:
+        return []
+    keys = [keys_of(Partition(topic, index)) for index in range(spec.partitions)]
+    groups = link.ask(*[("SMEMBERS", each.groups) for each in keys])
+    passing = link.ask(*[("SMEMBERS", each.passing) for each in keys])
+    names = {name.decode() for found in groups for name in found}
+    names |= {name.decode() for found in _existing(link, keys, passing) for name in found}
+    return [GroupPlace(topic, name, spec.partitions) for name in sorted(names)]
+
+
+def _existing(link: Link, keys: Sequence[PartitionKeys], passing: Sequence[Iterable[bytes]]) -> list[list[bytes]]:
+    """Of the passing groups, those that have not expired; the others are taken off the list."""
+    listed = [(each, name) for each, names in zip(keys, passing, strict=True) for name in names]
+    if not listed:
+        return []
+    there = link.ask(*[("EXISTS", each.group(name.decode())) for each, name in listed])
+    found = list(zip(listed, there, strict=True))
+    gone = [("SREM", each.passing, name) for (each, name), exists in found if not exists]
+    if gone:
+        link.ask(*gone)
+    return [[name] for (_, name), exists in found if exists]
+
+
+def _read(link: Link, place: GroupPlace) -> tuple[GroupInfo, dict[int, OwnedPlace]]:
+    commands = [STANDING([each.group(place.group), each.stream]) for each in place.keys]
+    (seconds, micros), pairs, *replies = link.ask(
+        ("TIME",), ("HGETALL", TopicKeys(place.topic).members(place.group)), *commands
+    )
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    owned = {index: _owned(reply, now_ms) for index, reply in enumerate(replies) if reply[0] is not None}
+    listed = {name.decode(): ListedMember.of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    alive = {name for name, each in listed.items() if now_ms < each.at_ms + each.lease_s * 1000 + _SLACK_MS}
+    alive |= {each.owner for each in owned.values() if each.owner}
+    members = [member_of(owner) for owner in sorted(alive)]
+    standings = {index: each.standing for index, each in owned.items()}
+    return GroupInfo(place.group, place.topic, members, standings), owned
+
+
+def _owned(reply: Sequence[Any], now_ms: int) -> OwnedPlace:
+    watermark, token, fence, at_ms, lease_ms, last = reply
+    counts = token not in (b"", UNKNOWN.encode()) and now_ms < int(at_ms) + int(lease_ms) + _SLACK_MS
+    owner = owner_of(token.decode()) if counts else ""
+    end = position_of(last) if last is not None else None
+    name = member_of(owner).name if owner else None
+    return OwnedPlace(Standing(int(watermark, 16), None if end is None else end + 1, name, int(fence)), owner)
+
+
+def _set(keys: PartitionKeys, group: str) -> str:
+    return keys.passing if group.startswith(PASSING) else keys.groups
+
+
+def _check_unused(link: Link, place: GroupPlace) -> None:
+    info, _ = _read(link, place)
+    if info.members:
+        raise _in_use(place, [member.name for member in info.members])
+
+
+def _in_use(place: GroupPlace, names: Sequence[str]) -> BrokerError:
+    return BrokerError(f"group {place.group} of topic {place.topic} is in use by {', '.join(names)}; stop them first")
+
+
+def _drop(link: Link, place: GroupPlace) -> None:
+    group = place.group
+    commands = [
+        DROP([key.group(group), key.meta, _set(key, group), *key.aside(group), key.moves(group)], group)
+        for key in place.keys
+    ]
+    left = [owner.decode() for owner in link.ask(*commands) if owner]
+    if left:  # it has claimed since we looked
+        raise _in_use(place, sorted({member_of(owner_of(owner)).name for owner in left}))
+    names = TopicKeys(place.topic)
+    link.ask(("DEL", names.members(group), names.news(group)))

@@ -1,0 +1,290 @@
+"""One turn of a member's leases at the server: first it renews and looks, then it carries decisions out."""
+
+import logging
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from onward import clock
+from onward.brokers.base import Assigned
+from onward.brokers.core.holdings import Hold
+from onward.brokers.core.leasing import Decisions, TopicView
+from onward.brokers.core.share import Seat
+from onward.brokers.redis import figures
+from onward.brokers.redis import lease_scripts as scripts
+from onward.brokers.redis.group_watch import (
+    UNKNOWN,
+    GroupWatch,
+    ListedMember,
+    PartitionView,
+    member_of,
+    member_place,
+    owner_of,
+)
+from onward.brokers.redis.keys import keys_of
+from onward.brokers.redis.link import Link
+from onward.brokers.redis.log_scripts import HEARD, NEWS
+from onward.brokers.redis.member import RedisHold, RedisMember, RedisPlace
+from onward.brokers.redis.progress import decoded
+from onward.brokers.redis.scripts import Command
+from onward.brokers.redis.server_errors import explained
+from onward.event import Partition
+from onward.settings import Settings
+
+log = logging.getLogger("onward")
+
+_NOTICES = 1_000  # taken at once
+
+
+class Look(msgspec.Struct):
+    """What the server answered to the renewals, and what it shows."""
+
+    sent: float  # before the renewals went out
+    renewed: list[RedisHold] = []
+    lost: list[RedisHold] = []
+    views: dict[Partition, PartitionView] = {}
+    broken: dict[Partition, str] = {}  # why a partition cannot be looked at
+    members: dict[str, dict[str, ListedMember]] = {}  # by topic
+    notices: dict[RedisHold, list[bytes]] = {}
+
+    @property
+    def moved_logs(self) -> list[RedisHold]:
+        """Held partitions whose log is another one now: they begin again."""
+        found = [(hold, self.views.get(hold.partition)) for hold in self.renewed]
+        return [hold for hold, view in found if view and not (view.has_stream and view.current_log == hold.log_id)]
+
+
+class TurnDone(NamedTuple):
+    """What became of the decisions."""
+
+    claimed: list[RedisHold]
+    missed: bool  # a claim was not granted: look again soon
+
+
+class RedisTurn:
+    def __init__(self, link: Link, member: RedisMember, watch: GroupWatch, settings: Settings) -> None:
+        self.link = link
+        self.settings = settings
+        self.watch = watch
+        self._member = member
+        self._beat = 0
+        self.broken: dict[Partition, str] = {}  # why a partition could not be looked at
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def look(self, partitions: Sequence[Partition], held: Sequence[RedisHold], sure_until: float) -> Look:
+        """Renew what is held, then look. A renewal comes first and has one key, so that it needs nothing else.
+        `sure_until`: what is held lapses then, and must not be renewed any more."""
+        self.link.connect()
+        look = Look(clock.now())
+        topics = self._member.topics
+        lists = [("HGETALL", self._member.members(topic)) for topic in topics]
+        commands = [*map(self._renewal, held), *map(self._view, partitions), *lists]
+        replies = iter(self.link.call(*commands))
+        void = self._renewals(look, held, replies) | self._views(look, partitions, replies)
+        for topic in topics:
+            pairs = _succeeded(next(replies))
+            look.members[topic] = {
+                name.decode(): ListedMember.of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)
+            }
+        if void:
+            self._revalidate(look, void, [hold for hold in held if hold.partition in void], sure_until)
+        for hold in look.renewed:
+            self.watch.confirmed(hold.own.token, self.link.incarnation)
+        self._read_notices(look)
+        return look
+
+    def _read_notices(self, look: Look) -> None:
+        noticed = [hold for hold in look.renewed if (view := look.views.get(hold.partition)) and view.notices]
+        if noticed:
+            names = [keys_of(hold.partition).moves(self._member.group) for hold in noticed]
+            replies = self.link.call(*[("LRANGE", name, 0, _NOTICES - 1) for name in names])
+            look.notices = dict(zip(noticed, map(_succeeded, replies), strict=True))
+
+    def seats(self, look: Look, partitions: Iterable[Partition], now: float) -> list[TopicView]:
+        """As leasing takes it. What cannot be looked at counts as owned, so that nobody claims it."""
+        self.watch.begin()
+        seats: dict[str, list[Seat]] = {topic: [] for topic in self._member.topics}
+        for partition in partitions:
+            view = look.views.get(partition)
+            if view is None or not view.is_there or view.incarnation != self.link.incarnation:
+                seats[partition.topic].append(Seat(partition, UNKNOWN, -1))
+            else:
+                seats[partition.topic].append(self.watch.seat(partition, view, self.link.incarnation, now))
+        return [
+            TopicView(topic, found, self.watch.members(topic, look.members.get(topic, {}), now))
+            for topic, found in seats.items()
+        ]
+
+    def _revalidate(self, look: Look, void: set[Partition], held: Sequence[RedisHold], sure_until: float) -> None:
+        """The server was restarted or replaced since these were written. Read its incarnation again and write it; then
+        what we hold can be renewed, and every other member waits for a lease."""
+        self.link.refresh()
+        held = held if clock.now() < sure_until else ()
+        partitions = sorted(void)
+        voids = [scripts.VOID([self._member.key(each)], self.link.incarnation) for each in partitions]
+        commands = [*voids, *map(self._renewal, held), *map(self._view, partitions)]
+        replies = iter(self.link.call(*commands)[len(voids) :])
+        self._renewals(look, held, replies)
+        self._views(look, partitions, replies)
+
+    def _renewal(self, hold: RedisHold) -> Command:
+        waits = "0" if hold.announced else "1" if hold.assigned.unclean and not hold.own.is_gone else "0"
+        inc = self.link.incarnation
+        return scripts.RENEW([self._member.key(hold.partition)], inc, hold.own.token, waits, self._member.ttl_ms)
+
+    def _view(self, partition: Partition) -> Command:
+        keys = keys_of(partition)
+        return scripts.VIEW([keys.group(self._member.group), keys.meta, keys.stream, keys.moves(self._member.group)])
+
+    def _renewals(self, look: Look, held: Iterable[RedisHold], replies: Any) -> set[Partition]:
+        void = set()
+        for hold in held:
+            reply = next(replies)
+            if reply == b"ok":
+                look.renewed.append(hold)
+            elif reply == b"void":
+                void.add(hold.partition)
+            elif isinstance(reply, ResponseError):
+                look.broken[hold.partition] = explained(reply)
+            else:
+                look.lost.append(hold)
+        return void
+
+    def _views(self, look: Look, partitions: Iterable[Partition], replies: Any) -> set[Partition]:
+        void = set()
+        for partition in partitions:
+            reply = next(replies)
+            if isinstance(reply, ResponseError):
+                look.broken[partition] = explained(reply)
+                continue
+            view = look.views[partition] = PartitionView.of(reply)
+            if view.is_there and view.incarnation != self.link.incarnation:
+                void.add(partition)
+        return void
+
+    # -- carrying out ---------------------------------------------------------------------------------------------
+
+    def act(self, look: Look, decisions: Decisions[RedisPlace], dropped: Sequence[RedisHold]) -> TurnDone:
+        """`dropped`: given back uncleanly, because their lease lapsed or their log is another one."""
+        free = [(hold, clean, False) for hold, clean in decisions.released.items()]
+        free += [(hold, False, False) for hold in (*decisions.overdue, *dropped)]
+        free += [(hold, not hold.assigned.unclean, hold.own.is_gone) for hold in decisions.unannounced]
+        releases = [self._release(hold, clean=clean, gone=gone) for hold, clean, gone in free]
+        listing = self._listing(look, decisions)
+        claims = [self._claim(seat, look.views[seat.partition]) for seat in decisions.claims]
+        heard = [self._heard(hold, len(found)) for hold, found in look.notices.items()]
+        is_news = bool(free) or self._changes_list(look, decisions)
+        news = [self._news(topic) for topic in self._member.topics if is_news]
+        replies = self.link.call(*releases, *listing, *claims, *heard, *news)
+        self.watch.forget([hold.own.token for hold, _, _ in free])
+        answers = replies[len(releases) + len(listing) :][: len(claims)]
+        claimed = [self._claimed(seat, answer) for seat, answer in zip(decisions.claims, answers, strict=True)]
+        return TurnDone([hold for hold in claimed if hold is not None], any(hold is None for hold in claimed))
+
+    def free_gone(self, look: Look) -> None:
+        """Free what members without a process own, for any member, and take them off the list. We are on it first, so
+        that no other member takes our share."""
+        gone = self._member.gone
+        commands = [self._enlist(topic) for topic in look.members]
+        commands += [
+            scripts.FREE([self._member.key(partition)], self.link.incarnation, view.owner)
+            for partition, view in look.views.items()
+            if member_of(owner_of(view.owner)).name in gone
+        ]
+        for topic, listed in look.members.items():
+            names = [name for name in listed if member_of(name).name in gone]
+            commands += [("HDEL", self._member.members(topic), *names)] if names else []
+        self.link.call(*commands, *map(self._news, self._member.topics))
+
+    def leave(self, releases: Mapping[RedisHold, tuple[bool, bool]]) -> None:
+        """By hold: whether it ends cleanly, and whether no process of the owner before is left."""
+        me = self._member
+        commands = [self._release(hold, clean=clean, gone=gone) for hold, (clean, gone) in releases.items()]
+        commands += [("HDEL", me.members(topic), me.owner) for topic in me.topics]
+        self.link.call(*commands, *map(self._news, me.topics))
+        if me.is_passing:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Remove a passing group, unless another member is left."""
+        me = self._member
+        for topic in me.topics:
+            (left,) = self.link.ask(("HLEN", me.members(topic)))
+            if not left:
+                figures.drop_group(self.link, topic, me.group)
+
+    def _release(self, hold: RedisHold, *, clean: bool, gone: bool) -> Command:
+        key, inc = self._member.key(hold.partition), self.link.incarnation
+        return scripts.RELEASE([key], inc, hold.own.token, int(clean), int(gone))
+
+    def _listing(self, look: Look, decisions: Decisions[RedisPlace]) -> list[Command]:
+        """Keep the list of members true: the dead are struck off, and so are we when we retire."""
+        me, commands = self._member, []
+        for topic in look.members:
+            struck = decisions.struck.get(topic, [])
+            self.watch.forget((), [member_place(topic, name) for name in struck])
+            commands += [("HDEL", me.members(topic), *struck)] if struck else []
+            if not decisions.retires:
+                commands.append(self._enlist(topic))
+        return commands
+
+    def _enlist(self, topic: str) -> Command:
+        me, lease_ms = self._member, int(self.settings.lease_s * 1000)
+        self._beat += 1
+        return scripts.ENLIST([me.members(topic)], me.owner, self._beat, lease_ms, me.ttl_ms)
+
+    def _changes_list(self, look: Look, decisions: Decisions[RedisPlace]) -> bool:
+        """Whether a member comes or goes, which all others must hear of."""
+        struck = any(set(names) & look.members.get(topic, {}).keys() for topic, names in decisions.struck.items())
+        joins = not decisions.retires and any(self._member.owner not in listed for listed in look.members.values())
+        return struck or joins
+
+    def _claim(self, seat: Seat, view: PartitionView) -> Command:
+        waits = int(not seat.clean and not seat.is_gone and self.settings.takeover_grace_s > 0)
+        return scripts.CLAIM(
+            self._member.claim_keys(seat.partition),
+            self.link.incarnation,
+            view.owner,
+            view.beat,
+            self._member.owner,
+            self.watch.highest_fence(seat.partition),
+            int(self.settings.lease_s * 1000),
+            waits,
+            uuid.uuid4().hex,
+        )
+
+    def _claimed(self, seat: Seat, answer: Any) -> RedisHold | None:
+        if isinstance(answer, ResponseError) or answer[0] != b"ok":
+            return None
+        token, log_id, news = (field.decode() for field in answer[1:4])
+        partition, fence = seat.partition, int(token.partition(":")[0])
+        self.watch.confirmed(token, self.link.incarnation)
+        self.watch.saw_fence(partition, fence)
+        if news:
+            log.error("%s of group %s begins again: %s", partition, self._member.group, _NEWS[news])
+        epoch = next(self._member.epochs)
+        stored = decoded(partition, epoch, answer[4])
+        assigned = Assigned(partition, epoch, fence, log_id, stored, not seat.clean)
+        return Hold(assigned, RedisPlace(token, is_gone=seat.is_gone), position=int(answer[4][0], 16))
+
+    def _heard(self, hold: RedisHold, count: int) -> Command:
+        keys = keys_of(hold.partition)
+        return HEARD([keys.group(self._member.group), keys.moves(self._member.group)], hold.own.token, count)
+
+    def _news(self, topic: str) -> Command:
+        return NEWS([self._member.news(topic)], self._member.ttl_ms)
+
+
+_NEWS = {
+    "missing": "its stream was deleted; what was in it is lost, and its log has a new id",
+    "shorter": "its stream is shorter than what was done of it; events are lost, and its log has a new id",
+    "new": "its log is another one; all of its events run",
+}
+
+
+def _succeeded(reply: Any) -> list[bytes]:
+    return [] if isinstance(reply, ResponseError) else reply

@@ -1,0 +1,74 @@
+"""One member of a group on Redis: who it is, what it holds, and how long its leases last."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from onward.brokers.base import PASSING, Start
+from onward.brokers.core.holdings import Hold, Holdings
+from onward.brokers.redis.keys import PartitionKeys, TopicKeys, keys_of
+from onward.brokers.redis.positions import hex_of, joined
+from onward.event import Partition
+
+LEAST_BATCH = 16
+_PASSING_S = 3_600.0  # how long a passing group is stored when its members are gone
+
+
+class RedisPlace:
+    """What the broker keeps with an ownership."""
+
+    __slots__ = ("batch", "damage", "is_gone", "mean_bytes", "rests_until", "token")
+
+    def __init__(self, token: str, *, is_gone: bool) -> None:
+        self.token = token  # under which the server knows this ownership
+        self.is_gone = is_gone  # no process of the owner before is left
+        self.damage = ""  # why it cannot be read further
+        self.rests_until = 0.0  # when that is tried again
+        self.batch = LEAST_BATCH  # how many entries to read at once; it grows with each full batch
+        self.mean_bytes = 0.0  # of the entries that were read last
+
+
+RedisHold = Hold[RedisPlace]
+RedisHoldings = Holdings[RedisPlace]
+
+
+class RedisMember(NamedTuple):
+    """Who joins what."""
+
+    group: str
+    owner: str  # the member's text with a suffix of this subscription's own
+    topics: Sequence[str]
+    start: Start
+    epochs: Iterator[int]
+    gone: frozenset[str]  # the names of members that have no process left
+
+    @property
+    def is_passing(self) -> bool:
+        return self.group.startswith(PASSING)
+
+    @property
+    def ttl_ms(self) -> str:
+        return str(int(_PASSING_S * 1000)) if self.is_passing else ""
+
+    def key(self, partition: Partition) -> str:
+        return keys_of(partition).group(self.group)
+
+    def members(self, topic: str) -> str:
+        return TopicKeys(topic).members(self.group)
+
+    def news(self, topic: str) -> str:
+        return TopicKeys(topic).news(self.group)
+
+    def claim_keys(self, partition: Partition) -> list[str]:
+        keys = keys_of(partition)
+        return [keys.group(self.group), keys.meta, keys.stream, keys.moves(self.group), keys.marks]
+
+    def join_keys(self, keys: PartitionKeys) -> list[str]:
+        return [keys.stream, keys.meta, keys.group(self.group), keys.passing if self.is_passing else keys.groups]
+
+
+def start_text(start: Start) -> str:
+    """As JOIN takes it."""
+    if isinstance(start, str):
+        return start
+    position = joined(int(max(0.0, start) * 1000))
+    return "latest" if position is None else hex_of(position)

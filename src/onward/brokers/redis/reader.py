@@ -1,0 +1,123 @@
+"""Reading the log: an XRANGE for each partition, followed by the owner's token.
+
+A read changes nothing, a token never comes back, and commands of one connection run in order. If the token is ours
+after the read, it was ours during it.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from onward import clock
+from onward.brokers.core.holdings import Chunk
+from onward.brokers.redis.keys import keys_of
+from onward.brokers.redis.link import Link
+from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings
+from onward.brokers.redis.positions import id_of, position_of
+from onward.brokers.redis.scripts import Command
+from onward.brokers.redis.server_errors import explained
+from onward.event import Delivery, Event
+
+log = logging.getLogger("onward")
+
+_REST_S = 5.0  # between two attempts to read what cannot be read
+_MOST = 1_000  # entries of one partition in one reply
+_decode = msgspec.msgpack.Decoder(Event).decode
+
+
+class Read(NamedTuple):
+    """What the server answered for one partition."""
+
+    hold: RedisHold
+    entries: Sequence[Any]
+    asked: int
+    is_ours: bool
+    error: str = ""
+
+    @property
+    def is_exhausted(self) -> bool:
+        return len(self.entries) < self.asked
+
+
+def wanted(holdings: RedisHoldings, limit: int, max_bytes: int) -> list[tuple[RedisHold, int]]:
+    """The partitions to read from and how many entries of each: its share of a receive, at least one. A partition that
+    had as many as were asked for gets a larger share the next time."""
+    now = clock.now()
+    flowing = [hold for hold in holdings.flowing() if hold.own.rests_until <= now]
+    if not flowing:
+        return []
+    total = sum(hold.own.batch for hold in flowing)
+    room = max(1, max_bytes // len(flowing))
+    found = []
+    for hold in flowing:
+        own, ahead = hold.own, hold.ahead
+        share = own.batch if total <= limit else max(1, limit * own.batch // total)
+        fits = int((room - ahead.bytes) / own.mean_bytes) if own.mean_bytes else share
+        count = min(share - ahead.events, fits)
+        if count > 0 or not ahead.events:
+            found.append((hold, max(1, count)))
+    return found
+
+
+def read(link: Link, group: str, wants: Sequence[tuple[RedisHold, int]]) -> list[Read]:
+    commands: list[Command] = []
+    link.connect()
+    for hold, count in wants:
+        keys = keys_of(hold.partition)
+        commands.append(("XRANGE", keys.stream, id_of(hold.ahead.position), "+", "COUNT", count))
+        commands.append(("HMGET", keys.group(group), "owner", "inc"))
+    replies = link.call(*commands)
+    answers = zip(wants, replies[::2], replies[1::2], strict=True)
+    return [_answer(link, hold, count, entries, owner) for (hold, count), entries, owner in answers]
+
+
+def _answer(link: Link, hold: RedisHold, count: int, entries: Any, owner: Any) -> Read:
+    for reply in (entries, owner):
+        if isinstance(reply, ResponseError):
+            return Read(hold, (), count, True, explained(reply))
+    is_ours = owner == [hold.own.token.encode(), link.incarnation.encode()]
+    return Read(hold, entries if is_ours else (), count, is_ours)
+
+
+def stock(holdings: RedisHoldings, group: str, found: Read) -> None:
+    """Decode what was read and keep it. An entry that cannot be decoded stops its partition, and only that one."""
+    hold, own = found.hold, found.hold.own
+    deliveries, size, damage = _deliveries(hold, found.entries)
+    if deliveries:
+        holdings.stock([(hold, Chunk(deliveries, size))])
+        own.mean_bytes = size / len(deliveries)
+    own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else 4 * own.batch))
+    damage = damage or found.error
+    if damage and damage != own.damage:
+        log.error("%s of group %s stands still: %s", hold.partition, group, damage)
+    own.damage = damage
+    own.rests_until = clock.now() + _REST_S if damage else 0.0
+
+
+def _deliveries(hold: RedisHold, entries: Sequence[Any]) -> tuple[list[Delivery], int, str]:
+    """The deliveries, their bytes, and what is wrong with the entry behind them."""
+    partition, epoch, fence, log_id = hold.partition, hold.epoch, hold.fence, hold.log_id
+    deliveries: list[Delivery] = []
+    size = 0
+    for id_, fields in entries:
+        try:
+            (_, data), position = fields, position_of(id_)
+            event = _decode(data)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            return deliveries, size, _unreadable(hold, id_, str(error))
+        if position is None:
+            return deliveries, size, _unreadable(hold, id_, "the id is too large for a position")
+        deliveries.append(Delivery(event, partition, position, epoch, 1, fence, log_id))
+        size += len(data)
+    return deliveries, size, ""
+
+
+def _unreadable(hold: RedisHold, id_: bytes, why: str) -> str:
+    stream = keys_of(hold.partition).stream
+    return (
+        f"entry {id_.decode()} of stream {stream} is not Onward's ({why}); stop the program that wrote it, and remove "
+        f"the entry: XDEL {stream} {id_.decode()}"
+    )

@@ -1,0 +1,68 @@
+"""What an error of the server means for an operator. Pure."""
+
+import re
+from collections.abc import Sequence
+
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+# Nothing was done, and the same call may succeed in a moment: a fail-over, a restart, a long script, a full disk, a
+# slot on its way to another node.
+_PASSING_ERRORS = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "TRYAGAIN")
+_COMMAND = re.compile(r"'([A-Za-z|]+)' command")
+
+_CURES = {
+    "OOM": "Redis is out of memory (maxmemory); let groups catch up so that finished events go, or raise maxmemory",
+    "READONLY": "it is a read-only replica; connect to its master",
+    "LOADING": "it still loads its data",
+    "MISCONF": "it cannot write to its disk; free some space",
+    "BUSY": "it runs a script of another program that does not end (SCRIPT KILL ends it)",
+    "EXECABORT": "it refused a transaction",
+}
+
+
+def code_of(error: RedisError) -> str:
+    """The first word of the server's own text. redis-py cuts it off some errors, whose class tells it."""
+    name = type(error).__name__
+    known = {
+        "OutOfMemoryError": "OOM",
+        "ReadOnlyError": "READONLY",
+        "NoPermissionError": "NOPERM",
+        "NoScriptError": "NOSCRIPT",
+        "BusyLoadingError": "LOADING",
+        "MasterDownError": "MASTERDOWN",
+        "ClusterDownError": "CLUSTERDOWN",
+        "TryAgainError": "TRYAGAIN",
+    }
+    if name in known:
+        return known[name]
+    text = str(error)
+    found = re.match(r"[A-Z]+\b", text)
+    return found.group() if found else ""
+
+
+def is_passing(error: RedisError) -> bool:
+    return code_of(error) in _PASSING_ERRORS
+
+
+def explained(error: RedisError) -> str:
+    """The cause, and the cure where one is known."""
+    code, text = code_of(error), str(error)
+    if isinstance(error, AuthenticationError):
+        return f"it refuses the user or the password ({text}); correct them in the URL"
+    if code == "NOPERM" or "ACL failure" in text:
+        command = _COMMAND.search(text)
+        what = f"the command {command.group(1).upper()}" if command else "one of Onward's keys"
+        cure = "grant it with ACL SETUSER, for the keys ~{* and ~onward:*"
+        return f"the user has no permission for {what} ({text}); {cure}"
+    cure = _CURES.get(code, "")
+    return f"{cure} ({text})" if cure else text
+
+
+def wrong_types(found: Sequence[tuple[str, str, str]]) -> str:
+    """Of keys with their types and the types that ours have: which are not ours."""
+    wrong = [f"key {key} is a {type_}, not a {ours}" for key, type_, ours in found if type_ not in ("none", ours)]
+    return f"{', '.join(wrong)}: another program uses our name; rename its key, or use another database or topic"
+
+
+def is_wrong_type(error: object) -> bool:
+    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)

@@ -1,0 +1,104 @@
+"""Settling: one script for each partition stores its records and its progress, or nothing."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from onward.brokers.base import AsideRecord, Progress, record_log
+from onward.brokers.redis import log_scripts
+from onward.brokers.redis.aside_rows import index_of, is_id, place_of, stored
+from onward.brokers.redis.keys import keys_of
+from onward.brokers.redis.link import Link
+from onward.brokers.redis.member import RedisHold
+from onward.brokers.redis.progress import ProgressFields, encoded
+from onward.brokers.redis.scripts import Command
+from onward.brokers.redis.server_errors import explained
+from onward.event import Partition
+
+Stored = tuple[str, bytes, bytes]
+
+
+class PartitionSettle(NamedTuple):
+    """What one partition gets."""
+
+    hold: RedisHold
+    progress: ProgressFields
+    records: Sequence[Stored]
+    gone: Sequence[str]  # places
+
+
+class Settled(NamedTuple):
+    lost: list[Partition]
+    refused: dict[Partition, str]  # whose records could not be stored
+    failed: str  # why the call must be repeated; empty: it need not
+
+
+def parts(
+    holds: Mapping[Partition, RedisHold],
+    progress: Sequence[Progress],
+    aside: Sequence[AsideRecord],
+    gone: Sequence[str],
+) -> tuple[list[PartitionSettle], dict[Partition, str]]:
+    """By partition, and the partitions whose records cannot be encoded."""
+    fields = {each.partition: encoded(each) for each in progress if each.partition in holds}
+    records: dict[Partition, list[Stored]] = {}
+    refused: dict[Partition, str] = {}
+    for record in aside:
+        if record.partition in holds:
+            try:
+                records.setdefault(record.partition, []).append(stored(record))
+            except (msgspec.MsgspecError, TypeError, ValueError) as error:
+                refused[record.partition] = str(error)
+    places: dict[Partition, list[str]] = {}
+    for id_ in filter(is_id, gone):
+        for partition in _homes(holds.values(), id_):
+            places.setdefault(partition, []).append(place_of(id_))
+    touched = dict.fromkeys([*fields, *records, *places])
+    found = [
+        PartitionSettle(holds[each], fields.get(each, ProgressFields()), records.get(each, ()), places.get(each, ()))
+        for each in touched
+        if each not in refused
+    ]
+    return found, refused
+
+
+def _homes(holds: Iterable[RedisHold], id_: str) -> list[Partition]:
+    """Where a record may be: in the partition with its log; one of a former log in any with its index."""
+    holds = [hold for hold in holds if hold.partition.index == index_of(id_)]
+    return [hold.partition for hold in holds if hold.log_id == record_log(id_)] or [hold.partition for hold in holds]
+
+
+def settle(link: Link, group: str, settled: Sequence[PartitionSettle]) -> Settled:
+    link.connect()
+    replies = link.call(*[_command(link, group, part) for part in settled])
+    answer = Settled([], {}, "")
+    for part, reply in zip(settled, replies, strict=True):
+        answer = _noted(answer, part, reply)
+    if answer.failed:
+        link.refresh()  # the incarnation may have changed under this connection
+    return answer
+
+
+def _noted(answer: Settled, part: PartitionSettle, reply: Any) -> Settled:
+    partition = part.hold.partition
+    if reply == b"ok":
+        return answer
+    if isinstance(reply, ResponseError):
+        if part.records:
+            answer.refused[partition] = explained(reply)
+            return answer
+        return answer._replace(failed=explained(reply))
+    if reply == b"void":
+        return answer._replace(failed="the server was restarted or replaced; ownership is being checked")
+    answer.lost.append(partition)
+    return answer
+
+
+def _command(link: Link, group: str, part: PartitionSettle) -> Command:
+    keys = keys_of(part.hold.partition)
+    names = [keys.group(group), *(keys.aside(group) if part.records or part.gone else ())]
+    records = [value for record in part.records for value in record]
+    fixed = (link.incarnation, part.hold.own.token, *part.progress, len(part.records))
+    return log_scripts.SETTLE(names, *fixed, *records, *part.gone)

@@ -1,0 +1,49 @@
+"""When a thread takes its next turn."""
+
+import math
+import threading
+
+from onward import clock
+from onward.brokers.redis.link import Pauses
+
+_LONGEST_WAIT_S = 60.0
+
+
+class TurnSchedule:
+    """Any thread may ask for a turn. After one that failed there is a pause, whatever is asked for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due = math.inf
+        self._not_before = 0.0
+        self._closed = False
+        self._pauses = Pauses()
+
+    def kick(self, at: float = 0.0) -> None:
+        """Take a turn by then."""
+        with self._changed:
+            if at < self._due:
+                self._due = at
+                self._changed.notify()
+
+    def failed(self, by: float) -> None:
+        """The turn failed: try again after a pause, and by then."""
+        self._not_before = min(clock.now() + self._pauses.next_s(), by)
+        self.kick(self._not_before)
+
+    def succeeded(self) -> None:
+        self._not_before = 0.0
+        self._pauses.reset()
+
+    def wait(self) -> bool:
+        """Until the next turn is due; False: there is none any more."""
+        with self._changed:
+            while not self._closed and (left_s := max(self._due, self._not_before) - clock.now()) > 0:
+                self._changed.wait(min(left_s, _LONGEST_WAIT_S))
+            self._due = math.inf
+            return not self._closed
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()

@@ -1,0 +1,239 @@
+"""Members that are killed, and a server that is killed and loses its last 0.7 s, for ONWARD_STORM_S seconds."""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from onward.errors import PublishError
+from onward.event import Event
+from onward.testing.scenario import Kit, Process, effects, event, first_times
+from tests.brokers.redis_harness import RedisHarness, harness
+from tests.brokers.redis_stage import own_server, play
+from tests.servers.redis import RedisServer
+from tests.storm import STORM_S
+
+__all__ = ["harness"]
+
+KEYS = 50
+BATCH = 100
+PARTITIONS = 4
+CUT_S = 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.storm
+@pytest.mark.timeout(STORM_S + 120)
+def test_members_killed_every_few_seconds_lose_and_invert_nothing(harness: RedisHarness) -> None:
+    kit = Kit(harness, {"partitions": 8, "publish_timeout_s": 60.0, "lease_s": 1.0})
+
+    async def scene() -> None:
+        broker, sent, kills = await kit.broker(), 0, 0
+        children = [kit.child("work") for _ in range(3)]
+        end, kill_at = time.monotonic() + STORM_S, time.monotonic() + 2
+        while time.monotonic() < end:
+            await broker.publish([event(kit.topic, f"key-{n % KEYS}", n // KEYS) for n in range(sent, sent + BATCH)])
+            sent += BATCH
+            await asyncio.sleep(0.05)
+            if time.monotonic() > kill_at:
+                children.pop(random.randrange(3)).kill()
+                children.append(kit.child("work"))
+                kills += 1
+                kill_at = time.monotonic() + random.uniform(1, 3)
+        deadline = time.monotonic() + 60
+        while len(set(effects(kit))) < sent:
+            assert time.monotonic() < deadline, f"{len(set(effects(kit)))} of {sent} were handled"
+            await asyncio.sleep(0.2)
+        done = effects(kit)
+        assert first_times(done) == {f"key-{k}": list(range(sent // KEYS)) for k in range(KEYS)}
+        print(f"\n{sent} events, {kills} kills, {sum(Counter(done).values()) - sent} repeated")  # noqa: T201
+
+    async def run() -> None:
+        try:
+            await scene()
+        finally:
+            await kit.close()
+
+    play(run())
+
+
+class Handled(NamedTuple):
+    key: str
+    n: int
+    partition: int
+    position: int
+    fence: int
+    id: str
+
+
+def read(path: Path) -> list[Handled]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = [line.split() for line in lines]
+    return [Handled(key, int(n), int(part), int(at), int(fence), id_) for key, n, part, at, fence, id_ in rows]
+
+
+class StormMember(Process):
+    def __init__(self, server: RedisServer, topic: str, path: Path) -> None:
+        task = {
+            "url": server.url,
+            "settings": {"partitions": PARTITIONS, "lease_s": 1.0, "takeover_grace_s": 0.1, "publish_timeout_s": 5.0},
+            "topic": topic,
+            "group": "group",
+            "effects": str(path),
+        }
+        super().__init__([str(Path(__file__).with_name("redis_member.py")), json.dumps(task)])
+
+
+class FileSizes:
+    """How long the append-only file was at each moment."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._sizes: deque[tuple[float, int]] = deque(maxlen=1_000)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def ago(self, seconds: float) -> int:
+        moment = time.monotonic() - seconds
+        return max((size for at, size in tuple(self._sizes) if at <= moment), default=0)
+
+    def clear(self) -> None:
+        self._sizes.clear()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.02):
+            try:
+                self._sizes.append((time.monotonic(), self._server.appended.stat().st_size))
+            except (OSError, ValueError):
+                continue  # it is being started
+
+
+class Ledger:
+    """What was published, and when it was accepted."""
+
+    def __init__(self) -> None:
+        self.accepted: dict[str, float] = {}  # by event id
+        self.unknown: set[str] = set()
+        self.lost: set[str] = set()  # accepted in the moments that a crash took
+
+    def crashed(self, cut_s: float) -> None:
+        moment = time.monotonic() - cut_s
+        self.lost |= {id_ for id_, at in self.accepted.items() if at > moment}
+
+
+async def publish(broker: Any, topic: str, ledger: Ledger, sent: int) -> int:
+    events = [event(topic, f"key-{n % KEYS}", n // KEYS) for n in range(sent, sent + BATCH)]
+    try:
+        await broker.publish(events)
+    except PublishError as error:
+        failed = {each.id for each in (*error.refused, *error.unknown)}
+        ledger.unknown |= {each.id for each in error.unknown}
+    else:
+        failed = set()
+    now = time.monotonic()
+    ledger.accepted |= {each.id: now for each in events if each.id not in failed}
+    return sent + BATCH
+
+
+def stored(server: RedisServer, topic: str) -> dict[str, list[Event]]:
+    """What is in the streams at the end, by key, in order."""
+    found: dict[str, list[Event]] = {}
+    with server.client() as client:
+        for index in range(PARTITIONS):
+            entries: Any = client.xrange(f"{{{topic}:{index}}}")
+            for _, fields in entries:
+                each = msgspec.msgpack.decode(fields[b"e"], type=Event)
+                found.setdefault(each.key or "", []).append(each)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.storm
+@pytest.mark.timeout(STORM_S + 150)
+def test_a_server_that_loses_its_last_moments_loses_nothing_else(tmp_path: Path) -> None:
+    """Every event in the streams is handled, first runs of a key keep the order of its stream, no run has a superseded
+    fence, and what is missing was accepted in the moments that a crash took."""
+
+    async def scene(server: RedisServer, sizes: FileSizes) -> None:
+        kit = Kit(RedisHarness(server, tmp_path), {"partitions": PARTITIONS, "lease_s": 1.0, "publish_timeout_s": 20.0})
+        path, ledger, sent, crashes = tmp_path / "storm.effects", Ledger(), 0, 0
+        members = [StormMember(server, kit.topic, path) for _ in range(3)]
+        for member in members:
+            kit.adopt(member)
+        try:
+            broker = await kit.broker()
+            end, crash_at = time.monotonic() + STORM_S, time.monotonic() + 4
+            while time.monotonic() < end:
+                sent = await publish(broker, kit.topic, ledger, sent)
+                await asyncio.sleep(0.05)
+                if time.monotonic() > crash_at:
+                    ledger.crashed(CUT_S + 0.2)
+                    await asyncio.to_thread(server.forget, sizes.ago(CUT_S))
+                    sizes.clear()
+                    crashes += 1
+                    crash_at = time.monotonic() + random.uniform(2.5, 5.0)
+            await balanced(server, kit.topic, path, ledger)
+            print(f"\n{sent} events, {crashes} crashes, {len(ledger.lost)} were in their windows")  # noqa: T201
+        finally:
+            await kit.close()
+
+    with own_server() as server:
+        sizes = FileSizes(server)
+        try:
+            asyncio.run(scene(server, sizes))
+        finally:
+            sizes.end()
+
+
+async def balanced(server: RedisServer, topic: str, path: Path, ledger: Ledger) -> None:
+    there = stored(server, topic)
+    ids = {each.id for events in there.values() for each in events}
+    deadline = time.monotonic() + 60
+    while missing := ids - {each.id for each in read(path)}:
+        assert time.monotonic() < deadline, f"{len(missing)} of {len(ids)} events in the streams were never handled"
+        await asyncio.sleep(0.2)
+    gone = ledger.accepted.keys() - ids
+    assert gone <= ledger.lost, f"{len(gone - ledger.lost)} accepted events are lost outside the windows of the crashes"
+    assert len(ids) == sum(len(events) for events in there.values()), "an event was stored twice"
+    done = read(path)
+    first: dict[str, dict[str, None]] = {}
+    for each in done:
+        if each.id in ids:
+            first.setdefault(each.key, {}).setdefault(each.id)
+    for key, events in there.items():
+        assert list(first[key]) == [each.id for each in events], f"{key} ran out of order"
+    _check_fences(done)
+
+
+def _check_fences(done: list[Handled]) -> None:
+    """A fence belongs to one ownership, and nothing starts under a lower one once a higher one has begun."""
+    highest: dict[int, int] = {}
+    late = 0
+    for each in done:
+        late += each.fence < highest.get(each.partition, 0)
+        highest[each.partition] = max(each.fence, highest.get(each.partition, 0))
+    assert not late, f"{late} runs under a superseded fence"
+
+
+@pytest.mark.slow
+def test_the_demo_gives_its_verdict_on_redis_and_leaves_nothing_behind(harness: RedisHarness) -> None:
+    command = [sys.executable, "-m", "onward", "demo", "--check", "--events", "3000", "--url", harness.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("verdict: OK published=3000 handled=3000 dead=0 lost=0 inverted=0"), done.stdout
+    left = {key.decode() for key in harness.client.scan_iter("*")}
+    assert all(":p:" in key for key in left), f"left behind: {left}"
