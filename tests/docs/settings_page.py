@@ -124,8 +124,9 @@ def _parts(type_: Any) -> Iterator[Any]:
 
 def brokers(name: str) -> str:
     """The brokers that accept it."""
-    accepting = [scheme.label for scheme in SCHEMES.values() if name in scheme.takes]
-    return ", ".join(accepting) if 0 < len(accepting) < len(SCHEMES) else "all"
+    labels = dict.fromkeys(scheme.label for scheme in SCHEMES.values())  # several schemes may lead to one broker
+    accepting = dict.fromkeys(scheme.label for scheme in SCHEMES.values() if name in scheme.takes)
+    return ", ".join(accepting) if 0 < len(accepting) < len(labels) else "all"
 
 
 if __name__ == "__main__":
