@@ -50,7 +50,7 @@ def test_a_takeover_that_the_server_lost_does_not_give_the_partition_back_to_the
                 await asyncio.to_thread(server.forget, before)
                 first.go_on()
                 while (report := await first.line())["report"] != "Fenced":
-                    assert not said["sure"], "the silent owner felt sure of what another one has"
+                    assert not report["sure"], "the silent owner felt sure of what another one has"
                 with server.client() as client:
                     key = PartitionKeys.own(Partition(kit.topic, 0)).group("group")
                     await second.until(lambda: int(client.hget(key, "fence") or 0) > (taken.fence or 0))
@@ -82,11 +82,11 @@ def test_a_free_partition_whose_claim_the_server_lost_is_not_given_away_at_once(
                 await (await (await kit.member(broker)).hold(1)).subscription.close()
                 before = size(server)
                 lost = kit.child("hold")
-                said = await delivered(lost, 3)
+                last = await delivered(lost, 3)
                 lost.stop()
                 await asyncio.to_thread(server.forget, before)
                 other = await (await kit.member(broker)).hold(1)
-                assert clock.now() > said["sure_until"], "given to another while the lost claim was sure"
+                assert clock.now() > last["sure_until"], "given to another while the lost claim was sure"
                 (assigned,) = other.assigned.values()
                 assert assigned.unclean, "what the lost owner was running may have run"
                 await other.take(3)

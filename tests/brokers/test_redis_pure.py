@@ -10,7 +10,7 @@ from onward import clock
 from onward.brokers.core.publishing import Outgoing, Refusal, Window
 from onward.brokers.redis.aside_rows import id_at, is_id, place_of
 from onward.brokers.redis.courier import Packed, WindowState
-from onward.brokers.redis.group_watch import UNKNOWN, GroupWatch, ListedMember, LeaseView
+from onward.brokers.redis.group_watch import UNKNOWN, GroupWatch, LeaseView, ListedMember
 from onward.brokers.redis.keys import PartitionKeys, TopicKeys, type_of
 from onward.brokers.redis.positions import hex_of, id_of, joined, position_of
 from onward.brokers.redis.scripts import HEX
@@ -193,7 +193,7 @@ class TestGroupWatch:
         watch.seat(HERE, view(fence=7), "inc", 101.0)
         assert watch.highest_fence(HERE) == 9
 
-    def test_gone_is_said_of_the_last_ownership_alone(self) -> None:
+    def test_gone_counts_for_the_last_ownership_only(self) -> None:
         watch = GroupWatch("me", 10.0)
         assert watch.seat(HERE, view(gone="5"), "inc", 100.0).is_gone
         assert not watch.seat(HERE, view(gone="4"), "inc", 100.0).is_gone

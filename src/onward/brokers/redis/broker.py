@@ -40,6 +40,7 @@ from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, Pau
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
+from onward.brokers.redis.streams import mapped
 from onward.brokers.redis.subscription import RedisAccess, RedisSubscription
 from onward.brokers.redis.topics import RedisTopics, listed
 from onward.brokers.redis.trimmer import Trimmer
@@ -102,7 +103,7 @@ class RedisBroker:
         )
         self._address = address
         self._settings = settings
-        self._topics = RedisTopics(settings, Keyspace({}))
+        self._topics = RedisTopics(settings, Keyspace(mapped(settings.streams)))
         self._thread = LinkThread(address, "query")
         backlog = BacklogLimit(self._topics, settings.max_backlog_bytes)
         courier = RedisCourier(Link(address), self._topics, backlog, settings.publish_timeout_s)

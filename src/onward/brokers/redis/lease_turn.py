@@ -17,8 +17,8 @@ from onward.brokers.redis import lease_scripts as scripts
 from onward.brokers.redis.group_watch import (
     UNKNOWN,
     GroupWatch,
-    ListedMember,
     LeaseView,
+    ListedMember,
     member_of,
     member_place,
     owner_of,

@@ -1,6 +1,7 @@
 """Streams that other programs own, as topics of ours. Pure."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,3 +39,17 @@ def tag_of(stream: str) -> str:
     _, brace, rest = stream.partition("{")
     inner, end, _ = rest.partition("}")
     return inner if brace and end and inner else stream
+
+
+def mapped(streams: Mapping[str, Any]) -> dict[str, Streams]:
+    """The setting `streams`, whose values are Streams or, in onward.toml, tables of their fields."""
+    return {topic: _mapped(topic, value) for topic, value in streams.items()}
+
+
+def _mapped(topic: str, value: Any) -> Streams:
+    if isinstance(value, Streams):
+        return value
+    try:
+        return msgspec.convert(value, Streams)
+    except msgspec.ValidationError as error:
+        raise BadSetting(f"streams: topic {topic}: {error}; write its name, such as name = 'scan:events'") from error
