@@ -14,11 +14,13 @@ from tests.servers.mariadb import MariaDBServer
 from tests.servers.needs import Missing
 from tests.servers.postgres import PostgresServer
 from tests.servers.rabbitmq import RabbitMQServer
-from tests.servers.redis import RedisServer
+from tests.servers.redis import OldRedisServer, RedisServer, ValkeyServer
 from tests.servers.server import Server
 
 SERVER_FIXTURES = {
     "redis_server",
+    "old_redis_server",
+    "valkey_server",
     "rabbitmq_server",
     "postgres_server",
     "mariadb_server",
@@ -53,6 +55,8 @@ def shared(kind: type[Server]) -> object:
 
 
 redis_server = shared(RedisServer)
+old_redis_server = shared(OldRedisServer)
+valkey_server = shared(ValkeyServer)
 rabbitmq_server = shared(RabbitMQServer)
 postgres_server = shared(PostgresServer)
 mariadb_server = shared(MariaDBServer)

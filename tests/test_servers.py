@@ -27,7 +27,7 @@ from redis import Redis, RedisError
 from tests.servers import install
 from tests.servers.chromium import ChromiumServer
 from tests.servers.guard import descendants
-from tests.servers.needs import PROJECT, SERVERS, Need
+from tests.servers.needs import MORE, PROJECT, SERVERS, Need
 from tests.servers.redis import RedisServer
 from tests.servers.server import Server, ServerFailed, until
 
@@ -145,6 +145,8 @@ def kafka_get(url: str, timeout_s: int) -> str:
 
 CLIENTS = {
     "redis_server": Client(redis_put, redis_get),
+    "old_redis_server": Client(redis_put, redis_get),
+    "valkey_server": Client(redis_put, redis_get),
     "rabbitmq_server": Client(
         lambda url, value: asyncio.run(rabbitmq_put(url, value)),
         lambda url, timeout_s: asyncio.run(rabbitmq_get(url, timeout_s)),
@@ -175,7 +177,14 @@ class Case:
         return False
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.servers) for name in CLIENTS], scope="session")
+RARE = {"old_redis_server", "valkey_server"}
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.servers, pytest.mark.more] if name in RARE else [pytest.mark.servers]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in CLIENTS], scope="session")
 def case(request: pytest.FixtureRequest) -> Case:
     client, server = CLIENTS[request.param], request.getfixturevalue(request.param)
     client.put(server.url, "kept")
@@ -303,6 +312,32 @@ def test_chromium_restarts_after_kill_9(chromium_server: ChromiumServer, site: s
         assert page.get_by_role("button").inner_text() == "press"
 
 
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("fixture", "version"), [("old_redis_server", "redis_version:6.2."), ("valkey_server", "valkey_version:9.")]
+)
+@pytest.mark.servers
+def test_the_version_is_the_one_that_the_name_promises(
+    fixture: str, version: str, request: pytest.FixtureRequest
+) -> None:
+    server: RedisServer = request.getfixturevalue(fixture)
+    with server.client() as client:
+        client.response_callbacks.pop("INFO", None)
+        assert version in str(client.execute_command("INFO", "server"))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("fixture", ["redis_server", "old_redis_server", "valkey_server"])
+@pytest.mark.servers
+def test_the_end_of_the_append_only_file_can_be_forgotten(fixture: str, request: pytest.FixtureRequest) -> None:
+    server: RedisServer = request.getfixturevalue(fixture)
+    redis_put(server.url, "kept")
+    size = server.appended.stat().st_size
+    redis_put(server.url, "forgotten")
+    server.forget(size)
+    assert redis_get(server.url, PATIENT_S) == "kept"
+
+
 START_AND_WAIT = """
 import sys, time
 from tests.servers.{module} import {kind}
@@ -348,9 +383,9 @@ def test_the_installer_names_what_is_missing(
     monkeypatch.setitem(SERVERS, "Teapot", (Need("kettle", lambda: None, "boil water"),))
     monkeypatch.setattr(install, "install_packages", lambda: None)
     monkeypatch.setattr(install, "fetch_jars", lambda: None)
-    got = install.main()
+    got = install.main(more=False)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(SERVERS)
+    assert [line.split()[0] for line in lines] == [server for server in SERVERS if server not in MORE]
     assert lines[-1] == "Teapot      missing: kettle (get it with: boil water)"
     assert got == code
 
