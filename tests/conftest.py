@@ -17,12 +17,16 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.rabbitmq import RabbitMQServer
 from tests.servers.redis import OldRedisServer, RedisServer, ValkeyServer
 from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_pair import RedisPair
+from tests.servers.redis_sentinel import RedisSentinel
 
 SERVER_FIXTURES = {
     "redis_server",
     "old_redis_server",
     "valkey_server",
     "redis_cluster",
+    "redis_sentinel",
+    "redis_pair",
     "rabbitmq_server",
     "postgres_server",
     "mariadb_server",
@@ -68,6 +72,8 @@ redis_server = shared(RedisServer)
 old_redis_server = shared(OldRedisServer)
 valkey_server = shared(ValkeyServer)
 redis_cluster = shared(RedisCluster)
+redis_sentinel = shared(RedisSentinel)
+redis_pair = shared(RedisPair)
 rabbitmq_server = shared(RabbitMQServer)
 postgres_server = shared(PostgresServer)
 mariadb_server = shared(MariaDBServer)

@@ -1,10 +1,11 @@
-"""The Redis servers of the tests that copy each other: the cluster, the ones behind Sentinel, and the pair."""
+"""The Redis Cluster and the Redis behind Sentinel: they replace a master that fails, and are healed after a test."""
 
 import pytest
 from redis.crc import key_slot
 from redis.exceptions import TryAgainError
 
 from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_sentinel import RedisSentinel
 
 pytestmark = pytest.mark.more
 
@@ -67,3 +68,47 @@ def test_the_url_names_a_node_that_runs(redis_cluster: RedisCluster) -> None:
     assert redis_cluster.url == f"redis+cluster://127.0.0.1:{first.port}"
     first.kill()
     assert redis_cluster.url == f"redis+cluster://127.0.0.1:{redis_cluster.nodes[1].port}"
+
+
+def test_sentinel_promotes_a_replica_of_a_killed_master(redis_sentinel: RedisSentinel) -> None:
+    former = redis_sentinel.master()
+    with former.client() as client:
+        client.set("proof", "copied")
+        assert client.wait(2, 10_000) == 2
+    promoted = redis_sentinel.fail_over()
+    assert promoted is not former
+    with promoted.client() as client:
+        assert client.get("proof") == b"copied"
+        client.set("proof", "written after")
+    redis_sentinel.heal()
+    with former.client() as client:
+        assert client.get("proof") == b"written after"
+
+
+def test_sentinel_promotes_a_replica_of_a_silent_master(redis_sentinel: RedisSentinel) -> None:
+    former = redis_sentinel.master()
+    former.pause()
+    with redis_sentinel.wait_for_another(former).client() as client:
+        client.set("proof", "stored")
+    former.resume()
+    with former.client() as client:
+        client.set("proof", "lost")  # it does not know yet that it was replaced
+    redis_sentinel.heal()
+    with former.client() as client:
+        assert client.get("proof") == b"stored"
+
+
+def test_a_promoted_node_that_restarts_is_a_master_still(redis_sentinel: RedisSentinel) -> None:
+    """Sentinel stores each node's role in its configuration file."""
+    redis_sentinel.fail_over()
+    redis_sentinel.heal()
+    promoted = redis_sentinel.master()
+    promoted.restart()
+    assert promoted.replication()["role"] == "master"
+    redis_sentinel.heal()
+    assert sorted(node.replication()["role"] for node in redis_sentinel.nodes) == ["master", "slave", "slave"]
+
+
+def test_the_url_of_sentinel_names_every_sentinel(redis_sentinel: RedisSentinel) -> None:
+    ports = [sentinel.port for sentinel in redis_sentinel.sentinels]
+    assert redis_sentinel.url == "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports) + "/mymaster"

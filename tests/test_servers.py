@@ -29,6 +29,7 @@ from tests.servers.chromium import ChromiumServer
 from tests.servers.guard import descendants
 from tests.servers.needs import MORE, PROJECT, SERVERS, Need
 from tests.servers.redis import RedisServer
+from tests.servers.redis_pair import RedisPair
 from tests.servers.server import Server, ServerFailed, until
 
 PATIENT_S, IMPATIENT_S = 30, 1
@@ -271,6 +272,33 @@ def test_a_server_does_not_mistake_another_for_itself(redis_server: RedisServer)
         rival.port = redis_server.port
         with pytest.raises(ServerFailed, match="taken"):
             rival.start()
+
+
+def test_a_promoted_replica_has_what_it_had_copied(redis_pair: RedisPair) -> None:
+    with redis_client(redis_pair.url, PATIENT_S) as client:
+        client.set("proof", "copied")
+        redis_pair.catch_up()
+        redis_pair.lag()
+        client.set("proof", "lost")
+        assert client.wait(1, 200) == 0
+        redis_pair.promote()
+        assert client.get("proof") == "copied"
+        client.set("proof", "written after")
+    redis_pair.heal()
+    with redis_pair.replica.client() as its_client:
+        assert its_client.get("proof") == b"lost"
+
+
+def test_a_replica_that_lagged_catches_up(redis_pair: RedisPair) -> None:
+    with redis_client(redis_pair.url, PATIENT_S) as client, redis_pair.replica.client() as its_client:
+        client.set("proof", "first")
+        redis_pair.catch_up()
+        redis_pair.lag()
+        client.set("proof", "second")
+        assert client.wait(1, 200) == 0
+        assert its_client.get("proof") == b"first"
+        redis_pair.catch_up()
+        assert its_client.get("proof") == b"second"
 
 
 PAGE = b"""<!doctype html><button onclick="document.title = 'clicked'">press</button>"""
