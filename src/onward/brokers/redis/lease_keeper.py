@@ -141,9 +141,8 @@ class LeaseKeeper:
         if self.failure is not None:
             return answer(requests.waiters)
         lapsed = self._lapse(held)
-        if not lapsed:
-            self._turn.link.connect()  # which may take long
-            lapsed = self._lapse(held)
+        self._turn.link.refresh()  # the incarnation may change under a connection; the answer may take long
+        lapsed = lapsed or self._lapse(held)
         kept = {} if lapsed else held
         if requests.leaving:
             self._leave(requests, kept)
