@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from onward.brokers.redis.keys import type_of
 from onward.brokers.redis.permissions import PROBE, is_denied_in_script, missing
-from onward.brokers.redis.scripts import Command, with_text
+from onward.brokers.redis.scripts import Command, keys_of, with_text
 from onward.brokers.redis.server_errors import LOADING, code_of, explained, is_passing, is_wrong_type, wrong_types
 from onward.brokers.redis.server_facts import INFO, ServerFacts
 from onward.errors import BadSetting, BrokerError, Closed
@@ -210,7 +210,7 @@ class Link:
             return ResponseError(f"NOPERM no permission for '{'|'.join(missing(answer))}' command ({reply})")
         if not is_wrong_type(reply):
             return reply
-        keys = command[3 : 3 + command[2]] if command[0] == "EVALSHA" else command[1:2]
+        keys = keys_of(command)
         types = self._exchange([("TYPE", key) for key in keys])
         found = [(key, type_.decode(), type_of(key)) for key, type_ in zip(keys, types, strict=True)]
         return ResponseError(f"WRONGTYPE {wrong_types(found)}")

@@ -71,6 +71,9 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         if holds:
             await self._turned(self._leases.release(holds), self._timeout_s)
 
+    def troubles(self) -> Sequence[str]:
+        return [*super().troubles(), *filter(None, [self._doorbell.trouble])]
+
     async def lag(self) -> Mapping[Partition, BrokerLag]:
         holds = self._holdings.announced()
         return await self._thread.run(lambda link: _lags(link, self._leases.member.keyspace, holds)) if holds else {}
