@@ -45,6 +45,25 @@ def busy(server: RedisServer) -> Iterator[None]:
 
 
 @contextmanager
+def scripts_forgotten(server: RedisServer) -> Iterator[None]:
+    """SCRIPT FLUSH, again and again: NOSCRIPT."""
+    ended = threading.Event()
+
+    def flush() -> None:
+        with server.client() as client:
+            while not ended.wait(0.002):
+                client.script_flush()
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
 def read_only(server: RedisServer) -> Iterator[None]:
     """It has become a replica, of a master that is away."""
     with server.client() as client:

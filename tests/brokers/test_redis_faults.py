@@ -85,6 +85,7 @@ CASES = [
         "loads its data; wait|ownership is being checked",
         faults.LOADS_SLOWLY,
     ),
+    FaultCase("scripts_forgotten", _ALL),
     FaultCase("paused", _ALL),
     FaultCase("writes_paused", _ALL),
     FaultCase("stopped", _ALL),

@@ -1,4 +1,5 @@
-"""Where each scenario of the Redis design (its §13) and each trap of the seeds' streams is tested. S: a scenario, T: a trap.
+"""Where each scenario of the Redis design (its §13) and each trap of the seeds' streams is tested.
+S: a scenario, T: a trap.
 
 S1   test_redis_publishing::test_a_call_whose_answer_is_lost_is_sent_again_and_stored_once
 S2   test_redis_publishing::test_a_late_copy_on_an_old_connection_stores_nothing
