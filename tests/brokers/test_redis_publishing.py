@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from onward.brokers.base import Broker
+from onward.brokers.base import Broker, Filter
 from onward.brokers.redis import courier as courier_module
 from onward.brokers.redis.link import RedisAddress
 from onward.errors import (
@@ -295,6 +295,10 @@ def test_another_hash_version_is_refused(redis_server: RedisServer) -> None:
             for refused in (broker.publish(stage.events(1)), stage.member(broker)):
                 with pytest.raises(PartitionsDiffer, match=r"md5.*murmur2"):
                     await refused
+            assert stage.topic in [spec.name for spec in await broker.topics()]
+            assert not (await broker.aside(stage.group).scan(Filter(), None, 10)).records, "it stopped operators"
+            await broker.drop_topic(stage.topic)
+            assert not await broker.groups(stage.topic)
 
     play(scene())
 

@@ -14,7 +14,7 @@ async def bill(order: dict) -> None:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_workers_wait_for_a_server_that_comes_up_late(redis_server: RedisServer, shell: Shell) -> None:
     late = RedisServer()
     try:

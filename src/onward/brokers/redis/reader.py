@@ -17,12 +17,13 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings, RedisMember
 from onward.brokers.redis.positions import id_of, position_of
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.server_errors import explained
+from onward.brokers.redis.server_errors import explained, is_passing
 from onward.event import Delivery, Event
 
 log = logging.getLogger("onward")
 
 _REST_S = 5.0  # between two attempts to read what cannot be read
+_SHORT_REST_S = 0.3  # while the server cannot answer for now
 _MOST = 1_000  # entries of one partition in one reply
 _decode = msgspec.msgpack.Decoder(Event).decode
 
@@ -35,6 +36,7 @@ class Read(NamedTuple):
     asked: int
     is_ours: bool
     error: str = ""
+    is_passing: bool = False  # the error
 
     @property
     def is_exhausted(self) -> bool:
@@ -79,7 +81,7 @@ def read(link: Link, member: RedisMember, wants: Sequence[tuple[RedisHold, int]]
 def _answer(incarnation: str, hold: RedisHold, count: int, entries: Any, owner: Any) -> Read:
     for reply in (entries, owner):
         if isinstance(reply, ResponseError):
-            return Read(hold, (), count, True, explained(reply))
+            return Read(hold, (), count, True, explained(reply), is_passing(reply))
     is_ours = owner == [hold.own.token.encode(), incarnation.encode()]
     return Read(hold, entries if is_ours else (), count, is_ours)
 
@@ -96,7 +98,8 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     if damage and damage != own.damage:
         log.error("%s of group %s stands still: %s", hold.partition, member.group, damage)
     own.damage = damage
-    own.rests_until = clock.now() + _REST_S if damage else 0.0
+    rest_s = _SHORT_REST_S if found.is_passing else _REST_S
+    own.rests_until = clock.now() + rest_s if damage else 0.0
 
 
 def _deliveries(hold: RedisHold, stream: str, entries: Sequence[Any]) -> tuple[list[Delivery], int, str]:

@@ -106,12 +106,14 @@ class RedisTopics:
 def listed(link: Link) -> Sequence[TopicSpec]:
     (found,) = link.ask(("SMEMBERS", TOPICS))
     names = sorted(name.decode() for name in found)
-    specs = zip(names, link.ask(*map(_look, names)), strict=True) if names else ()
-    return [spec for name, row in specs if (spec := _spec(name, row)) is not None]
+    rows = zip(names, link.ask(*map(_look, names)), strict=True) if names else ()
+    return [TopicSpec(name, int(count)) for name, (count, _) in rows if count is not None]
 
 
 def find(link: Link, name: str) -> TopicSpec | None:
-    return _stored(link, name)
+    """For operators, who need no key's partition."""
+    ((count, _),) = link.ask(_look(name))
+    return None if count is None else TopicSpec(name, int(count))
 
 
 def _stored(link: Link, name: str) -> TopicSpec | None:
