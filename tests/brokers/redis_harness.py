@@ -45,10 +45,17 @@ class RedisHarness:
             yield
 
 
-@pytest.fixture
-def harness(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisHarness]:
-    harness = RedisHarness(redis_server, tmp_path)
+@contextmanager
+def harnessed(server: RedisServer, folder: Path) -> Iterator[RedisHarness]:
+    """An empty server under the suites, which leave it empty."""
+    harness = RedisHarness(server, folder)
     harness.client.flushall()
     yield harness
     harness.client.flushall()
     harness.client.close()
+
+
+@pytest.fixture
+def harness(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisHarness]:
+    with harnessed(redis_server, tmp_path) as harness:
+        yield harness
