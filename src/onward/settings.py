@@ -54,7 +54,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_partition_growth: Literal["stop", "accept"] = "stop"
     """Partitions that were added to a topic: `accept` reads them, `stop` does not and the member is not ready."""
     replication: Annotated[int, Meta(ge=1, le=32767)] | None = None
-    """Copies of each partition of a new topic."""
+    """Kafka: copies of each partition of a new topic. Redis: servers that must have an event before `publish` returns,
+    the master included."""
+    streams: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Topics whose streams belong to other programs, see [Redis](redis.md#streams-of-other-programs)."""
     durability: Literal["fsync", "window"] | None = None
     """`fsync`: an accepted event survives a power cut. `window`: faster, but a power cut may lose the last moments."""
     file_mode: FileMode = "private"
@@ -90,9 +93,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # retention
     retention_s: Seconds = 7 * 86_400.0
-    """How long events stay stored. SQLite removes only events that every group has finished; Kafka removes any."""
+    """How long events stay stored. SQLite and Redis remove only events that every group has
+    finished; Kafka removes any."""
     retention_bytes: Bytes = 256 << 20
     """Finished events that stay stored, per topic. Beyond this size the oldest are removed before `retention_s`."""
+
+    retention_events: Count | None = None
+    """Finished events that stay stored, per partition. Beyond this number the oldest are removed before
+    `retention_s`."""
+
+    # streams of other programs
+    reclaim_idle_s: Positive = 300.0
+    """How long another consumer of the group must have done nothing before its pending entries are taken over."""
+    reclaim_every_s: Positive = 60.0
+    """How often pending entries of other consumers are looked for."""
+    reclaim_batch: Count = 100
+    """Pending entries that are taken over in one call."""
 
     # times
     publish_timeout_s: Positive = 30.0
@@ -307,6 +323,8 @@ def _check(source: Source, name: str, value: Any) -> Any:
         return _check_url(value)
     if name == "client":
         return _check_client(source, value)
+    if name == "streams":
+        return _check_streams(source, value)
     if name not in _TYPES:
         raise BadSetting(_unknown(source, name))
     if _is_broken(value):
@@ -323,6 +341,14 @@ def _check_client(source: Source, value: Any) -> ClientSettings:
     if broken := [name for name, each in value.items() if _is_broken(name) or _is_broken(each)]:
         raise BadSetting(f"client {broken[0]!r} from {source.name} contains {_BROKEN}")
     return ClientSettings(value)
+
+
+def _check_streams(source: Source, value: Any) -> Mapping[str, Any]:
+    """The broker checks what is behind each name."""
+    if not isinstance(value, Mapping):
+        cure = 'write streams={"scan": Streams("scan:events")} in the code, or a table [streams.scan] in onward.toml'
+        raise BadSetting(f"streams from {source.name} is no mapping of topics; {cure}")
+    return {check_name("topic", name): streams for name, streams in value.items()}
 
 
 def _is_broken(value: Any) -> bool:

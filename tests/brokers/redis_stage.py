@@ -13,7 +13,7 @@ from onward import settings
 from onward.brokers import open_broker
 from onward.brokers.base import Broker
 from onward.brokers.redis.keys import PartitionKeys
-from onward.event import Event
+from onward.event import Event, Partition
 from onward.testing.scenario import LEASE_S, Member, event
 from tests.servers.redis import RedisServer
 
@@ -32,7 +32,7 @@ class Stage:
     @property
     def keys(self) -> PartitionKeys:
         """Of its first partition."""
-        return PartitionKeys(f"{self.topic}:0")
+        return PartitionKeys.own(Partition(self.topic, 0))
 
     @property
     def length(self) -> int:

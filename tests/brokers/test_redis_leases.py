@@ -7,7 +7,7 @@ import pytest
 
 from onward import clock
 from onward.brokers.base import Fenced, Progress
-from onward.brokers.redis.keys import keys_of
+from onward.brokers.redis.keys import PartitionKeys
 from onward.errors import BrokerError, GroupDropped
 from onward.event import Partition
 from onward.testing.scenario import Kit, Member, MemberProcess, event
@@ -21,10 +21,10 @@ def kit_on(server: RedisServer, folder: Path, **options: object) -> Kit:
 
 
 async def delivered(child: MemberProcess, count: int) -> dict[str, float]:
-    """What it said of the last of so many deliveries."""
-    while (said := await child.line())["said"] != "Delivery" or (count := count - 1):
+    """Its report of the last of so many deliveries."""
+    while (report := await child.line())["report"] != "Delivery" or (count := count - 1):
         pass
-    return dict(said)
+    return dict(report)
 
 
 def size(server: RedisServer) -> int:
@@ -49,10 +49,10 @@ def test_a_takeover_that_the_server_lost_does_not_give_the_partition_back_to_the
                 sure_until = second.subscription.sure_until()
                 await asyncio.to_thread(server.forget, before)
                 first.go_on()
-                while (said := await first.line())["said"] != "Fenced":
-                    assert not said["sure"], "the silent owner felt sure of what another one has"
+                while (report := await first.line())["report"] != "Fenced":
+                    assert not report["sure"], "the silent owner felt sure of what another one has"
                 with server.client() as client:
-                    key = keys_of(Partition(kit.topic, 0)).group("group")
+                    key = PartitionKeys.own(Partition(kit.topic, 0)).group("group")
                     await second.until(lambda: int(client.hget(key, "fence") or 0) > (taken.fence or 0))
                 assert clock.now() > sure_until, "given to another while the lost claim was sure"
                 first.kill()
@@ -82,11 +82,11 @@ def test_a_free_partition_whose_claim_the_server_lost_is_not_given_away_at_once(
                 await (await (await kit.member(broker)).hold(1)).subscription.close()
                 before = size(server)
                 lost = kit.child("hold")
-                said = await delivered(lost, 3)
+                last = await delivered(lost, 3)
                 lost.stop()
                 await asyncio.to_thread(server.forget, before)
                 other = await (await kit.member(broker)).hold(1)
-                assert clock.now() > said["sure_until"], "given to another while the lost claim was sure"
+                assert clock.now() > last["sure_until"], "given to another while the lost claim was sure"
                 (assigned,) = other.assigned.values()
                 assert assigned.unclean, "what the lost owner was running may have run"
                 await other.take(3)

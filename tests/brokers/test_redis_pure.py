@@ -10,7 +10,7 @@ from onward import clock
 from onward.brokers.core.publishing import Outgoing, Refusal, Window
 from onward.brokers.redis.aside_rows import id_at, is_id, place_of
 from onward.brokers.redis.courier import Packed, WindowState
-from onward.brokers.redis.group_watch import UNKNOWN, GroupWatch, ListedMember, PartitionView
+from onward.brokers.redis.group_watch import UNKNOWN, GroupWatch, LeaseView, ListedMember
 from onward.brokers.redis.keys import PartitionKeys, TopicKeys, type_of
 from onward.brokers.redis.positions import hex_of, id_of, joined, position_of
 from onward.brokers.redis.scripts import HEX
@@ -61,18 +61,18 @@ class TestPositions:
 
 class TestKeys:
     def test_the_keys_of_a_partition_share_its_tag(self) -> None:
-        keys = PartitionKeys("orders:3")
+        keys = PartitionKeys.own(Partition("orders", 3))
         names = [keys.stream, keys.meta, keys.marks, keys.groups, keys.relays, keys.producer("p"), keys.moves("g")]
         slots = {key_slot(name.encode()) for name in (*names, *keys.aside("g"), keys.group("g"))}
         assert slots == {key_slot(b"orders:3")}
         topic = TopicKeys("orders")
         assert key_slot(topic.members("g").encode()) == key_slot(topic.news("g").encode()) == key_slot(b"orders")
-        assert slots != {key_slot(PartitionKeys("orders:4").stream.encode())}, "partitions spread over a cluster"
+        assert key_slot(b"orders:4") not in slots, "partitions spread over a cluster"
 
     def test_each_has_a_type(self) -> None:
-        keys, topic = PartitionKeys("orders:3"), TopicKeys("orders")
+        keys, topic = PartitionKeys.own(Partition("orders", 3)), TopicKeys("orders")
         assert type_of(keys.stream) == type_of(topic.news("g")) == "stream"
-        assert type_of(topic.topic) == type_of(keys.meta) == type_of(keys.group("g:h")) == "hash"
+        assert type_of(topic.topic) == type_of(keys.meta) == type_of(keys.group("g")) == "hash"
         assert (type_of(keys.groups), type_of(keys.moves("g")), type_of(keys.marks)) == ("set", "list", "zset")
         assert [type_of(key) for key in keys.aside("g")] == ["hash", "hash", "zset"]
         assert (type_of("onward:topics"), type_of("onward:relays")) == ("set", "hash")
@@ -153,8 +153,8 @@ class TestErrors:
         assert "one of Onward's keys" in explained(ResponseError("NOPERM No permissions to access a key"))
 
 
-def view(owner: str = "", beat: str = "1", **changes: object) -> PartitionView:
-    return PartitionView("inc", owner, beat, 10.0, False, 5, "", "log", "log", True)._replace(**changes)  # type: ignore[arg-type]
+def view(owner: str = "", beat: str = "1", **changes: object) -> LeaseView:
+    return LeaseView("inc", owner, beat, 10.0, False, 5, "", "log", "log", True)._replace(**changes)  # type: ignore[arg-type]
 
 
 class TestGroupWatch:
@@ -193,7 +193,7 @@ class TestGroupWatch:
         watch.seat(HERE, view(fence=7), "inc", 101.0)
         assert watch.highest_fence(HERE) == 9
 
-    def test_gone_is_said_of_the_last_ownership_alone(self) -> None:
+    def test_gone_counts_for_the_last_ownership_only(self) -> None:
         watch = GroupWatch("me", 10.0)
         assert watch.seat(HERE, view(gone="5"), "inc", 100.0).is_gone
         assert not watch.seat(HERE, view(gone="4"), "inc", 100.0).is_gone

@@ -212,7 +212,7 @@ def test_a_key_of_another_type_is_named(redis_server: RedisServer, key: str, our
 
 
 async def _replaced(stage: Stage, broker: Broker, name: str) -> None:
-    """The key of marks is made anew with the partition, whatever it was."""
+    """The key of marks is created again with the partition, whatever it was."""
     await broker.publish(stage.events(1))
     assert stage.client.type(name) == b"zset"
 

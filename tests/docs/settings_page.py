@@ -17,7 +17,16 @@ from tests.examples import ROOT
 PAGE = ROOT / "docs/settings.md"
 GROUPS = {
     "broker": ["url", "app", "client", "durability", "file_mode"],
-    "topics": ["partitions", "auto_declare", "on_partition_growth", "replication", "retention_s", "retention_bytes"],
+    "topics": [
+        "partitions",
+        "auto_declare",
+        "on_partition_growth",
+        "replication",
+        "retention_s",
+        "retention_bytes",
+        "retention_events",
+    ],
+    "streams": ["streams", "reclaim_idle_s", "reclaim_every_s", "reclaim_batch"],
     "publishing": ["max_event_bytes", "max_backlog_bytes", "max_outgoing_bytes", "publish_timeout_s"],
     "ownership": ["lease_s", "takeover_grace_s", "revoke_grace_s", "max_poll_gap_s", "drain_timeout_s"],
     "handling": ["max_in_flight", "max_in_flight_bytes", "max_gap", "receive_batch", "settle_interval_s"],
@@ -30,8 +39,16 @@ WITHOUT_DEFAULT = {
     "durability": "the broker's own",
     "partitions": str(DEFAULT_PARTITIONS),
     "replication": "the cluster's own",
+    "retention_events": "no limit",
+    "streams": "none",
 }
-VALUES = {"app": "`MODULE:APP`", "client": "names and values", "metrics_prefix": "letters, digits, `_`", "url": "a URL"}
+VALUES = {
+    "streams": "topics and `Streams`",
+    "app": "`MODULE:APP`",
+    "client": "names and values",
+    "metrics_prefix": "letters, digits, `_`",
+    "url": "a URL",
+}
 _MARKS = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- /settings -->)", re.DOTALL)
 
 
@@ -124,8 +141,9 @@ def _parts(type_: Any) -> Iterator[Any]:
 
 def brokers(name: str) -> str:
     """The brokers that accept it."""
-    accepting = [scheme.label for scheme in SCHEMES.values() if name in scheme.takes]
-    return ", ".join(accepting) if 0 < len(accepting) < len(SCHEMES) else "all"
+    labels = dict.fromkeys(scheme.label for scheme in SCHEMES.values())  # several schemes may lead to one broker
+    accepting = dict.fromkeys(scheme.label for scheme in SCHEMES.values() if name in scheme.takes)
+    return ", ".join(accepting) if 0 < len(accepting) < len(labels) else "all"
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ WRONG = [  # what a check must find; each of these was possible before
     (links.wrong_links, "[start](start.md#nothing)", "start.md has no heading #nothing"),
     (names.wrong_files, "`examples/none.py`", "no file examples/none.py"),
     (names.wrong_files, "`python -m bench.none`", "no module bench.none"),
-    (names.wrong_files, "`pip install 'onward[redis]'`", "no extra redis"),
+    (names.wrong_files, "`pip install 'onward[none]'`", "no extra none"),
     (
         api_page.private_imports,
         "`from onward.flow.plane import Plane`",

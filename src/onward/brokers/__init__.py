@@ -40,7 +40,21 @@ _REDIS = Scheme(
     "Redis",
     needs="redis",
     extra="redis",
-    takes=frozenset({"client", "durability", "max_backlog_bytes", "max_outgoing_bytes", "retention_bytes"}),
+    takes=frozenset(
+        {
+            "client",
+            "durability",
+            "max_backlog_bytes",
+            "max_outgoing_bytes",
+            "reclaim_batch",
+            "reclaim_every_s",
+            "reclaim_idle_s",
+            "replication",
+            "retention_bytes",
+            "retention_events",
+            "streams",
+        }
+    ),
 )
 GROUP = "onward.brokers"  # the group of entry points
 SCHEMES: Mapping[str, Scheme] = {
@@ -59,6 +73,8 @@ SCHEMES: Mapping[str, Scheme] = {
     ),
     "redis": _REDIS,
     "rediss": _REDIS,
+    "redis+cluster": _REDIS,
+    "redis+sentinel": _REDIS,
 }
 _SPECIAL = frozenset().union(*[scheme.takes for scheme in SCHEMES.values()])
 

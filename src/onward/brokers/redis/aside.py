@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from onward.brokers.base import AsideRecord, Count, Filter, Page, State
 from onward.brokers.core.asides import RecordPlace, buried, fitting, matches, mentions, oldest
-from onward.brokers.redis import aside_rows, topics
+from onward.brokers.redis import aside_rows
 from onward.brokers.redis.aside_rows import RecordRow
-from onward.brokers.redis.keys import TopicKeys, keys_of
+from onward.brokers.redis.keys import Keyspace, TopicKeys
 from onward.brokers.redis.link import Link, LinkThread
 from onward.brokers.redis.log_scripts import BURY, MOVE, NEWS
 from onward.brokers.redis.positions import hex_of
+from onward.brokers.redis.topics import listed
 from onward.event import Partition
 
 _PAGE = 500  # rows looked at together
@@ -49,28 +50,27 @@ class FoundRow(NamedTuple):
 
 
 class RedisAside:
-    def __init__(self, group: str, thread: LinkThread) -> None:
-        self._group = group
+    def __init__(self, group: str, thread: LinkThread, keyspace: Keyspace) -> None:
+        self._records = GroupRecords(group, keyspace)
         self._thread = thread
 
     async def load(
         self, partition: Partition, *, after: int | None, limit: int, max_bytes: int, dead: bool = False
     ) -> Sequence[AsideRecord]:
-        records = GroupRecords(self._group)
-        return await self._thread.run(lambda link: records.load(link, partition, after, (limit, max_bytes, dead)))
+        return await self._thread.run(lambda link: self._records.load(link, partition, after, (limit, max_bytes, dead)))
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         place = None if after is None else RecordPlace.parse(after)
-        return await self._thread.run(lambda link: GroupRecords(self._group).scan(link, where, place, limit))
+        return await self._thread.run(lambda link: self._records.scan(link, where, place, limit))
 
     async def count(self, where: Filter) -> Count:
-        return await self._thread.run(lambda link: GroupRecords(self._group).count(link, where))
+        return await self._thread.run(lambda link: self._records.count(link, where))
 
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
-        return await self._changed(lambda link: GroupRecords(self._group).move(link, ids, expect, (to, due)))
+        return await self._changed(lambda link: self._records.move(link, ids, expect, (to, due)))
 
     async def remove(self, ids: Sequence[str], *, expect: State) -> int:
-        return await self._changed(lambda link: GroupRecords(self._group).move(link, ids, expect, None))
+        return await self._changed(lambda link: self._records.move(link, ids, expect, None))
 
     async def _changed(self, change: Callable[[Link], int]) -> int:
         """Not repeated: what the first call moved would not be counted."""
@@ -80,14 +80,15 @@ class RedisAside:
 class GroupRecords:
     """The records of one group, in a thread that has a connection."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, keyspace: Keyspace) -> None:
         self._group = group
+        self._keyspace = keyspace
 
     def load(
         self, link: Link, partition: Partition, after: int | None, limits: tuple[int, int, bool]
     ) -> list[AsideRecord]:
         limit, max_bytes, dead = limits
-        (log_id,) = link.ask(("HGET", keys_of(partition).meta, "log"))
+        (log_id,) = link.ask(("HGET", self._keyspace.of(partition).meta, "log"))
         current = (log_id or b"").decode()
         found: list[FoundRow] = []
         for page in self._pages(link, partition, "-" if after is None else f"[{hex_of(after + 1)}"):
@@ -120,10 +121,8 @@ class GroupRecords:
         for id_ in dict.fromkeys(ids):
             if aside_rows.is_id(id_):
                 wanted.setdefault(aside_rows.index_of(id_), []).append(aside_rows.place_of(id_))
-        homes = [
-            Partition(spec.name, index) for spec in topics.listed(link) for index in wanted if index < spec.partitions
-        ]
-        has_rows = link.ask(*[("EXISTS", keys_of(each).rows(self._group)) for each in homes]) if homes else ()
+        homes = [Partition(spec.name, index) for spec in listed(link) for index in wanted if index < spec.partitions]
+        has_rows = link.ask(*[("EXISTS", self._keyspace.of(each).rows(self._group)) for each in homes]) if homes else ()
         moved: dict[Partition, int] = {}
         for home, exists in zip(homes, has_rows, strict=True):
             if exists and (count := self._move(link, home, wanted[home.index], expect, to)):
@@ -135,7 +134,7 @@ class GroupRecords:
 
     def _move(self, link: Link, partition: Partition, places: Sequence[str], expect: State, to: Target | None) -> int:
         """A record that changes between our read and our write is read again."""
-        keys, moved = keys_of(partition), 0
+        keys, moved = self._keyspace.of(partition), 0
         (log_id,) = link.ask(("HGET", keys.meta, "log"))
         for _ in range(_TRIES):
             if not places:
@@ -176,11 +175,11 @@ class GroupRecords:
         open_ = [each for each in found if each.state is not State.DEAD]
         for each, record in self._records(link, open_):
             _, row, body = aside_rows.stored(buried(record, _RECREATED, time.time()))
-            names = keys_of(each.partition).aside(self._group)[:2]
+            names = self._keyspace.of(each.partition).aside(self._group)[:2]
             link.ask(BURY(names, each.place, aside_rows.encoded(each.row), row, body))
 
     def _matching(self, link: Link, where: Filter, after: RecordPlace | None) -> Iterator[list[FoundRow]]:
-        for spec in topics.listed(link):
+        for spec in listed(link):
             if where.topic not in (None, spec.name) or (after is not None and spec.name < after.topic):
                 continue
             for index in range(spec.partitions):
@@ -194,7 +193,7 @@ class GroupRecords:
                     yield [each for each in page if matches(each, where)]
 
     def _pages(self, link: Link, partition: Partition, start: str) -> Iterator[list[FoundRow]]:
-        keys = keys_of(partition)
+        keys = self._keyspace.of(partition)
         while True:
             (places,) = link.ask(("ZRANGEBYLEX", keys.places(self._group), start, "+", "LIMIT", 0, _PAGE))
             if not places:
@@ -217,7 +216,9 @@ class GroupRecords:
         """With their bodies; a damaged one, or one that was removed since, is left out."""
         if not found:
             return []
-        bodies = link.ask(*[("HGET", keys_of(each.partition).bodies(self._group), each.place) for each in found])
+        bodies = link.ask(
+            *[("HGET", self._keyspace.of(each.partition).bodies(self._group), each.place) for each in found]
+        )
         records = []
         for each, body in zip(found, bodies, strict=True):
             id_ = aside_rows.id_at(self._group, each.partition, each.place)

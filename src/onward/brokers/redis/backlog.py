@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from onward.brokers.redis.keys import keys_of
+from onward.brokers.redis.keys import Keyspace, PartitionKeys
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import BACKLOG
 from onward.brokers.redis.scripts import Command
@@ -29,7 +29,7 @@ class BacklogLimit:
         """Look again. Returns why these bytes are refused; empty: try again."""
         topic = self._topics.known(partition.topic)
         count = topic.partitions if topic is not None else partition.index + 1
-        found = _backlogs(link, [Partition(partition.topic, index) for index in range(count)])
+        found = _backlogs(link, self._topics.keyspace, [Partition(partition.topic, index) for index in range(count)])
         left = self._max_bytes - sum(backlog for backlog, _ in found.values())
         for each, (backlog, _) in found.items():
             self._allowances[each] = backlog + max(0, left) // count
@@ -40,24 +40,23 @@ class BacklogLimit:
         return _complaint(partition.topic, self._max_bytes, slowest)
 
 
-def _backlogs(link: Link, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, str]]:
+def _backlogs(link: Link, keyspace: Keyspace, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, str]]:
     """The bytes that some group has not finished, and the group that is furthest behind."""
     found: dict[Partition, tuple[int, str]] = {}
     for _ in range(_TRIES):
         left = [each for each in partitions if each not in found]
         if not left:
             break
-        sets = link.ask(*[("SMEMBERS", keys_of(each).groups) for each in left])
+        sets = link.ask(*[("SMEMBERS", keyspace.of(each).groups) for each in left])
         groups = [[name.decode() for name in names] for names in sets]
-        replies = link.ask(*map(_figures, left, groups))
+        replies = link.ask(*map(_figures, map(keyspace.of, left), groups))
         for each, names, reply in zip(left, groups, replies, strict=True):
             if reply[0] == b"ok":
                 found[each] = int(reply[1]), names[reply[2] - 1] if reply[2] else ""
     return dict.fromkeys(partitions, (0, "")) | found
 
 
-def _figures(partition: Partition, groups: Sequence[str]) -> Command:
-    keys = keys_of(partition)
+def _figures(keys: PartitionKeys, groups: Sequence[str]) -> Command:
     return BACKLOG([keys.stream, keys.meta, keys.marks, keys.groups, *[keys.group(group) for group in groups]])
 
 

@@ -33,12 +33,14 @@ from onward.brokers.redis.courier import RedisCourier
 from onward.brokers.redis.doorbell import RedisDoorbell
 from onward.brokers.redis.group_watch import GroupWatch
 from onward.brokers.redis.joined_topics import JoinedTopics
+from onward.brokers.redis.keys import Keyspace
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.lease_turn import RedisTurn
 from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, Pauses, RedisAddress
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
+from onward.brokers.redis.streams import mapped
 from onward.brokers.redis.subscription import RedisAccess, RedisSubscription
 from onward.brokers.redis.topics import RedisTopics, listed
 from onward.brokers.redis.trimmer import Trimmer
@@ -101,7 +103,7 @@ class RedisBroker:
         )
         self._address = address
         self._settings = settings
-        self._topics = RedisTopics(settings)
+        self._topics = RedisTopics(settings, Keyspace(mapped(settings.streams)))
         self._thread = LinkThread(address, "query")
         backlog = BacklogLimit(self._topics, settings.max_backlog_bytes)
         courier = RedisCourier(Link(address), self._topics, backlog, settings.publish_timeout_s)
@@ -148,7 +150,9 @@ class RedisBroker:
         check_start(start)
         gone = frozenset[str]() if supervised is None else supervised.gone
         owner = f"{member}:{uuid.uuid4().hex}"
-        enrolment = RedisMember(group, owner, list(dict.fromkeys(topics)), start, self._epochs, gone)
+        enrolment = RedisMember(
+            group, owner, list(dict.fromkeys(topics)), start, self._epochs, gone, self._topics.keyspace
+        )
         joining = asyncio.ensure_future(self._joined(enrolment))
         try:
             return await asyncio.shield(joining)
@@ -179,7 +183,7 @@ class RedisBroker:
         return subscription
 
     def aside(self, group: str) -> RedisAside:
-        return RedisAside(group, self._thread)
+        return RedisAside(group, self._thread, self._topics.keyspace)
 
     async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
         self._check_open()
@@ -191,25 +195,25 @@ class RedisBroker:
 
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
         self._check_open()
-        return await self._thread.run(lambda link: figures.groups(link, topic))
+        return await self._thread.run(lambda link: figures.groups(link, self._topics, topic))
 
     async def owners(self, topic: str, group: str) -> Sequence[MemberInfo]:
         self._check_open()
-        return await self._thread.run(lambda link: figures.owners(link, topic, group))
+        return await self._thread.run(lambda link: figures.owners(link, self._topics, topic, group))
 
     async def drop_group(self, topic: str, group: str) -> None:
         self._check_open()
-        await self._thread.run(lambda link: figures.drop_group(link, topic, group))
+        await self._thread.run(lambda link: figures.drop_group(link, self._topics, topic, group))
 
     async def drop_topic(self, topic: str) -> None:
         self._check_open()
-        await self._thread.run(lambda link: figures.drop_topic(link, topic))
+        await self._thread.run(lambda link: figures.drop_topic(link, self._topics, topic))
         self._topics.forget(topic)
 
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()
         try:
-            return await self._thread.run(checkup.findings)
+            return await self._thread.run(lambda link: checkup.findings(link, self._topics))
         except BrokerError as error:
             return [Finding("error", str(error), "start Redis, or correct the URL and the settings of the client")]
 

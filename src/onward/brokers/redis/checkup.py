@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from redis.exceptions import ResponseError
 
 from onward.brokers.base import PASSING, Finding, GroupInfo
-from onward.brokers.redis import figures, permissions, topics
+from onward.brokers.redis import figures, permissions
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.server_errors import code_of
 from onward.brokers.redis.server_facts import ServerFacts
+from onward.brokers.redis.topics import RedisTopics, listed
 
 
 def server_facts(link: Link) -> ServerFacts:
@@ -27,15 +28,15 @@ def missing_commands(link: Link) -> list[str]:
     return permissions.missing(reply)
 
 
-def findings(link: Link) -> list[Finding]:
+def findings(link: Link, topics: RedisTopics) -> list[Finding]:
     facts = server_facts(link)
-    return [*facts.findings(), *_groups(link)]
+    return [*facts.findings(), *_groups(link, topics)]
 
 
-def _groups(link: Link) -> Iterator[Finding]:
+def _groups(link: Link, topics: RedisTopics) -> Iterator[Finding]:
     """Groups without a member hold back trimming and count as backlog."""
-    for spec in topics.listed(link):
-        infos = figures.groups(link, spec.name)
+    for spec in listed(link):
+        infos = figures.groups(link, topics, spec.name)
         if not infos:
             what = f"no group reads topic {spec.name}, so all of its events are kept"
             yield Finding(

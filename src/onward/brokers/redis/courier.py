@@ -20,7 +20,7 @@ from onward.brokers.base import Relay
 from onward.brokers.core.publishing import BEHIND, Key, Outgoing, Refusal, Window
 from onward.brokers.redis import log_scripts
 from onward.brokers.redis.backlog import BacklogLimit
-from onward.brokers.redis.keys import RELAYS, keys_of
+from onward.brokers.redis.keys import RELAYS
 from onward.brokers.redis.link import Link, LinkDown, Pauses
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
@@ -196,7 +196,9 @@ class RedisCourier:
         seals, commands = [], list[Command]()
         for partition, mine in calls.items():
             producer = self._producer(partition)
-            seals += [log_scripts.SEAL([keys_of(partition).producer(name)]) for name in producer.sealing]
+            seals += [
+                log_scripts.SEAL([self._topics.keyspace.of(partition).producer(name)]) for name in producer.sealing
+            ]
             commands += [self._command(state, call, producer, at) for at, call in enumerate(mine)]
         try:
             replies = self._link.call(*seals, *commands)
@@ -212,14 +214,14 @@ class RedisCourier:
         return next(filter(None, found), "")
 
     def _command(self, state: WindowState, call: ScriptCall, producer: Producer, at: int) -> Command:
-        keys, topic = keys_of(call.partition), self._topics.known(call.partition.topic)
+        keys, topic = self._topics.keyspace.of(call.partition), self._topics.known(call.partition.topic)
         version = topic.version if topic is not None else ""
         names = [keys.stream, keys.meta, keys.producer(producer.name), keys.marks]
         shard, fence = call.relay or ("", 0)
         allowance = self._backlog.allowance(call.partition, topic.partitions if topic is not None else 1)
         return log_scripts.PUBLISH(
             [*names, keys.relays] if call.relay else names,
-            self._link.incarnation,
+            self._link.incarnation(keys.meta),
             version,
             producer.number + at,
             allowance,
@@ -256,9 +258,10 @@ class RedisCourier:
                 )
                 producer.rename()
             case b"void":
+                keys = self._topics.keyspace.of(partition)
                 self._link.refresh()
-                keys = keys_of(partition)
-                self._link.ask(log_scripts.OPEN([keys.stream, keys.meta], self._link.incarnation, _SKEW_MS))
+                incarnation = self._link.incarnation(keys.meta)
+                self._link.ask(log_scripts.OPEN([keys.stream, keys.meta], incarnation, _SKEW_MS))
             case b"version":
                 self._redeclare(partition)
             case b"full":

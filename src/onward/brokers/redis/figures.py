@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from onward.brokers.base import PASSING, GroupInfo, MemberInfo, Standing
-from onward.brokers.redis import topics
 from onward.brokers.redis.group_watch import UNKNOWN, ListedMember, member_of, owner_of
-from onward.brokers.redis.keys import TOPICS, PartitionKeys, TopicKeys, keys_of
+from onward.brokers.redis.keys import TOPICS, PartitionKeys, TopicKeys
 from onward.brokers.redis.lease_scripts import DROP, STANDING
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.positions import position_of
+from onward.brokers.redis.topics import RedisTopics, find
 from onward.errors import BrokerError
-from onward.event import Partition
 
 _SLACK_MS = 50
 
@@ -23,11 +22,7 @@ class GroupPlace(NamedTuple):
 
     topic: str
     group: str
-    partitions: int
-
-    @property
-    def keys(self) -> list[PartitionKeys]:
-        return [keys_of(Partition(self.topic, index)) for index in range(self.partitions)]
+    keys: Sequence[PartitionKeys]  # by partition
 
 
 class OwnedPlace(NamedTuple):
@@ -37,53 +32,53 @@ class OwnedPlace(NamedTuple):
     owner: str
 
 
-def groups(link: Link, topic: str) -> list[GroupInfo]:
-    found = [_read(link, place) for place in _places(link, topic)]
+def groups(link: Link, topics: RedisTopics, topic: str) -> list[GroupInfo]:
+    found = [_read(link, place) for place in _places(link, topics, topic)]
     return [info for info, _ in found]
 
 
-def owners(link: Link, topic: str, group: str) -> list[MemberInfo]:
+def owners(link: Link, topics: RedisTopics, topic: str, group: str) -> list[MemberInfo]:
     """The members whose leases on partitions count."""
-    spec = topics.find(link, topic)
+    spec = find(link, topic)
     if spec is None:
         return []
-    _, owned = _read(link, GroupPlace(topic, group, spec.partitions))
+    _, owned = _read(link, GroupPlace(topic, group, topics.keys(spec)))
     return [member_of(owner) for owner in sorted({each.owner for each in owned.values() if each.owner})]
 
 
-def drop_group(link: Link, topic: str, group: str) -> None:
-    spec = topics.find(link, topic)
+def drop_group(link: Link, topics: RedisTopics, topic: str, group: str) -> None:
+    spec = find(link, topic)
     if spec is not None:
-        place = GroupPlace(topic, group, spec.partitions)
+        place = GroupPlace(topic, group, topics.keys(spec))
         _check_unused(link, place)
         _drop(link, place)
 
 
-def drop_topic(link: Link, topic: str) -> None:
+def drop_topic(link: Link, topics: RedisTopics, topic: str) -> None:
     """The topic's own entry goes first, so that no process finds half a topic."""
-    spec = topics.find(link, topic)
+    spec = find(link, topic)
     if spec is None:
         return
-    places = _places(link, topic)
+    places = _places(link, topics, topic)
     for place in places:
         _check_unused(link, place)
     link.ask(("DEL", TopicKeys(topic).topic), ("SREM", TOPICS, topic))
     for place in places:
         _drop(link, place)
-    keys = GroupPlace(topic, "", spec.partitions).keys
+    keys = topics.keys(spec)
     link.ask(*[("UNLINK", each.stream, each.meta, each.marks, each.groups, each.passing, each.relays) for each in keys])
 
 
-def _places(link: Link, topic: str) -> list[GroupPlace]:
-    spec = topics.find(link, topic)
+def _places(link: Link, topics: RedisTopics, topic: str) -> list[GroupPlace]:
+    spec = find(link, topic)
     if spec is None:
         return []
-    keys = [keys_of(Partition(topic, index)) for index in range(spec.partitions)]
+    keys = topics.keys(spec)
     groups = link.ask(*[("SMEMBERS", each.groups) for each in keys])
     passing = link.ask(*[("SMEMBERS", each.passing) for each in keys])
     names = {name.decode() for found in groups for name in found}
     names |= {name.decode() for found in _existing(link, keys, passing) for name in found}
-    return [GroupPlace(topic, name, spec.partitions) for name in sorted(names)]
+    return [GroupPlace(topic, name, keys) for name in sorted(names)]
 
 
 def _existing(link: Link, keys: Sequence[PartitionKeys], passing: Sequence[Iterable[bytes]]) -> list[list[bytes]]:

@@ -16,7 +16,7 @@ _SLACK = 1.05  # clocks of two machines run at slightly different speeds
 _SLACK_S = 0.05
 
 
-class PartitionView(NamedTuple):
+class LeaseView(NamedTuple):
     """A group's partition as the server has it. `incarnation` is empty if the group is not there."""
 
     incarnation: str
@@ -32,7 +32,7 @@ class PartitionView(NamedTuple):
     notices: int = 0  # of moved records, for the owner
 
     @classmethod
-    def of(cls, reply: Sequence[Any]) -> "PartitionView":
+    def of(cls, reply: Sequence[Any]) -> "LeaseView":
         texts = [(field or b"").decode() for field in reply[:9]]
         inc, owner, beat, lease_ms, clean, fence, gone, log, current = texts
         lease_s, has_stream, notices = int(lease_ms or 0) / 1000, bool(reply[9]), int(reply[10])
@@ -83,7 +83,7 @@ class GroupWatch:
         """A new look follows."""
         self.next_expiry = math.inf
 
-    def seat(self, partition: Partition, view: PartitionView, incarnation: str, now: float) -> Seat:
+    def seat(self, partition: Partition, view: LeaseView, incarnation: str, now: float) -> Seat:
         self.saw_fence(partition, view.fence)
         is_gone = view.owner == "" and view.gone == str(view.fence)
         owner = self._counting(partition, view, incarnation, now)
@@ -117,7 +117,7 @@ class GroupWatch:
     def saw_fence(self, partition: Partition, fence: int) -> None:
         self._fences[partition] = max(fence, self._fences.get(partition, 0))
 
-    def _counting(self, partition: Partition, view: PartitionView, incarnation: str, now: float) -> str | None:
+    def _counting(self, partition: Partition, view: LeaseView, incarnation: str, now: float) -> str | None:
         """The owner whose lease counts; None: the partition is free."""
         if view.owner == "":
             return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from onward.brokers.redis import figures
 from onward.brokers.redis.lease_scripts import JOIN
 from onward.brokers.redis.lease_turn import Look
 from onward.brokers.redis.link import Link
@@ -36,11 +37,20 @@ class JoinedTopics:
         for name in names:
             self._join(link, name, "earliest")
 
-    def vanished(self, look: Look, incarnation: str) -> tuple[str, list[str]]:
+    def forget(self, link: Link) -> None:
+        """Remove a passing group that has no member left."""
+        member = self._member
+        for topic in member.topics if member.is_passing else ():
+            (left,) = link.ask(("HLEN", member.members(topic)))
+            if not left:
+                figures.drop_group(link, self._catalogue, topic, member.group)
+
+    def vanished(self, look: Look, link: Link) -> tuple[str, list[str]]:
         """A topic in which the group was dropped, or ""; and the topics whose keys were deleted, or were lost by a
         server that was restarted since."""
         dropped, deleted = "", []
         for partition, view in look.views.items():
+            incarnation = link.incarnation(self._member.key(partition))
             known = self._topics[partition.topic].log_ids[partition.index]
             if view.is_there and view.current_log:
                 self._seen[partition] = incarnation
@@ -57,7 +67,13 @@ class JoinedTopics:
             commands = [
                 JOIN(
                     member.join_keys(keys),
-                    *(link.incarnation, log_id, self._starts.get(log_id, start), member.group, member.ttl_ms),
+                    *(
+                        link.incarnation(keys.meta),
+                        log_id,
+                        self._starts.get(log_id, start),
+                        member.group,
+                        member.ttl_ms,
+                    ),
                 )
                 for keys, log_id in zip(topic.keys, topic.log_ids, strict=True)
             ]
@@ -68,6 +84,6 @@ class JoinedTopics:
 
     def _joined(self, link: Link, topic: RedisTopic, replies: Iterable[bytes]) -> None:
         for index, (log_id, reply) in enumerate(zip(topic.log_ids, replies, strict=True)):
-            self._seen[Partition(topic.name, index)] = link.incarnation
+            self._seen[Partition(topic.name, index)] = link.incarnation(topic.keys[index].meta)
             if reply != b"known":
                 self._starts[log_id] = reply.decode()

@@ -4,9 +4,11 @@ All keys of a partition share the hash tag of its stream, so that a script may u
 names have no colon, so `{orders}` and `{orders:3}` are never the same tag.
 """
 
-from functools import lru_cache
+import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from onward.brokers.redis.streams import Streams, tag_of
 from onward.event import Partition
 
 TOPICS = "onward:topics"  # a set of names
@@ -14,55 +16,63 @@ RELAYS = "onward:relays"  # a hash: the highest fence seen of each outbox shard
 
 
 class PartitionKeys(NamedTuple):
-    tag: str
+    stream: str
+    prefix: str  # of all other keys; it has the hash tag of the stream
 
-    @property
-    def stream(self) -> str:
-        return f"{{{self.tag}}}"
+    @classmethod
+    def own(cls, partition: Partition) -> "PartitionKeys":
+        """Of a partition whose stream is ours."""
+        stream = f"{{{partition.topic}:{partition.index}}}"
+        return cls(stream, stream)
+
+    @classmethod
+    def foreign(cls, stream: str) -> "PartitionKeys":
+        """Of a stream of others. Its whole name is in the prefix, because several streams may share a tag."""
+        return cls(stream, f"{{{tag_of(stream)}}}:onward:{stream}")
 
     @property
     def meta(self) -> str:
         """inc, log, version; bytes and count of all events ever appended; marked, done; fence."""
-        return f"{{{self.tag}}}:meta"
+        return f"{self.prefix}:meta"
 
     @property
     def marks(self) -> str:
         """Sorted by position: how many bytes and events lie before it."""
-        return f"{{{self.tag}}}:marks"
+        return f"{self.prefix}:marks"
 
     @property
     def groups(self) -> str:
         """The groups that count for trimming."""
-        return f"{{{self.tag}}}:groups"
+        return f"{self.prefix}:groups"
 
     @property
     def passing(self) -> str:
         """The groups that are forgotten without a member, and do not count."""
-        return f"{{{self.tag}}}:passing"
+        return f"{self.prefix}:passing"
 
     @property
     def relays(self) -> str:
-        return f"{{{self.tag}}}:relays"
+        return f"{self.prefix}:relays"
 
     def producer(self, name: str) -> str:
-        return f"{{{self.tag}}}:p:{name}"
+        return f"{self.prefix}:p:{name}"
 
     def group(self, group: str) -> str:
         """The ownership and the progress of a group."""
-        return f"{{{self.tag}}}:g:{group}"
+        return f"{self.prefix}:g:{group}"
 
     def rows(self, group: str) -> str:
-        return f"{{{self.tag}}}:r:{group}"
+        return f"{self.prefix}:r:{group}"
 
     def bodies(self, group: str) -> str:
-        return f"{{{self.tag}}}:b:{group}"
+        return f"{self.prefix}:b:{group}"
 
     def places(self, group: str) -> str:
-        return f"{{{self.tag}}}:i:{group}"
+        return f"{self.prefix}:i:{group}"
 
     def moves(self, group: str) -> str:
         """Notices of moved records, for the owner."""
-        return f"{{{self.tag}}}:m:{group}"
+        return f"{self.prefix}:m:{group}"
 
     def aside(self, group: str) -> list[str]:
         return [self.rows(group), self.bodies(group), self.places(group)]
@@ -84,9 +94,27 @@ class TopicKeys(NamedTuple):
         return f"{{{self.name}}}:news:{group}"
 
 
-@lru_cache(maxsize=65_536)
-def keys_of(partition: Partition) -> PartitionKeys:
-    return PartitionKeys(f"{partition.topic}:{partition.index}")
+class Keyspace:
+    """The keys of each partition. A topic has streams of its own, unless it is mapped to streams of others."""
+
+    def __init__(self, streams: Mapping[str, Streams]) -> None:
+        self._streams = dict(streams)
+        self._known: dict[Partition, PartitionKeys] = {}
+
+    def of(self, partition: Partition) -> PartitionKeys:
+        known = self._known.get(partition)
+        if known is None:
+            known = self._known[partition] = self._made(partition)
+        return known
+
+    def streams(self, topic: str) -> Streams | None:
+        return self._streams.get(topic)
+
+    def _made(self, partition: Partition) -> PartitionKeys:
+        foreign = self._streams.get(partition.topic)
+        return (
+            PartitionKeys.own(partition) if foreign is None else PartitionKeys.foreign(foreign.stream(partition.index))
+        )
 
 
 _TYPES = {
@@ -98,15 +126,19 @@ _TYPES = {
     "p": "string",
     "g": "hash",
     "r": "hash",
+    "b": "hash",
+    "i": "zset",
+    "m": "list",
+    "members": "hash",
+    "news": "stream",
 }
-_TYPES |= {"b": "hash", "i": "zset", "m": "list", "members": "hash", "news": "stream"}
+_ENDING = re.compile(r":(?:(meta|marks|groups|passing|relays)|(p|g|r|b|i|m|members|news):[^:]+)$")
 
 
 def type_of(key: str) -> str:
     """The type that a key of ours has."""
     if key in (TOPICS, RELAYS):
         return "set" if key == TOPICS else "hash"
-    tag, _, rest = key.partition("}")
-    if not rest:
-        return "stream" if ":" in tag else "hash"
-    return _TYPES[rest.split(":")[1]]
+    if key.startswith("{") and (ending := _ENDING.search(key)):
+        return _TYPES[ending[1] or ending[2]]
+    return "hash" if re.fullmatch(r"\{[^:]+\}", key) else "stream"

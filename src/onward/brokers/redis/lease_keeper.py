@@ -167,7 +167,7 @@ class LeaseKeeper:
         turn, partitions = self._turn, self._joined.partitions
         look = turn.look(partitions, list(held.values()), self._sure)
         turn.broken = look.broken
-        dropped, deleted = self._joined.vanished(look, turn.link.incarnation)
+        dropped, deleted = self._joined.vanished(look, turn.link)
         if dropped:
             return self._fail(GroupDropped(_dropped(self.group, dropped)))
         now = clock.now()
@@ -177,7 +177,7 @@ class LeaseKeeper:
         decisions = leasing.decide(situation, turn.seats(look, partitions, now), now)
         decisions.lost += look.lost
         self._withhold(decisions)
-        certain = [hold for hold in lapsed if turn.watch.is_certain(hold.own.token, turn.link.incarnation)]
+        certain = [hold for hold in lapsed if turn.is_certain(hold)]
         done = turn.act(look, decisions, [*again, *certain])
         decisions.lost += again
         is_sure = len(look.renewed) + len(look.lost) == len(held)
@@ -197,7 +197,7 @@ class LeaseKeeper:
         decisions = leasing.released(situation, clock.now())
         turn = self._turn
         turn.link.connect()
-        certain = [hold for hold in lapsed if turn.watch.is_certain(hold.own.token, turn.link.incarnation)]
+        certain = [hold for hold in lapsed if turn.is_certain(hold)]
         look = Look(clock.now())
         self._follow(requests, decisions, turn.act(look, decisions, certain), look, sure=None)
         if self._holdings.held:
@@ -209,6 +209,7 @@ class LeaseKeeper:
             clean = requests.asked.get(hold, False) if hold.announced else not hold.assigned.unclean
             releases[hold] = (clean, not hold.announced and hold.own.is_gone)
         self._turn.leave(releases)
+        self._joined.forget(self._turn.link)
         self._holdings.drop(list(releases), fenced=False)
         answer(requests.waiters)
 

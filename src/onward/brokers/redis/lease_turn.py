@@ -13,18 +13,16 @@ from onward.brokers.base import Assigned
 from onward.brokers.core.holdings import Hold
 from onward.brokers.core.leasing import Decisions, TopicView
 from onward.brokers.core.share import Seat
-from onward.brokers.redis import figures
 from onward.brokers.redis import lease_scripts as scripts
 from onward.brokers.redis.group_watch import (
     UNKNOWN,
     GroupWatch,
+    LeaseView,
     ListedMember,
-    PartitionView,
     member_of,
     member_place,
     owner_of,
 )
-from onward.brokers.redis.keys import keys_of
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import HEARD, NEWS
 from onward.brokers.redis.member import RedisHold, RedisMember, RedisPlace
@@ -45,7 +43,7 @@ class Look(msgspec.Struct):
     sent: float  # before the renewals went out
     renewed: list[RedisHold] = []
     lost: list[RedisHold] = []
-    views: dict[Partition, PartitionView] = {}
+    views: dict[Partition, LeaseView] = {}
     broken: dict[Partition, str] = {}  # why a partition cannot be looked at
     members: dict[str, dict[str, ListedMember]] = {}  # by topic
     notices: dict[RedisHold, list[bytes]] = {}
@@ -73,6 +71,14 @@ class RedisTurn:
         self._beat = 0
         self.broken: dict[Partition, str] = {}  # why a partition could not be looked at
 
+    def is_certain(self, hold: RedisHold) -> bool:
+        """No claim of another member can be lost: the server is the one that confirmed ours."""
+        return self.watch.is_certain(hold.own.token, self._incarnation(hold.partition))
+
+    def _incarnation(self, partition: Partition) -> str:
+        """Of the server that has this partition."""
+        return self.link.incarnation(self._member.key(partition))
+
     # -- looking --------------------------------------------------------------------------------------------------
 
     def look(self, partitions: Sequence[Partition], held: Sequence[RedisHold], sure_until: float) -> Look:
@@ -93,14 +99,14 @@ class RedisTurn:
         if void:
             self._revalidate(look, void, [hold for hold in held if hold.partition in void], sure_until)
         for hold in look.renewed:
-            self.watch.confirmed(hold.own.token, self.link.incarnation)
+            self.watch.confirmed(hold.own.token, self._incarnation(hold.partition))
         self._read_notices(look)
         return look
 
     def _read_notices(self, look: Look) -> None:
         noticed = [hold for hold in look.renewed if (view := look.views.get(hold.partition)) and view.notices]
         if noticed:
-            names = [keys_of(hold.partition).moves(self._member.group) for hold in noticed]
+            names = [self._member.keyspace.of(hold.partition).moves(self._member.group) for hold in noticed]
             replies = self.link.call(*[("LRANGE", name, 0, _NOTICES - 1) for name in names])
             look.notices = dict(zip(noticed, map(_succeeded, replies), strict=True))
 
@@ -110,10 +116,10 @@ class RedisTurn:
         seats: dict[str, list[Seat]] = {topic: [] for topic in self._member.topics}
         for partition in partitions:
             view = look.views.get(partition)
-            if view is None or not view.is_there or view.incarnation != self.link.incarnation:
+            if view is None or not view.is_there or view.incarnation != self._incarnation(partition):
                 seats[partition.topic].append(Seat(partition, UNKNOWN, -1))
             else:
-                seats[partition.topic].append(self.watch.seat(partition, view, self.link.incarnation, now))
+                seats[partition.topic].append(self.watch.seat(partition, view, view.incarnation, now))
         return [
             TopicView(topic, found, self.watch.members(topic, look.members.get(topic, {}), now))
             for topic, found in seats.items()
@@ -125,7 +131,7 @@ class RedisTurn:
         self.link.refresh()
         held = held if clock.now() < sure_until else ()
         partitions = sorted(void)
-        voids = [scripts.VOID([self._member.key(each)], self.link.incarnation) for each in partitions]
+        voids = [scripts.VOID([self._member.key(each)], self._incarnation(each)) for each in partitions]
         commands = [*voids, *map(self._renewal, held), *map(self._view, partitions)]
         replies = iter(self.link.call(*commands)[len(voids) :])
         self._renewals(look, held, replies)
@@ -133,11 +139,11 @@ class RedisTurn:
 
     def _renewal(self, hold: RedisHold) -> Command:
         waits = "0" if hold.announced else "1" if hold.assigned.unclean and not hold.own.is_gone else "0"
-        inc = self.link.incarnation
+        inc = self._incarnation(hold.partition)
         return scripts.RENEW([self._member.key(hold.partition)], inc, hold.own.token, waits, self._member.ttl_ms)
 
     def _view(self, partition: Partition) -> Command:
-        keys = keys_of(partition)
+        keys = self._member.keyspace.of(partition)
         return scripts.VIEW([keys.group(self._member.group), keys.meta, keys.stream, keys.moves(self._member.group)])
 
     def _renewals(self, look: Look, held: Iterable[RedisHold], replies: Any) -> set[Partition]:
@@ -161,8 +167,8 @@ class RedisTurn:
             if isinstance(reply, ResponseError):
                 look.broken[partition] = explained(reply)
                 continue
-            view = look.views[partition] = PartitionView.of(reply)
-            if view.is_there and view.incarnation != self.link.incarnation:
+            view = look.views[partition] = LeaseView.of(reply)
+            if view.is_there and view.incarnation != self._incarnation(partition):
                 void.add(partition)
         return void
 
@@ -191,7 +197,7 @@ class RedisTurn:
         gone = self._member.gone
         commands = [self._enlist(topic) for topic in look.members]
         commands += [
-            scripts.FREE([self._member.key(partition)], self.link.incarnation, view.owner)
+            scripts.FREE([self._member.key(partition)], self._incarnation(partition), view.owner)
             for partition, view in look.views.items()
             if member_of(owner_of(view.owner)).name in gone
         ]
@@ -206,19 +212,9 @@ class RedisTurn:
         commands = [self._release(hold, clean=clean, gone=gone) for hold, (clean, gone) in releases.items()]
         commands += [("HDEL", me.members(topic), me.owner) for topic in me.topics]
         self.link.call(*commands, *map(self._news, me.topics))
-        if me.is_passing:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Remove a passing group, unless another member is left."""
-        me = self._member
-        for topic in me.topics:
-            (left,) = self.link.ask(("HLEN", me.members(topic)))
-            if not left:
-                figures.drop_group(self.link, topic, me.group)
 
     def _release(self, hold: RedisHold, *, clean: bool, gone: bool) -> Command:
-        key, inc = self._member.key(hold.partition), self.link.incarnation
+        key, inc = self._member.key(hold.partition), self._incarnation(hold.partition)
         return scripts.RELEASE([key], inc, hold.own.token, int(clean), int(gone))
 
     def _listing(self, look: Look, decisions: Decisions[RedisPlace]) -> list[Command]:
@@ -243,11 +239,11 @@ class RedisTurn:
         joins = not decisions.retires and any(self._member.owner not in listed for listed in look.members.values())
         return struck or joins
 
-    def _claim(self, seat: Seat, view: PartitionView) -> Command:
+    def _claim(self, seat: Seat, view: LeaseView) -> Command:
         waits = int(not seat.clean and not seat.is_gone and self.settings.takeover_grace_s > 0)
         return scripts.CLAIM(
             self._member.claim_keys(seat.partition),
-            self.link.incarnation,
+            self._incarnation(seat.partition),
             view.owner,
             view.beat,
             self._member.owner,
@@ -262,7 +258,7 @@ class RedisTurn:
             return None
         token, log_id, news = (field.decode() for field in answer[1:4])
         partition, fence = seat.partition, int(token.partition(":")[0])
-        self.watch.confirmed(token, self.link.incarnation)
+        self.watch.confirmed(token, self._incarnation(partition))
         self.watch.saw_fence(partition, fence)
         if news:
             log.error("%s of group %s begins again: %s", partition, self._member.group, _NEWS[news])
@@ -272,7 +268,7 @@ class RedisTurn:
         return Hold(assigned, RedisPlace(token, is_gone=seat.is_gone), position=int(answer[4][0], 16))
 
     def _heard(self, hold: RedisHold, count: int) -> Command:
-        keys = keys_of(hold.partition)
+        keys = self._member.keyspace.of(hold.partition)
         return HEARD([keys.group(self._member.group), keys.moves(self._member.group)], hold.own.token, count)
 
     def _news(self, topic: str) -> Command:

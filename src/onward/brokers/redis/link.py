@@ -102,7 +102,7 @@ class Link:
         """`timeout_s`: how long an answer may take."""
         self.address = address
         self._timeout_s = timeout_s
-        self.incarnation = ""  # of the server that this connection leads to
+        self._incarnation = ""
         self.trouble = ""  # why the last call had no answer
         self._connection: Any = None  # of redis-py, whose connections have no annotations
 
@@ -145,7 +145,7 @@ class Link:
             self.close()
             self.trouble = f"Redis at {self.address.name}: {why}"
             raise LinkDown(self.trouble, sent=False, final=not facts.is_loading)
-        self.incarnation = facts.incarnation
+        self._incarnation = facts.incarnation
         self.trouble = ""
 
     @property
@@ -153,10 +153,14 @@ class Link:
         """As far as we know: a connection that was cut shows it at the next call."""
         return self._connection is not None
 
+    def incarnation(self, key: str) -> str:
+        """Of the server that has this key, when we connected to it."""
+        return self._incarnation
+
     def refresh(self) -> None:
-        """Read the incarnation again."""
+        """Read the incarnations again."""
         self.connect()
-        self.incarnation = self.facts().incarnation
+        self._incarnation = self.facts().incarnation
 
     def facts(self, config: Mapping[str, str] | None = None) -> ServerFacts:
         sections = self._exchange([("INFO", section) for section in INFO])

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from onward.brokers.base import PASSING, Start
 from onward.brokers.core.holdings import Hold, Holdings
-from onward.brokers.redis.keys import PartitionKeys, TopicKeys, keys_of
+from onward.brokers.redis.keys import Keyspace, PartitionKeys, TopicKeys
 from onward.brokers.redis.positions import hex_of, joined
 from onward.event import Partition
 
@@ -40,6 +40,7 @@ class RedisMember(NamedTuple):
     start: Start
     epochs: Iterator[int]
     gone: frozenset[str]  # the names of members that have no process left
+    keyspace: Keyspace
 
     @property
     def is_passing(self) -> bool:
@@ -50,7 +51,7 @@ class RedisMember(NamedTuple):
         return str(int(_PASSING_S * 1000)) if self.is_passing else ""
 
     def key(self, partition: Partition) -> str:
-        return keys_of(partition).group(self.group)
+        return self.keyspace.of(partition).group(self.group)
 
     def members(self, topic: str) -> str:
         return TopicKeys(topic).members(self.group)
@@ -59,7 +60,7 @@ class RedisMember(NamedTuple):
         return TopicKeys(topic).news(self.group)
 
     def claim_keys(self, partition: Partition) -> list[str]:
-        keys = keys_of(partition)
+        keys = self.keyspace.of(partition)
         return [keys.group(self.group), keys.meta, keys.stream, keys.moves(self.group), keys.marks]
 
     def join_keys(self, keys: PartitionKeys) -> list[str]:

@@ -13,9 +13,8 @@ from redis.exceptions import ResponseError
 
 from onward import clock
 from onward.brokers.core.holdings import Chunk
-from onward.brokers.redis.keys import keys_of
 from onward.brokers.redis.link import Link
-from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings
+from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings, RedisMember
 from onward.brokers.redis.positions import id_of, position_of
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained
@@ -62,42 +61,45 @@ def wanted(holdings: RedisHoldings, limit: int, max_bytes: int) -> list[tuple[Re
     return found
 
 
-def read(link: Link, group: str, wants: Sequence[tuple[RedisHold, int]]) -> list[Read]:
+def read(link: Link, member: RedisMember, wants: Sequence[tuple[RedisHold, int]]) -> list[Read]:
     commands: list[Command] = []
     link.connect()
     for hold, count in wants:
-        keys = keys_of(hold.partition)
+        keys = member.keyspace.of(hold.partition)
         commands.append(("XRANGE", keys.stream, id_of(hold.ahead.position), "+", "COUNT", count))
-        commands.append(("HMGET", keys.group(group), "owner", "inc"))
+        commands.append(("HMGET", keys.group(member.group), "owner", "inc"))
     replies = link.call(*commands)
     answers = zip(wants, replies[::2], replies[1::2], strict=True)
-    return [_answer(link, hold, count, entries, owner) for (hold, count), entries, owner in answers]
+    return [
+        _answer(link.incarnation(member.key(hold.partition)), hold, count, entries, owner)
+        for (hold, count), entries, owner in answers
+    ]
 
 
-def _answer(link: Link, hold: RedisHold, count: int, entries: Any, owner: Any) -> Read:
+def _answer(incarnation: str, hold: RedisHold, count: int, entries: Any, owner: Any) -> Read:
     for reply in (entries, owner):
         if isinstance(reply, ResponseError):
             return Read(hold, (), count, True, explained(reply))
-    is_ours = owner == [hold.own.token.encode(), link.incarnation.encode()]
+    is_ours = owner == [hold.own.token.encode(), incarnation.encode()]
     return Read(hold, entries if is_ours else (), count, is_ours)
 
 
-def stock(holdings: RedisHoldings, group: str, found: Read) -> None:
+def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     """Decode what was read and keep it. An entry that cannot be decoded stops its partition, and only that one."""
     hold, own = found.hold, found.hold.own
-    deliveries, size, damage = _deliveries(hold, found.entries)
+    deliveries, size, damage = _deliveries(hold, member.keyspace.of(hold.partition).stream, found.entries)
     if deliveries:
         holdings.stock([(hold, Chunk(deliveries, size))])
         own.mean_bytes = size / len(deliveries)
     own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else 4 * own.batch))
     damage = damage or found.error
     if damage and damage != own.damage:
-        log.error("%s of group %s stands still: %s", hold.partition, group, damage)
+        log.error("%s of group %s stands still: %s", hold.partition, member.group, damage)
     own.damage = damage
     own.rests_until = clock.now() + _REST_S if damage else 0.0
 
 
-def _deliveries(hold: RedisHold, entries: Sequence[Any]) -> tuple[list[Delivery], int, str]:
+def _deliveries(hold: RedisHold, stream: str, entries: Sequence[Any]) -> tuple[list[Delivery], int, str]:
     """The deliveries, their bytes, and what is wrong with the entry behind them."""
     partition, epoch, fence, log_id = hold.partition, hold.epoch, hold.fence, hold.log_id
     deliveries: list[Delivery] = []
@@ -107,16 +109,15 @@ def _deliveries(hold: RedisHold, entries: Sequence[Any]) -> tuple[list[Delivery]
             (_, data), position = fields, position_of(id_)
             event = _decode(data)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            return deliveries, size, _unreadable(hold, id_, str(error))
+            return deliveries, size, _unreadable(stream, id_, str(error))
         if position is None:
-            return deliveries, size, _unreadable(hold, id_, "the id is too large for a position")
+            return deliveries, size, _unreadable(stream, id_, "the id is too large for a position")
         deliveries.append(Delivery(event, partition, position, epoch, 1, fence, log_id))
         size += len(data)
     return deliveries, size, ""
 
 
-def _unreadable(hold: RedisHold, id_: bytes, why: str) -> str:
-    stream = keys_of(hold.partition).stream
+def _unreadable(stream: str, id_: bytes, why: str) -> str:
     return (
         f"entry {id_.decode()} of stream {stream} is not Onward's ({why}); stop the program that wrote it, and remove "
         f"the entry: XDEL {stream} {id_.decode()}"

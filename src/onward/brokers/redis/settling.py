@@ -9,9 +9,8 @@ from redis.exceptions import ResponseError
 from onward.brokers.base import AsideRecord, Progress, record_log
 from onward.brokers.redis import log_scripts
 from onward.brokers.redis.aside_rows import index_of, is_id, place_of, stored
-from onward.brokers.redis.keys import keys_of
 from onward.brokers.redis.link import Link
-from onward.brokers.redis.member import RedisHold
+from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import ProgressFields, encoded
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained
@@ -70,9 +69,9 @@ def _homes(holds: Iterable[RedisHold], id_: str) -> list[Partition]:
     return [hold.partition for hold in holds if hold.log_id == record_log(id_)] or [hold.partition for hold in holds]
 
 
-def settle(link: Link, group: str, settled: Sequence[PartitionSettle]) -> Settled:
+def settle(link: Link, member: RedisMember, settled: Sequence[PartitionSettle]) -> Settled:
     link.connect()
-    replies = link.call(*[_command(link, group, part) for part in settled])
+    replies = link.call(*[_command(link, member, part) for part in settled])
     answer = Settled([], {}, "")
     for part, reply in zip(settled, replies, strict=True):
         answer = _noted(answer, part, reply)
@@ -96,9 +95,9 @@ def _noted(answer: Settled, part: PartitionSettle, reply: Any) -> Settled:
     return answer
 
 
-def _command(link: Link, group: str, part: PartitionSettle) -> Command:
-    keys = keys_of(part.hold.partition)
+def _command(link: Link, member: RedisMember, part: PartitionSettle) -> Command:
+    keys, group = member.keyspace.of(part.hold.partition), member.group
     names = [keys.group(group), *(keys.aside(group) if part.records or part.gone else ())]
     records = [value for record in part.records for value in record]
-    fixed = (link.incarnation, part.hold.own.token, *part.progress, len(part.records))
+    fixed = (link.incarnation(keys.meta), part.hold.own.token, *part.progress, len(part.records))
     return log_scripts.SETTLE(names, *fixed, *records, *part.gone)

@@ -11,7 +11,7 @@ from onward.brokers.base import AsideRecord, BrokerLag, Progress
 from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.redis import reader, settling
 from onward.brokers.redis.doorbell import RedisDoorbell
-from onward.brokers.redis.keys import keys_of
+from onward.brokers.redis.keys import Keyspace
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.link import Link, LinkThread
 from onward.brokers.redis.log_scripts import LAG
@@ -49,7 +49,7 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
             return list(lost | dict.fromkeys(lapsed))
         parts, refused = settling.parts(holds, progress, aside, gone)
         if parts:
-            answer = await self._thread.run(lambda link: settling.settle(link, self._leases.group, parts))
+            answer = await self._thread.run(lambda link: settling.settle(link, self._leases.member, parts))
             lost |= dict.fromkeys(answer.lost)
             refused |= answer.refused
             if answer.lost or answer.failed:
@@ -72,7 +72,7 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
 
     async def lag(self) -> Mapping[Partition, BrokerLag]:
         holds = self._holdings.announced()
-        return await self._thread.run(lambda link: _lags(link, holds)) if holds else {}
+        return await self._thread.run(lambda link: _lags(link, self._leases.member.keyspace, holds)) if holds else {}
 
     def _collected(self, now: float, *, sure: bool) -> None:
         self._leases.look_at(self._holdings.deadline if sure else now)
@@ -81,7 +81,8 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         if self._leases.failure is not None or self._holdings.is_stocked(limit, max_bytes):
             return
         wants = reader.wanted(self._holdings, limit, max_bytes)
-        ids = {keys_of(hold.partition).stream: id_of(max(0, hold.ahead.position - 1)) for hold, _ in wants}
+        keyspace = self._leases.member.keyspace
+        ids = {keyspace.of(hold.partition).stream: id_of(max(0, hold.ahead.position - 1)) for hold, _ in wants}
         if not wants or self._doorbell.is_quiet(ids):
             return
         try:
@@ -91,11 +92,11 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         for each in found:
             if not each.is_ours:
                 self._leases.look_at(0.0)
-            reader.stock(self._holdings, self._leases.group, each)
+            reader.stock(self._holdings, self._leases.member, each)
 
     def _fetched(self, link: Link, wants: Sequence[tuple[RedisHold, int]], ids: Mapping[str, str]) -> list[reader.Read]:
         """In the thread: read, and let the doorbell listen from there if there was nothing."""
-        found = reader.read(link, self._leases.group, wants)
+        found = reader.read(link, self._leases.member, wants)
         if not all(each.is_ours for each in found):
             link.refresh()  # the incarnation may have changed under this connection
         is_idle = all(each.is_ours and not each.error and not each.entries for each in found)
@@ -123,9 +124,9 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
             raise BrokerError(f"Redis did not answer in {within_s:g} s; {'; '.join(self.troubles())}") from None
 
 
-def _lags(link: Link, holds: Sequence[RedisHold]) -> dict[Partition, BrokerLag]:
+def _lags(link: Link, keyspace: Keyspace, holds: Sequence[RedisHold]) -> dict[Partition, BrokerLag]:
     """What was read and not handed out counts as undelivered."""
-    found = [(hold.partition, keys_of(hold.partition), hex_of(hold.ahead.next_out)) for hold in holds]
+    found = [(hold.partition, keyspace.of(hold.partition), hex_of(hold.ahead.next_out)) for hold in holds]
     replies = link.call(*[LAG([keys.stream, keys.meta, keys.marks], place) for _, keys, place in found])
     return {partition: _lag(reply) for (partition, _, _), reply in zip(found, replies, strict=True)}
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from onward.brokers.base import Change, TopicSpec, Topology
 from onward.brokers.core.topic_rules import TopicRules
-from onward.brokers.redis.keys import TOPICS, PartitionKeys, TopicKeys, keys_of
+from onward.brokers.redis.keys import TOPICS, Keyspace, PartitionKeys, TopicKeys
 from onward.brokers.redis.lease_scripts import DECLARE
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.scripts import Command
@@ -20,14 +20,11 @@ HASH = "murmur2"  # how keys are spread over partitions
 class RedisTopic(NamedTuple):
     name: str
     log_ids: tuple[str, ...]  # by partition
+    keys: tuple[PartitionKeys, ...]
 
     @property
     def partitions(self) -> int:
         return len(self.log_ids)
-
-    @property
-    def keys(self) -> list[PartitionKeys]:
-        return [keys_of(Partition(self.name, index)) for index in range(self.partitions)]
 
     @property
     def version(self) -> str:
@@ -42,7 +39,8 @@ def version_of(partitions: int) -> str:
 class RedisTopics:
     """Topics by name, as this process knows them. Any thread may ask."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, keyspace: Keyspace) -> None:
+        self.keyspace = keyspace
         self._rules = TopicRules(settings)
         self._known: dict[str, RedisTopic] = {}
 
@@ -53,12 +51,12 @@ class RedisTopics:
         """The topic as the server has it, created where that is allowed. PartitionsDiffer: it is not as we expect."""
         stored = _stored(link, name)
         if stored is None:
-            _create(link, TopicSpec(name, self._rules.for_new(name)))
+            self._create(link, TopicSpec(name, self._rules.for_new(name)))
             stored = _stored(link, name)
             assert stored is not None, "created"
         known = self._known.get(name)
         self._rules.check(name, stored.partitions, known.partitions if known else None)
-        topic = self._known[name] = _declared(link, stored)
+        topic = self._known[name] = self._declared(link, stored)
         return topic
 
     def forget(self, name: str) -> None:
@@ -69,7 +67,40 @@ class RedisTopics:
             stored = _stored(link, name)
             return None if stored is None else stored.partitions
 
-        return self._rules.plan(topology, count, (lambda spec: _create(link, spec)) if apply else None)
+        return self._rules.plan(topology, count, (lambda spec: self._create(link, spec)) if apply else None)
+
+    def keys(self, spec: TopicSpec) -> tuple[PartitionKeys, ...]:
+        return tuple(self.keyspace.of(Partition(spec.name, index)) for index in range(spec.partitions))
+
+    def _create(self, link: Link, spec: TopicSpec) -> None:
+        """If two create it at once, the first one's count is stored."""
+        key = TopicKeys(spec.name).topic
+        link.ask(
+            ("HSETNX", key, "hash", HASH),
+            ("HSETNX", key, "partitions", spec.partitions),
+            ("SADD", TOPICS, spec.name),
+        )
+        stored = _stored(link, spec.name)
+        if stored is not None:
+            self._declared(link, stored)
+
+    def _declared(self, link: Link, spec: TopicSpec) -> RedisTopic:
+        """Make what a partition lacks: a creation may have been interrupted, and keys may have been deleted."""
+        link.connect()
+        version = version_of(spec.partitions)
+        keys = self.keys(spec)
+        commands = [
+            DECLARE([key.stream, key.meta, key.marks], link.incarnation(key.meta), uuid.uuid4().hex, version)
+            for key in keys
+        ]
+        replies = link.ask(*commands)
+        for found, _ in replies:
+            if found.decode() != version:
+                raise PartitionsDiffer(
+                    f"topic {spec.name} has partitions of version {found.decode()}, but its own entry says {version}; "
+                    "restore it from a backup, or drop the topic"
+                )
+        return RedisTopic(spec.name, tuple(log.decode() for _, log in replies), keys)
 
 
 def listed(link: Link) -> Sequence[TopicSpec]:
@@ -102,32 +133,3 @@ def _spec(name: str, row: Sequence[bytes | None]) -> TopicSpec | None:
             "the version that created it, or a new topic"
         )
     return TopicSpec(name, int(count))
-
-
-def _create(link: Link, spec: TopicSpec) -> None:
-    """If two create it at once, the first one's count is stored."""
-    key = TopicKeys(spec.name).topic
-    link.ask(
-        ("HSETNX", key, "hash", HASH),
-        ("HSETNX", key, "partitions", spec.partitions),
-        ("SADD", TOPICS, spec.name),
-    )
-    stored = _stored(link, spec.name)
-    if stored is not None:
-        _declared(link, stored)
-
-
-def _declared(link: Link, spec: TopicSpec) -> RedisTopic:
-    """Make what a partition lacks: a creation may have been interrupted, and keys may have been deleted."""
-    link.connect()
-    version = version_of(spec.partitions)
-    keys = [keys_of(Partition(spec.name, index)) for index in range(spec.partitions)]
-    commands = [DECLARE([key.stream, key.meta, key.marks], link.incarnation, uuid.uuid4().hex, version) for key in keys]
-    replies = link.ask(*commands)
-    for found, _ in replies:
-        if found.decode() != version:
-            raise PartitionsDiffer(
-                f"topic {spec.name} has partitions of version {found.decode()}, but its own entry says {version}; "
-                "restore it from a backup, or drop the topic"
-            )
-    return RedisTopic(spec.name, tuple(log.decode() for _, log in replies))

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from redis.exceptions import ResponseError
 
 from onward import clock
-from onward.brokers.redis.keys import keys_of
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import TRIM
 from onward.brokers.redis.topics import RedisTopics
@@ -29,7 +28,7 @@ class Trimmer:
         if clock.now() < self._due or not owned:
             return
         self._due = clock.now() + _INTERVAL_S
-        groups = link.ask(*[("SMEMBERS", keys_of(partition).groups) for partition in owned])
+        groups = link.ask(*[("SMEMBERS", self._topics.keyspace.of(partition).groups) for partition in owned])
         names = dict(zip(owned, groups, strict=True))
         left = list(owned)
         for _ in range(_ROUNDS):
@@ -40,7 +39,7 @@ class Trimmer:
                 return
 
     def _trim(self, partition: Partition, groups: Sequence[bytes]) -> tuple[object, ...]:
-        keys, topic = keys_of(partition), self._topics.known(partition.topic)
+        keys, topic = self._topics.keyspace.of(partition), self._topics.known(partition.topic)
         share = self._retention_bytes // (topic.partitions if topic else 1)
         members = [keys.group(group.decode()) for group in groups]
         return TRIM([keys.stream, keys.meta, keys.marks, keys.groups, *members], self._retention_ms, share)
