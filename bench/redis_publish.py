@@ -113,5 +113,5 @@ async def _bare_caller(client: Any, entries: Sequence[Entry]) -> None:
 def _read_back(bench: Bench, server: RedisServer, topic: str, events: int) -> None:
     """Check that every event that publish returned for reaches a handler, in the order of its key."""
     bench.say(f"redis: reading back {events:,} events")
-    arguments = {"url": server.url, "topic": topic, "group": "reader", "events": events}
+    arguments: dict[str, Any] = {"url": server.url, "topic": topic, "group": "reader", "events": events}
     bench.judge(f"Redis, {topic}", child("bench.contestants.server_app", bench.folder, **arguments).verdict)
