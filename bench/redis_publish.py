@@ -1,6 +1,6 @@
 """Publishing to Redis, compared with redis-py: pipelines of XADD, and single XADDs by concurrent callers.
 
-The bare entries have the fields of an event: id, key, time and value. They are built before the time is taken.
+The bare entries have the fields of an event: id, key, time and value.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ BATCH = 100
 CALLERS = 100
 BATCHES, SINGLES = "published-in-batches", "published-one-by-one"
 
-Entry = tuple[str, dict[str, Any]]  # a stream, and the fields
+Entry = tuple[str, str, str, float, bytes]  # stream, id, key, time and value
 
 
 def run(bench: Bench, server: RedisServer) -> None:
@@ -86,13 +86,13 @@ async def _connected(server: RedisServer) -> AsyncIterator[tuple[Onward, Any]]:
 def _entry(name: str, item: Item) -> Entry:
     key, data = item
     stream = streams(name)[int(key.removeprefix("c-")) % PARTITIONS]
-    return stream, {"id": new_id(), "key": key, "time": time.time(), "data": data}
+    return stream, new_id(), key, time.time(), data
 
 
 def _pipelined(client: Any, entries: Sequence[Entry]) -> Any:
     pipe = client.pipeline(transaction=False)
-    for stream, fields in entries:
-        pipe.xadd(stream, fields)
+    for stream, id_, key, at, data in entries:
+        pipe.xadd(stream, {"id": id_, "key": key, "time": at, "data": data})
     return pipe
 
 
@@ -106,8 +106,8 @@ async def _caller(app: Onward, items: Sequence[Item]) -> None:
 
 
 async def _bare_caller(client: Any, entries: Sequence[Entry]) -> None:
-    for stream, fields in entries:
-        await client.xadd(stream, fields)
+    for stream, id_, key, at, data in entries:
+        await client.xadd(stream, {"id": id_, "key": key, "time": at, "data": data})
 
 
 def _read_back(bench: Bench, server: RedisServer, topic: str, events: int) -> None:
