@@ -45,7 +45,7 @@ def _delays(bench: Bench, server: RedisServer) -> None:
 
 
 def _takeovers(bench: Bench, server: RedisServer) -> None:
-    lease_s, rounds = bench.sized((10.0, 5), (2.0, 2))
+    lease_s, rounds = bench.sized((10.0, 3), (2.0, 2))
     limits_s = {"process killed": 1.1 * lease_s + 1.5, "clean leave": LEAVE_S, "worker killed": WORKERS_S}
     for name, limit_s in limits_s.items():
         took_s = []
