@@ -108,23 +108,25 @@ class Track:
 
 
 def _consume(track: Track) -> None:
-    bench, server = track.bench, track.server
+    bench = track.bench
     events, few = bench.sized((100_000, 20_000), (20_000, 4_000))
     bench.say(f"redis: {PARTITIONS} partitions, {KEYS:,} keys, {VALUE_BYTES} bytes, {events:,} events")
-    plain = fill_plain(server, "plain", events)
-    runs = track.race(
-        bench.sized(5, 3),
-        [
-            track.onward(fill(server, "orders", events), events),
-            track.peer(BARE, "redis_bare", plain, events),
-            track.peer(ONE_BY_ONE, "redis_one_by_one", fill_plain(server, "few", few), few),
-            track.peer(FASTSTREAM, "redis_faststream", fill_faststream(server, "faststream", few), few),
-            track.peer(TASKIQ, "redis_taskiq", fill_taskiq(server, "taskiq", few), few, ordered=False),
-        ],
-    )
+    runs = track.race(bench.sized(5, 3), contestants(track, events, few))
     for name, least in TARGETS.items():
         bench.add(_against(runs[ONWARD], name, runs[name], least))
     bench.add(_server_cpu(runs[ONWARD], runs[BARE]))
+
+
+def contestants(track: Track, events: int, few: int) -> list[Contestant]:
+    """All of them, with their events in the server. `few` events are for those that would take minutes."""
+    server = track.server
+    return [
+        track.onward(fill(server, "orders", events), events),
+        track.peer(BARE, "redis_bare", fill_plain(server, "plain", events), events),
+        track.peer(ONE_BY_ONE, "redis_one_by_one", fill_plain(server, "few", few), few),
+        track.peer(FASTSTREAM, "redis_faststream", fill_faststream(server, "faststream", few), few),
+        track.peer(TASKIQ, "redis_taskiq", fill_taskiq(server, "taskiq", few), few, ordered=False),
+    ]
 
 
 def _us(seconds: float, ran: Ran) -> float:
