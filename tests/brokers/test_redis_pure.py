@@ -239,7 +239,7 @@ class TestWindowState:
         state = WindowState(window(*["a"] * 1_100))
         assert [len(call.items) for call in state.calls(HERE)] == [500, 500, 100]
         rest = state.calls(HERE)[1:]
-        state.accept(state.calls(HERE)[0].items)
+        state.accept(state.calls(HERE)[0])
         assert state.calls(HERE) == rest, "a number would stand for other events"
         state = WindowState(window(*["a"] * 4, size=400_000))
         assert [len(call.items) for call in state.calls(HERE)] == [2, 2]
