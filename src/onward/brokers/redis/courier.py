@@ -5,6 +5,7 @@ with its number and stored once. A number never stands for other events: after a
 and the old one is sealed, so that a late copy of a call stores nothing.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -54,17 +55,18 @@ Fate = tuple[Sequence[int], Refusal]  # events by their index, and why they are 
 class Producer:
     """Our name and number in one partition."""
 
-    __slots__ = ("name", "number", "sealing", "used")
+    __slots__ = ("is_doubtful", "name", "number", "sealing", "used")
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
         self.number = 1  # of the next call
+        self.is_doubtful = False  # a late copy of one of its calls may still arrive
         self.sealing: list[str] = []  # former names, to be sealed before the next call
         self.used = clock.now()
 
     def rename(self) -> None:
         self.sealing.append(self.name)
-        self.name, self.number = uuid.uuid4().hex, 1
+        self.name, self.number, self.is_doubtful = uuid.uuid4().hex, 1, False
 
 
 class ScriptCall(NamedTuple):
@@ -153,7 +155,19 @@ class RedisCourier:
             except Exception:  # each event must have an answer
                 log.exception("Redis: a window of events could not be sent")
             done(window)
+        self._forget_producers()
         self._link.close()
+
+    def _forget_producers(self) -> None:
+        """Delete what the server remembers of us, where every call has its answer. The rest it forgets in an hour."""
+        names = [
+            ("DEL", self._topics.keyspace.of(partition).producer(producer.name))
+            for partition, producer in self._producers.items()
+            if producer.number > 1 and not producer.is_doubtful
+        ]
+        if names and self._link.is_connected:
+            with contextlib.suppress(LinkDown):
+                self._link.call(*names)
 
     def _carry(self, state: WindowState) -> None:
         deadline, pauses, seen_relays = state.window.deadline, Pauses(), False
@@ -208,6 +222,8 @@ class RedisCourier:
         except LinkDown as error:
             if error.sent:
                 state.doubtful.update(at for mine in calls.values() for call in mine for at in call.items)
+                for partition in calls:
+                    self._producer(partition).is_doubtful = True
             raise
         answers = iter(replies[len(seals) :])
         if not any(isinstance(reply, ResponseError) for reply in replies[: len(seals)]):

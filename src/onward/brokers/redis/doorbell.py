@@ -49,8 +49,13 @@ class RedisDoorbell:
     def is_quiet(self, ids: Mapping[str, str]) -> bool:
         """It listens from these ids, and nothing has come."""
         with self._changed:
-            is_fresh = clock.now() - self._blocked.since < _FRESH_S
-            return is_fresh and self._armed == ids and ids.keys() <= self._blocked.streams
+            listens = self._blocked.now and clock.now() - self._blocked.since < _FRESH_S
+            return listens and self._armed == ids and ids.keys() <= self._blocked.streams
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot listen. Without a connection the keeper of the leases says so."""
+        return self._link.trouble if self._link.is_connected else ""
 
     def start(self, name: str) -> None:
         threading.Thread(target=self._run, name=f"onward-redis-doorbell-{name}", daemon=True).start()
@@ -66,10 +71,12 @@ class RedisDoorbell:
             try:
                 self._listen()
                 pauses.reset()
+                self._link.trouble = ""
             except LinkDown:
                 self._client = 0
                 self._pause(pauses.next_s())
-            except BrokerError:  # such as a missing permission: receive looks by itself
+            except BrokerError as error:  # such as a missing permission: receive looks by itself
+                self._link.trouble = f"events arrive up to a second late: {error}"
                 self._pause(1.0)
         self._link.close()
 

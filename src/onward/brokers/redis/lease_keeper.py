@@ -63,6 +63,10 @@ class LeaseKeeper:
         damaged = {hold.partition: hold.own.damage for hold in self._holdings.all() if hold.own.damage}
         broken = damaged | dict(self._turn.broken)
         standing = [f"{partition} of group {self.group} stands still: {why}" for partition, why in broken.items()]
+        standing += [
+            f"no partition of topic {topic} changes its owner in group {self.group}: {why}"
+            for topic, why in dict(self._turn.unlisted).items()
+        ]
         trouble = self._turn.link.trouble
         return [f"leases of group {self.group} cannot be renewed: {trouble}", *standing] if trouble else standing
 
@@ -141,9 +145,8 @@ class LeaseKeeper:
         if self.failure is not None:
             return answer(requests.waiters)
         lapsed = self._lapse(held)
-        if not lapsed:
-            self._turn.link.connect()  # which may take long
-            lapsed = self._lapse(held)
+        self._turn.link.refresh()  # the incarnation may change under a connection; the answer may take long
+        lapsed = lapsed or self._lapse(held)
         kept = {} if lapsed else held
         if requests.leaving:
             self._leave(requests, kept)
@@ -166,7 +169,7 @@ class LeaseKeeper:
     ) -> None:
         turn, partitions = self._turn, self._joined.partitions
         look = turn.look(partitions, list(held.values()), self._sure)
-        turn.broken = look.broken
+        turn.broken, turn.unlisted = look.broken, look.unlisted
         dropped, deleted = self._joined.vanished(look, turn.link)
         if dropped:
             return self._fail(GroupDropped(_dropped(self.group, dropped)))

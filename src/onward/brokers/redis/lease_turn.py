@@ -46,6 +46,7 @@ class Look(msgspec.Struct):
     views: dict[Partition, LeaseView] = {}
     broken: dict[Partition, str] = {}  # why a partition cannot be looked at
     members: dict[str, dict[str, ListedMember]] = {}  # by topic
+    unlisted: dict[str, str] = {}  # by topic: why its members cannot be read, so that no partition changes its owner
     notices: dict[RedisHold, list[bytes]] = {}
 
     @property
@@ -70,6 +71,7 @@ class RedisTurn:
         self._member = member
         self._beat = 0
         self.broken: dict[Partition, str] = {}  # why a partition could not be looked at
+        self.unlisted: dict[str, str] = {}  # by topic: why its members could not be read
 
     def is_certain(self, hold: RedisHold) -> bool:
         """No claim of another member can be lost: the server is the one that confirmed ours."""
@@ -91,8 +93,10 @@ class RedisTurn:
         commands = [*map(self._renewal, held), *map(self._view, partitions), *lists]
         replies = iter(self.link.call(*commands))
         void = self._renewals(look, held, replies) | self._views(look, partitions, replies)
-        for topic in topics:
-            pairs = _succeeded(next(replies))
+        for topic, pairs in zip(topics, replies, strict=True):
+            if isinstance(pairs, ResponseError):
+                look.unlisted[topic] = explained(pairs)
+                continue
             look.members[topic] = {
                 name.decode(): ListedMember.of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)
             }
@@ -113,15 +117,17 @@ class RedisTurn:
     def seats(self, look: Look, partitions: Iterable[Partition], now: float) -> list[TopicView]:
         """As leasing takes it. What cannot be looked at counts as owned, so that nobody claims it."""
         self.watch.begin()
-        seats: dict[str, list[Seat]] = {topic: [] for topic in self._member.topics}
+        seats: dict[str, list[Seat]] = {topic: [] for topic in look.members}
         for partition in partitions:
+            if partition.topic not in seats:
+                continue
             view = look.views.get(partition)
             if view is None or not view.is_there or view.incarnation != self._incarnation(partition):
                 seats[partition.topic].append(Seat(partition, UNKNOWN, -1))
             else:
                 seats[partition.topic].append(self.watch.seat(partition, view, view.incarnation, now))
         return [
-            TopicView(topic, found, self.watch.members(topic, look.members.get(topic, {}), now))
+            TopicView(topic, found, self.watch.members(topic, look.members[topic], now))
             for topic, found in seats.items()
         ]
 

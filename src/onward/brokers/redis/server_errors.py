@@ -11,10 +11,13 @@ _PASSING_ERRORS = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "N
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+)\b")  # before 7.0 the text is in that of the script's own error
 _COMMAND = re.compile(r"'([A-Za-z|]+)' command")
 
+LOADING = "it still loads its data; wait until it has done so"
 _CURES = {
     "OOM": "Redis is out of memory (maxmemory); let groups catch up so that finished events go, or raise maxmemory",
     "READONLY": "it is a read-only replica; connect to its master",
-    "LOADING": "it still loads its data",
+    "LOADING": LOADING,
+    "NOREPLICAS": "too few replicas are connected; start them, or lower min-replicas-to-write",
+    "MASTERDOWN": "it is a replica without its master; connect to the master",
     "MISCONF": "it cannot write to its disk; free some space",
     "BUSY": "it runs a script of another program that does not end (SCRIPT KILL ends it)",
     "EXECABORT": "it refused a transaction",
