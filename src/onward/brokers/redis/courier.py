@@ -11,7 +11,8 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -35,6 +36,9 @@ _CALL_EVENTS = 500  # in one call of the script, which holds up the server for s
 _CALL_BYTES = 1 << 20
 _ASK_AGAIN_S = 1_800.0  # half the time that the server remembers a producer
 _SKEW_MS = 60_000  # how far the clocks of two servers may differ
+
+
+_partition = lru_cache(maxsize=4_096)(Partition)
 
 
 class Packed(NamedTuple):
@@ -82,27 +86,25 @@ class WindowState:
         self.open: dict[Partition, list[int]] = {}
         self.doubtful: set[int] = set()  # sent, and not answered
         for at, item in enumerate(window.items):
-            self.open.setdefault(Partition(item.event.topic, item.partition), []).append(at)
+            self.open.setdefault(_partition(item.event.topic, item.partition), []).append(at)
 
     def calls(self, partition: Partition) -> list[ScriptCall]:
         """The open events of a partition in calls: always the same ones while nothing was answered."""
-        calls, items, size = [], list[int](), 0
+        calls, items, size, first = [], list[int](), 0, None
         for at in self.open[partition]:
-            item = self.window.items[at]
-            new_size = size + len(item.packed.data)
-            relay = self.window.items[items[0]].packed.relay if items else item.packed.relay
-            if items and (len(items) >= _CALL_EVENTS or new_size > _CALL_BYTES or relay != item.packed.relay):
-                calls.append(ScriptCall(partition, tuple(items), size, relay))
+            data, relay = self.window.items[at].packed
+            if items and (len(items) >= _CALL_EVENTS or size + len(data) > _CALL_BYTES or relay != first):
+                calls.append(ScriptCall(partition, tuple(items), size, first))
                 items, size = [], 0
             items.append(at)
-            size += len(item.packed.data)
+            size, first = size + len(data), relay
         if items:
-            calls.append(ScriptCall(partition, tuple(items), size, self.window.items[items[0]].packed.relay))
+            calls.append(ScriptCall(partition, tuple(items), size, first))
         return calls
 
-    def accept(self, items: Iterable[int]) -> None:
-        self.window.answers |= dict.fromkeys(items)
-        self._close()
+    def accept(self, call: ScriptCall) -> None:
+        self.window.answers |= dict.fromkeys(call.items)
+        self._close([call.partition])
 
     def refuse(self, items: Sequence[int], refusal: Refusal) -> None:
         """With everything of the same keys behind them."""
@@ -115,12 +117,13 @@ class WindowState:
         for at in [at for each in self.open.values() for at in each if at not in answers]:
             if at > first.get(all_items[at].lane, at):
                 answers[at] = BEHIND._replace(unknown=at in self.doubtful)
-        self._close()
+        self._close(list(self.open))
 
-    def _close(self) -> None:
-        answers = self.window.answers
-        left = {each: [at for at in items if at not in answers] for each, items in self.open.items()}
-        self.open = {each: items for each, items in left.items() if items}
+    def _close(self, partitions: Sequence[Partition]) -> None:
+        """Only these: with many partitions, a look at all of them for each call would take longer than the calls."""
+        for each in partitions:
+            if left := [at for at in self.open.pop(each, ()) if at not in self.window.answers]:
+                self.open[each] = left
 
 
 class RedisCourier:
@@ -253,7 +256,7 @@ class RedisCourier:
         for call, reply in zip(calls, replies, strict=True):
             if not isinstance(reply, ResponseError) and reply[0] == b"ok":
                 producer.number += 1
-                state.accept(call.items)
+                state.accept(call)
                 continue
             return self._failed(state, call, reply)
         return ""

@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
 from onward.brokers.redis.keys import type_of
-from onward.brokers.redis.permissions import PROBE, is_denied_in_script, missing
+from onward.brokers.redis.permissions import PROBE, TRIALS, is_denied_in_script, missing, refused
 from onward.brokers.redis.scripts import Command, keys_of, with_text
 from onward.brokers.redis.server_errors import LOADING, code_of, explained, is_passing, is_wrong_type, wrong_types
 from onward.brokers.redis.server_facts import INFO, ServerFacts
@@ -177,6 +177,20 @@ class Link:
                 raise LinkDown(self.trouble, sent=False, final=not is_passing(reply)) from reply
         return ServerFacts.of(sections, config or {})
 
+    def denied(self) -> list[str]:
+        """The commands that the user has no permission for, as far as the server can tell."""
+        self.connect()
+        (reply,) = self._exchange([PROBE])
+        if (names := missing(reply)) is not None:
+            return names
+        (begun,) = self._exchange([("MULTI",)])
+        if isinstance(begun, ResponseError):
+            return []  # without a transaction the commands would be carried out
+        *replies, ended = self._exchange([*TRIALS, ("DISCARD",)])
+        if isinstance(ended, ResponseError):
+            self.close()
+        return refused(replies)
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.disconnect()
@@ -206,8 +220,7 @@ class Link:
     def _named(self, command: Command, reply: Any) -> Any:
         """Of an error about a type: with the key that has it. Of one about a permission: with the commands."""
         if is_denied_in_script(reply):
-            (answer,) = self._exchange([PROBE])
-            return ResponseError(f"NOPERM no permission for '{'|'.join(missing(answer))}' command ({reply})")
+            return ResponseError(f"NOPERM no permission for '{'|'.join(self.denied())}' command ({reply})")
         if not is_wrong_type(reply):
             return reply
         keys = keys_of(command)

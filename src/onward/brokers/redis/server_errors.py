@@ -8,6 +8,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 # Nothing was done, and the same call may succeed in a moment: a fail-over, a restart, a long script, a full disk, a
 # slot on its way to another node.
 _PASSING_ERRORS = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "TRYAGAIN")
+_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+)\b")  # before 7.0 the text is in that of the script's own error
 _COMMAND = re.compile(r"'([A-Za-z|]+)' command")
 
 LOADING = "it still loads its data; wait until it has done so"
@@ -39,6 +40,8 @@ def code_of(error: RedisError) -> str:
     if name in known:
         return known[name]
     text = str(error)
+    if in_script := _IN_SCRIPT.search(text):
+        return in_script.group(1)
     found = re.match(r"[A-Z]+\b", text)
     return found.group() if found else ""
 
