@@ -92,8 +92,8 @@ CASES = [
     FaultCase("killed", frozenset({"receive"}), _AWAY),
 ]
 LONG_CASES = [
-    FaultCase("writes_paused_for_long", _READS, _AWAY),
-    FaultCase("stopped_for_long", frozenset({"receive"}), _AWAY),
+    FaultCase("writes_paused_for_long", _ALL, _AWAY),
+    FaultCase("stopped_for_long", _ALL, _AWAY),
 ]
 
 

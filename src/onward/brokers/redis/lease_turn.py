@@ -115,21 +115,27 @@ class RedisTurn:
             look.notices = dict(zip(noticed, map(_succeeded, replies), strict=True))
 
     def seats(self, look: Look, partitions: Iterable[Partition], now: float) -> list[TopicView]:
-        """As leasing takes it. What cannot be looked at counts as owned, so that nobody claims it."""
+        """As leasing takes it."""
         self.watch.begin()
         seats: dict[str, list[Seat]] = {topic: [] for topic in look.members}
+        renewed = {hold.partition: hold for hold in look.renewed}
         for partition in partitions:
-            if partition.topic not in seats:
-                continue
-            view = look.views.get(partition)
-            if view is None or not view.is_there or view.incarnation != self._incarnation(partition):
-                seats[partition.topic].append(Seat(partition, UNKNOWN, -1))
-            else:
-                seats[partition.topic].append(self.watch.seat(partition, view, view.incarnation, now))
+            if partition.topic in seats:
+                seats[partition.topic].append(self._seat(look, partition, renewed.get(partition), now))
         return [
             TopicView(topic, found, self.watch.members(topic, look.members[topic], now))
             for topic, found in seats.items()
         ]
+
+    def _seat(self, look: Look, partition: Partition, renewed: RedisHold | None, now: float) -> Seat:
+        """What cannot be looked at is ours if we renewed it. Otherwise it counts as owned, so that nobody claims it."""
+        view = look.views.get(partition)
+        if renewed is not None and view is None:
+            return Seat(partition, self._member.owner, renewed.fence)
+        is_broken = renewed is None and partition in look.broken
+        if view is None or is_broken or not view.is_there or view.incarnation != self._incarnation(partition):
+            return Seat(partition, UNKNOWN, -1)
+        return self.watch.seat(partition, view, view.incarnation, now)
 
     def _revalidate(self, look: Look, void: set[Partition], held: Sequence[RedisHold], sure_until: float) -> None:
         """The server was restarted or replaced since these were written. Read its incarnation again and write it; then
