@@ -13,7 +13,7 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import ProgressFields, encoded
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.server_errors import explained
+from onward.brokers.redis.server_errors import explained, is_passing
 from onward.event import Partition
 
 Stored = tuple[str, bytes, bytes]
@@ -85,7 +85,7 @@ def _noted(answer: Settled, part: PartitionSettle, reply: Any) -> Settled:
     if reply == b"ok":
         return answer
     if isinstance(reply, ResponseError):
-        if part.records:
+        if part.records and not is_passing(reply):
             answer.refused[partition] = explained(reply)
             return answer
         return answer._replace(failed=explained(reply))
