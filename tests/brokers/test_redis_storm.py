@@ -230,10 +230,13 @@ def _check_fences(done: list[Handled]) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_gives_its_verdict_on_redis_and_leaves_nothing_behind(harness: RedisHarness) -> None:
+def test_the_demo_gives_its_verdict_on_redis_and_leaves_nothing_behind(
+    harness: RedisHarness, redis_server: RedisServer
+) -> None:
     command = [sys.executable, "-m", "onward", "demo", "--check", "--events", "3000", "--url", harness.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("verdict: OK published=3000 handled=3000 dead=0 lost=0 inverted=0"), done.stdout
-    left = {key.decode() for key in harness.client.scan_iter("*")}
+    with redis_server.client() as client:
+        left = {key.decode() for key in client.scan_iter("*")}
     assert all(":p:" in key for key in left), f"left behind: {left}"

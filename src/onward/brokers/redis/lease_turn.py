@@ -76,7 +76,7 @@ class RedisTurn:
 
     def is_certain(self, hold: RedisHold) -> bool:
         """No claim of another member can be lost: the server is the one that confirmed ours."""
-        return self.watch.is_certain(hold.own.token, self._incarnation(hold.partition))
+        return self.watch.is_certain(hold.partition, hold.own.token, self._incarnation(hold.partition))
 
     def _incarnation(self, partition: Partition) -> str:
         """Of the server that has this partition."""
@@ -100,7 +100,7 @@ class RedisTurn:
         if void:
             self._revalidate(look, void, [hold for hold in held if hold.partition in void])
         for hold in look.renewed:
-            self.watch.confirmed(hold.own.token, self._incarnation(hold.partition))
+            self.watch.confirmed(hold.partition, hold.own.token, self._incarnation(hold.partition))
         self._read_notices(look)
         return look
 
@@ -213,7 +213,7 @@ class RedisTurn:
         news = [self._news(topic) for topic in self._member.topics if is_news]
         copies = (self.settings.replication or 1) - 1 if claims else 0
         replies = self.link.call(*releases, *listing, *claims, *heard, *news, copies=copies)
-        self.watch.forget([hold.own.token for hold, _, _ in free])
+        self.watch.forget([hold.partition for hold, _, _ in free])
         answers = replies[len(releases) + len(listing) :][: len(claims)]
         claimed = [self._claimed(seat, answer) for seat, answer in zip(decisions.claims, answers, strict=True)]
         return TurnDone([hold for hold in claimed if hold is not None], any(hold is None for hold in claimed))
@@ -285,7 +285,7 @@ class RedisTurn:
             return None
         token, log_id, news = (field.decode() for field in answer[1:4])
         partition, fence = seat.partition, int(token.partition(":")[0])
-        self.watch.confirmed(token, self._incarnation(partition))
+        self.watch.confirmed(partition, token, self._incarnation(partition))
         self.watch.saw_fence(partition, fence)
         if news:
             log.error("%s of group %s begins again: %s", partition, self._member.group, _NEWS[news])
