@@ -7,7 +7,7 @@ import pytest
 
 from onward.brokers.base import Broker
 from onward.brokers.redis import courier as courier_module
-from onward.brokers.redis.link import RedisAddress
+from onward.brokers.redis.address import RedisAddress
 from onward.errors import (
     Backlogged,
     BadSetting,

@@ -12,14 +12,6 @@ from onward.brokers.redis.server_facts import ServerFacts
 from onward.brokers.redis.topics import RedisTopics, listed
 
 
-def server_facts(link: Link) -> ServerFacts:
-    """With what CONFIG says, where it may be asked: without it, the weaker durability is assumed."""
-    link.connect()
-    (reply,) = link.call(("CONFIG", "GET", "appendfsync"))
-    config = {} if isinstance(reply, ResponseError) else {"appendfsync": reply[1].decode()} if reply else {}
-    return link.facts(config)
-
-
 def missing_commands(link: Link) -> list[str]:
     """Those that the user has no permission for, as far as the server can tell. BrokerError: it may run no scripts."""
     (reply,) = link.call(permissions.PROBE)
@@ -28,8 +20,7 @@ def missing_commands(link: Link) -> list[str]:
     return link.denied()
 
 
-def findings(link: Link, topics: RedisTopics) -> list[Finding]:
-    facts = server_facts(link)
+def findings(link: Link, topics: RedisTopics, facts: ServerFacts) -> list[Finding]:
     return [*facts.findings(), *_groups(link, topics)]
 
 

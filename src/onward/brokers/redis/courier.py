@@ -23,12 +23,13 @@ from onward.brokers.core.publishing import BEHIND, Key, Outgoing, Refusal, Windo
 from onward.brokers.redis import log_scripts
 from onward.brokers.redis.backlog import BacklogLimit
 from onward.brokers.redis.keys import RELAYS
-from onward.brokers.redis.link import Link, LinkDown, Pauses
+from onward.brokers.redis.link import Link, LinkDown, NoAnswer, Pauses
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
 from onward.brokers.redis.topics import RedisTopics
 from onward.errors import Backlogged, BrokerError, OnwardError, RelayFenced
 from onward.event import Partition
+from onward.settings import Settings
 
 log = logging.getLogger("onward")
 
@@ -127,11 +128,12 @@ class WindowState:
 
 
 class RedisCourier:
-    def __init__(self, link: Link, topics: RedisTopics, backlog: BacklogLimit, timeout_s: float) -> None:
+    def __init__(self, link: Link, topics: RedisTopics, backlog: BacklogLimit, settings: Settings) -> None:
         self._link = link
         self._topics = topics
         self._backlog = backlog
-        self._timeout_s = timeout_s  # in errors
+        self._timeout_s = settings.publish_timeout_s  # in errors
+        self._copies = (settings.replication or 1) - 1
         self._producers: dict[Partition, Producer] = {}
         self._work: queue.SimpleQueue[tuple[RedisWindow, Done] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -218,7 +220,7 @@ class RedisCourier:
             ]
             commands += [self._command(state, call, producer, at) for at, call in enumerate(mine)]
         try:
-            replies = self._link.call(*seals, *commands)
+            replies = self._link.call(*seals, *commands, copies=self._copies)
         except LinkDown as error:
             if error.sent:
                 state.doubtful.update(at for mine in calls.values() for call in mine for at in call.items)
@@ -258,6 +260,9 @@ class RedisCourier:
                 producer.number += 1
                 state.accept(call)
                 continue
+            for each, lost in zip(calls, replies, strict=True):
+                if isinstance(lost, NoAnswer) and lost.sent:
+                    state.doubtful.update(each.items)
             return self._failed(state, call, reply)
         return ""
 

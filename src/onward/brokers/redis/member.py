@@ -16,10 +16,11 @@ _PASSING_S = 3_600.0  # how long a passing group is stored when its members are 
 class RedisPlace:
     """What the broker keeps with an ownership."""
 
-    __slots__ = ("batch", "damage", "is_gone", "mean_bytes", "rests_until", "token")
+    __slots__ = ("batch", "damage", "is_gone", "mean_bytes", "rests_until", "sure_until", "token")
 
     def __init__(self, token: str, *, is_gone: bool) -> None:
         self.token = token  # under which the server knows this ownership
+        self.sure_until = 0.0  # when the lease lapses, unless it is renewed
         self.is_gone = is_gone  # no process of the owner before is left
         self.damage = ""  # why it cannot be read further
         self.rests_until = 0.0  # when that is tried again

@@ -17,12 +17,13 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings, RedisMember
 from onward.brokers.redis.positions import id_of, position_of
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.server_errors import explained
+from onward.brokers.redis.server_errors import explained, is_passing
 from onward.event import Delivery, Event
 
 log = logging.getLogger("onward")
 
 _REST_S = 5.0  # between two attempts to read what cannot be read
+_SHORT_REST_S = 0.2  # while a node does not answer, or a slot is on its way to another one
 _MOST = 1_000  # entries of one partition in one reply
 _decode = msgspec.msgpack.Decoder(Event).decode
 
@@ -35,6 +36,7 @@ class Read(NamedTuple):
     asked: int
     is_ours: bool
     error: str = ""
+    is_passing: bool = False  # the keeper of the leases reports the error
 
     @property
     def is_exhausted(self) -> bool:
@@ -79,7 +81,7 @@ def read(link: Link, member: RedisMember, wants: Sequence[tuple[RedisHold, int]]
 def _answer(incarnation: str, hold: RedisHold, count: int, entries: Any, owner: Any) -> Read:
     for reply in (entries, owner):
         if isinstance(reply, ResponseError):
-            return Read(hold, (), count, True, explained(reply))
+            return Read(hold, (), count, True, explained(reply), is_passing(reply))
     is_ours = owner == [hold.own.token.encode(), incarnation.encode()]
     return Read(hold, entries if is_ours else (), count, is_ours)
 
@@ -91,6 +93,9 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     if deliveries:
         holdings.stock([(hold, Chunk(deliveries, size))])
         own.mean_bytes = size / len(deliveries)
+    if found.is_passing:
+        own.rests_until = clock.now() + _SHORT_REST_S
+        return
     own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else 4 * own.batch))
     damage = damage or found.error
     if damage and damage != own.damage:

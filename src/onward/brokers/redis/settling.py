@@ -13,7 +13,7 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import ProgressFields, encoded
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.server_errors import explained
+from onward.brokers.redis.server_errors import explained, is_passing
 from onward.event import Partition
 
 Stored = tuple[str, bytes, bytes]
@@ -83,7 +83,8 @@ def settle(link: Link, member: RedisMember, settled: Sequence[PartitionSettle]) 
 def _note(answer: Settled, part: PartitionSettle, reply: Any) -> None:
     partition = part.hold.partition
     if isinstance(reply, ResponseError):
-        (answer.refused if part.records else answer.failed)[partition] = explained(reply)
+        refuses = part.records and not is_passing(reply)
+        (answer.refused if refuses else answer.failed)[partition] = explained(reply)
     elif reply == b"void":
         answer.failed[partition] = "the server was restarted or replaced; ownership is being checked"
     elif reply != b"ok":

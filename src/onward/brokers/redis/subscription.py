@@ -10,7 +10,7 @@ from onward import clock
 from onward.brokers.base import AsideRecord, BrokerLag, Progress
 from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.redis import reader, settling
-from onward.brokers.redis.doorbell import RedisDoorbell
+from onward.brokers.redis.doorbell import ClusterDoorbell, RedisDoorbell
 from onward.brokers.redis.keys import Keyspace
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.link import Link, LinkThread
@@ -29,7 +29,7 @@ class RedisAccess(NamedTuple):
     """The subscription's ways to the server."""
 
     thread: LinkThread
-    doorbell: RedisDoorbell
+    doorbell: RedisDoorbell | ClusterDoorbell
 
 
 class RedisSubscription(SubscriptionShell[RedisPlace]):
@@ -43,10 +43,11 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
     ) -> Sequence[Partition]:
         holds, lost = self._holdings.settleable(progress, aside)
-        if holds and clock.now() >= self._leases.sure_until:  # lapsed: they are fenced, whatever the server would say
-            self._leases.look_at(0.0)
-            lapsed = [*(each.partition for each in progress), *(record.partition for record in aside)]
-            return list(lost | dict.fromkeys(lapsed))
+        if lapsed := {each for each, hold in holds.items() if hold.own.sure_until <= clock.now()}:
+            self._leases.look_at(0.0)  # they are fenced, whatever the server would say
+            named = [*(each.partition for each in progress), *(record.partition for record in aside)]
+            lost |= dict.fromkeys([partition for partition in named if partition in lapsed])
+            holds = {partition: hold for partition, hold in holds.items() if partition not in lapsed}
         parts, refused = settling.parts(holds, progress, aside, gone)
         if parts:
             answer = await self._thread.run(lambda link: settling.settle(link, self._leases.member, parts))
