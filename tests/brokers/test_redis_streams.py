@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from onward.brokers.base import Progress, Tries
+from onward.brokers.base import AsideRecord, Filter, Moved, Progress, Reached, State, Tries, record_id
 from onward.brokers.redis import Streams
 from onward.brokers.redis.keys import PartitionKeys
 from onward.brokers.redis.positions import position_of
@@ -193,5 +193,219 @@ def test_a_process_with_another_mapping_refuses_to_start(redis_server: RedisServ
             broker = await stage.stage.broker(streams={} if other is None else {topic: other})
             with pytest.raises(PartitionsDiffer, match=stage.streams.name):
                 await stage.stage.member(broker)
+
+    play(scene())
+
+
+def record(stage: StreamStage, delivery: Delivery, state: State, failed: int = 1) -> AsideRecord:
+    id_ = record_id(stage.stage.group, delivery.log_id, delivery.partition, delivery.position)
+    due = 2e9 if state is State.WAITING else None
+    tries = Tries(failed=failed)
+    return AsideRecord(
+        id_, stage.stage.group, delivery.partition, delivery.position, state, due, delivery.event, tries, None
+    )
+
+
+def done(*deliveries: Delivery) -> list[Progress]:
+    """Everything up to the last of these."""
+    last = deliveries[-1]
+    return [Progress(last.partition, last.epoch, last.position + 1)]
+
+
+def test_what_waits_or_is_held_stays_pending_until_it_is_done_or_dead(redis_server: RedisServer) -> None:
+    """Only success or a stored dead letter acknowledges."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            added = stage.add(*range(4))
+            member = await stage.member()
+            deliveries = await member.take(4)
+            waiting, held = record(stage, deliveries[0], State.WAITING, 2), record(stage, deliveries[1], State.HELD, 0)
+            dead = record(stage, deliveries[2], State.DEAD)
+            settle = member.subscription.settle
+            assert not await settle(done(*deliveries), aside=[waiting, held, dead])
+            assert stage.pending() == {added[0]: 3, added[1]: 1}
+            assert not await settle([], aside=[record(stage, deliveries[0], State.DEAD)])
+            assert stage.pending() == {added[1]: 1}
+            assert not await settle([], gone=[held.id])
+            assert stage.pending() == {}
+
+    play(scene())
+
+
+def test_the_next_owner_keeps_what_waits_in_the_pending_list(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            added = stage.add(*range(4))
+            first = await stage.member()
+            deliveries = await first.take(4)
+            waiting = record(stage, deliveries[0], State.WAITING)
+            above = record(stage, deliveries[2], State.WAITING)
+            progress = Progress(deliveries[0].partition, deliveries[0].epoch, deliveries[1].position)
+            assert not await first.subscription.settle([progress], aside=[waiting, above])
+            await first.subscription.close()
+            second = await stage.member()
+            assert ids(await second.take(3)) == added[1:]
+            assert not await second.settle()
+            assert stage.pending() == {added[0]: 2, added[2]: 2}
+            assert not await second.subscription.settle([], gone=[waiting.id, above.id])
+            assert stage.pending() == {}
+
+    play(scene())
+
+
+def test_what_an_operator_moves_is_seen_in_the_pending_list(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            added = stage.add(*range(3))
+            broker = await stage.stage.broker()
+            member = await (await stage.stage.member(broker)).hold(1)
+            deliveries = await member.take(3)
+            waiting = [record(stage, each, State.WAITING) for each in deliveries[:2]]
+            dead = record(stage, deliveries[2], State.DEAD)
+            assert not await member.subscription.settle(done(*deliveries), aside=[*waiting, dead])
+            assert set(stage.pending()) == set(added[:2])
+            aside = broker.aside(stage.stage.group)
+            assert await aside.remove([waiting[0].id], expect=State.WAITING) == 1
+            assert await aside.move([dead.id], expect=State.DEAD, to=State.WAITING, due=2e9) == 1
+            await member.until(lambda: set(stage.pending()) == set(added[1:]))
+            assert any(isinstance(each, Moved) for each in member.history)
+
+    play(scene())
+
+
+@pytest.mark.parametrize(
+    ("mapping", "fields", "says"),
+    [
+        ({"value": "body"}, {"job_id": "job-9"}, "body"),
+        ({"value": "body"}, {"body": "x"}, "job_id"),
+        ({}, {"job_id": b"\xff"}, "job_id"),
+        ({}, {"job_id": "job-9", "text": b"a\xffb"}, "text"),
+    ],
+)
+def test_an_entry_that_does_not_fit_is_a_dead_letter_and_stops_nothing(
+    redis_server: RedisServer, mapping: dict[str, Any], fields: dict[str, Any], says: str
+) -> None:
+    """Trap 10: one bad entry stops all reclaim on its shard."""
+
+    async def scene() -> None:
+        async with streaming(redis_server, mapping=mapping) as stage:
+            stage.add(1, body="1")
+            bad = stage.client.xadd(stage.stream, fields).decode()
+            stage.add(2, body="2")
+            broker = await stage.stage.broker()
+            member = await (await stage.stage.member(broker)).hold(1)
+            deliveries = await member.take(2)
+            assert [each.event.key for each in deliveries] == ["job-1", "job-2"]
+            (letter,) = (await broker.aside(stage.stage.group).scan(Filter(topic=stage.stage.topic), None, 10)).records
+            assert letter.state is State.DEAD
+            assert letter.failure
+            assert letter.failure.reason == "undecodable"
+            assert bad in letter.failure.message
+            assert says in letter.failure.message
+            assert letter.event.headers == {"onward-stream": stage.stream, "onward-stream-id": bad}
+            assert not await member.settle()
+            assert stage.pending() == {}
+            assert not member.subscription.troubles()
+
+    play(scene())
+
+
+def test_a_last_entry_that_does_not_fit_is_passed(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            member = await stage.member()
+            bad = stage.client.xadd(stage.stream, {"other": "1"}).decode()
+            await member.until(lambda: any(isinstance(each, Reached) for each in member.history))
+            (reached,) = [each for each in member.history if isinstance(each, Reached)]
+            position = position_of(bad.encode())
+            assert position is not None
+            assert reached.position == position + 1
+            assert not await member.subscription.settle([Progress(reached.partition, reached.epoch, reached.position)])
+            assert stage.delivered() == bad
+
+    play(scene())
+
+
+def test_a_partition_waits_while_the_dead_letter_of_a_bad_entry_cannot_be_stored(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            member = await stage.member()
+            rows = stage.keys.rows(stage.stage.group)
+            stage.client.set(rows, "in the way")
+            stage.add(1)
+            bad = stage.client.xadd(stage.stream, {"other": "1"}).decode()
+            stage.add(2)
+            await member.take(1)
+            await member.until(lambda: any(bad in each and rows in each for each in member.subscription.troubles()))
+            await member.quiet()
+            stage.client.delete(rows)
+            await member.take(2)
+            assert [each.event.key for each in member.deliveries] == ["job-1", "job-2"]
+            assert not member.subscription.troubles()
+
+    play(scene())
+
+
+def test_an_id_that_does_not_fit_stops_its_partition(redis_server: RedisServer) -> None:
+    """Scenario 12."""
+
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"shards": 2}) as stage:
+            member = await stage.member(2)
+            stage.client.xadd(stage.stream, {"job_id": "a"}, id=f"{1 << 42}-0")
+            stage.add(1, index=1)
+            await member.take(1)
+            await member.until(lambda: any(f"{1 << 42}-0" in each for each in member.subscription.troubles()))
+            stage.add(2, index=1)
+            await member.take(2)
+            assert {each.partition.index for each in member.deliveries} == {1}
+
+    play(scene())
+
+
+def test_another_consumer_in_the_group_stops_the_partition_and_is_named(redis_server: RedisServer) -> None:
+    """Scenario 14: XREADGROUP of another program in our group. Nothing is lost."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            member = await stage.member()
+            stage.add(1)
+            await member.take(1)
+            assert not await member.settle()
+            stage.add(2)
+            taken = stage.client.xreadgroup(stage.stage.group, "intruder-7", {stage.stream: ">"})
+            stage.add(3)
+            await member.until(lambda: any("intruder-7" in each for each in member.subscription.troubles()))
+            assert not await member.settle()
+            stage.add(4)
+            await member.quiet(1.0)
+            assert "job-4" not in [each.event.key for each in member.deliveries]
+            rows = stage.client.xpending_range(stage.stream, stage.stage.group, "-", "+", 10)
+            assert [row["message_id"] for row in rows] == [id_ for id_, _ in taken[0][1]], "it keeps what it read"
+
+    play(scene())
+
+
+def test_a_group_that_was_destroyed_is_created_again_at_our_progress(redis_server: RedisServer) -> None:
+    """Trap 7: after NOGROUP never at 0 or $."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            member = await stage.member()
+            added = stage.add(*range(5))
+            deliveries = await member.take(5)
+            waiting = record(stage, deliveries[0], State.WAITING)
+            assert not await member.subscription.settle(done(*deliveries[:2]), aside=[waiting])
+            stage.client.xgroup_destroy(stage.stream, stage.stage.group)
+            assert not await member.settle(member.deliveries[:3])
+            await member.until(lambda: set(stage.pending()) == {added[0], *added[3:]})
+            assert stage.delivered() == added[-1]
+            await member.quiet()
+            stage.client.xgroup_destroy(stage.stream, stage.stage.group)
+            await member.subscription.close()
+            second = await stage.member()
+            assert stage.delivered() == added[2]
+            assert ids(await second.take(2)) == added[3:]
 
     play(scene())
