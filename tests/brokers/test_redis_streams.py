@@ -1,21 +1,25 @@
 """Streams of other programs as topics: reading them, and a real consumer group that shows what is open."""
 
+import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
 from onward.brokers.base import AsideRecord, Filter, Moved, Progress, Reached, State, Tries, record_id
+from onward.brokers.core.partitioner import partition_of
 from onward.brokers.redis import Streams
 from onward.brokers.redis.keys import PartitionKeys
 from onward.brokers.redis.positions import position_of
-from onward.errors import PartitionsDiffer
-from onward.event import Delivery
+from onward.errors import BadSetting, PartitionsDiffer, Unserialisable
+from onward.event import Delivery, Event, new_id
 from onward.testing.scenario import Member
-from tests.brokers.redis_stage import Stage, play, staged
+from tests.brokers.redis_stage import Stage, play, staged, until
 from tests.servers.redis import RedisServer
 
 
@@ -407,5 +411,113 @@ def test_a_group_that_was_destroyed_is_created_again_at_our_progress(redis_serve
             second = await stage.member()
             assert stage.delivered() == added[2]
             assert ids(await second.take(2)) == added[3:]
+
+    play(scene())
+
+
+def published(stage: StreamStage, key: str | None, value: bytes | None, **fields: Any) -> Event:
+    return Event(new_id(), stage.stage.topic, key, value, **fields)
+
+
+def seed_shard(key: str, shards: int) -> int:
+    """As the other program chooses it."""
+    return int.from_bytes(hashlib.md5(key.encode()).digest()[:8], "big") % shards
+
+
+def test_a_publish_writes_the_fields_of_the_mapping_to_the_shard_of_the_key(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"shards": 4, "hash": "md5"}) as stage:
+            broker = await stage.stage.broker()
+            values = [{"job_id": f"job-{n}", "stage": "vision", "seq": n, "tags": ["a"]} for n in range(20)]
+            await broker.publish([published(stage, each["job_id"], json.dumps(each).encode()) for each in values])  # type: ignore[arg-type]
+            found = {}
+            for index in range(4):
+                for _, fields in stage.client.xrange(stage.streams.stream(index)):
+                    found[fields[b"job_id"].decode()] = index, fields
+            assert {key: index for key, (index, _) in found.items()} == {
+                f"job-{n}": seed_shard(f"job-{n}", 4) for n in range(20)
+            }
+            assert found["job-7"][1] == {b"job_id": b"job-7", b"stage": b"vision", b"seq": b"7", b"tags": b'["a"]'}
+            member = await (await stage.stage.member(broker)).hold(4)
+            await member.take(20)
+            assert {each.event.key for each in member.deliveries} == {f"job-{n}" for n in range(20)}
+
+    play(scene())
+
+
+def test_a_publish_with_one_field_as_the_value_is_read_as_it_was(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"value": "body", "shards": 2, "hash": "murmur2"}) as stage:
+            broker = await stage.stage.broker()
+            await broker.publish([published(stage, f"job-{n}", b"\x00\xff%d" % n) for n in range(600)])
+            member = await (await stage.stage.member(broker)).hold(2)
+            deliveries = await member.take(600)
+            found = {each.event.key: (each.event.value, each.partition.index) for each in deliveries}
+            assert found == {f"job-{n}": (b"\x00\xff%d" % n, partition_of(f"job-{n}", 2)) for n in range(600)}
+
+    play(scene())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "more", "says"),
+    [
+        ("job-1", b"7", {}, "JSON object"),
+        ("job-1", b"{}", {}, "fields"),
+        ("job-1", None, {}, "tombstone"),
+        (None, b'{"a": 1}', {}, "no key"),
+        ("job-1", b'{"job_id": "job-2"}', {}, "another key"),
+        ("job-1", b'{"a": 1}', {"headers": {"h": "1"}}, "headers"),
+    ],
+)
+def test_an_event_that_has_no_place_in_the_mapping_is_refused(
+    redis_server: RedisServer, key: str | None, value: bytes | None, more: dict[str, Any], says: str
+) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            broker = await stage.stage.broker()
+            with pytest.raises(Unserialisable, match=says):
+                await broker.publish([published(stage, key, value, **more)])
+            assert stage.client.xlen(stage.stream) == 0
+
+    play(scene())
+
+
+def test_a_publish_to_shards_needs_the_hash_of_the_other_program(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"shards": 4}) as stage:
+            broker = await stage.stage.broker()
+            with pytest.raises(BadSetting, match="hash='md5'"):
+                await broker.publish([published(stage, "job-1", b'{"a": 1}')])
+
+    play(scene())
+
+
+def test_publishers_with_different_hashes_do_not_mix(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"shards": 4, "hash": "md5"}) as stage:
+            await (await stage.stage.broker()).publish([published(stage, "job-1", b'{"a": 1}')])
+            other = msgspec.structs.replace(stage.streams, hash="murmur2")
+            broker = await stage.stage.broker(streams={stage.stage.topic: other})
+            with pytest.raises(PartitionsDiffer, match="hash='md5'"):
+                await broker.publish([published(stage, "job-1", b'{"a": 1}')])
+
+    play(scene())
+
+
+def test_an_answer_that_was_lost_publishes_once(redis_server: RedisServer) -> None:
+    """Scenario 1, for a stream of others: the producer's number says that the call was carried out."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            with redis_server.proxy() as proxy:
+                broker = await stage.stage.broker(proxy.url)
+                await broker.publish([published(stage, "job-0", b'{"a": 0}')])
+                proxy.mute()
+                publishing = asyncio.ensure_future(broker.publish([published(stage, "job-1", b'{"a": 1}')]))
+                await until(lambda: stage.client.xlen(stage.stream) == 2)
+                proxy.cut()
+                proxy.mend()
+                await publishing
+            assert [fields[b"a"] for _, fields in stage.client.xrange(stage.stream)] == [b"0", b"1"]
 
     play(scene())
