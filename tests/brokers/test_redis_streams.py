@@ -11,12 +11,12 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from onward.brokers.base import AsideRecord, Filter, Moved, Progress, Reached, State, Tries, record_id
+from onward.brokers.base import PASSING, AsideRecord, Filter, Moved, Progress, Reached, State, Tries, record_id
 from onward.brokers.core.partitioner import partition_of
 from onward.brokers.redis import Streams
 from onward.brokers.redis.keys import PartitionKeys
 from onward.brokers.redis.positions import position_of
-from onward.errors import BadSetting, PartitionsDiffer, Unserialisable
+from onward.errors import BadSetting, BrokerError, PartitionsDiffer, Unserialisable
 from onward.event import Delivery, Event, new_id
 from onward.testing.scenario import Member
 from tests.brokers.redis_stage import Stage, play, staged, until
@@ -519,5 +519,102 @@ def test_an_answer_that_was_lost_publishes_once(redis_server: RedisServer) -> No
                 proxy.mend()
                 await publishing
             assert [fields[b"a"] for _, fields in stage.client.xrange(stage.stream)] == [b"0", b"1"]
+
+    play(scene())
+
+
+def test_operators_need_no_mapping(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"shards": 2}) as stage:
+            member = await stage.member(2)
+            stage.add(1)
+            (delivery,) = await member.take(1)
+            dead = record(stage, delivery, State.DEAD)
+            assert not await member.subscription.settle(done(delivery), aside=[dead])
+            topic, group = stage.stage.topic, stage.stage.group
+            operator = await stage.stage.broker(streams={})
+            assert topic in [spec.name for spec in await operator.topics() if spec.partitions == 2]
+            aside = operator.aside(group)
+            (found,) = (await aside.scan(Filter(topic=topic), None, 10)).records
+            assert found.event.headers["onward-stream-id"] == ids([delivery])[0]
+            (info,) = await operator.groups(topic)
+            assert info.partitions[0].watermark == delivery.position + 1
+            assert await aside.move([dead.id], expect=State.DEAD, to=State.WAITING, due=2e9) == 1
+            await member.until(lambda: any(isinstance(each, Moved) for each in member.history))
+
+    play(scene())
+
+
+def test_a_dropped_group_is_gone_from_the_stream_and_can_come_again(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            added = stage.add(1, 2)
+            member = await stage.member()
+            await member.take(2)
+            await member.settle()
+            await member.subscription.close()
+            operator = await stage.stage.broker(streams={})
+            await operator.drop_group(stage.stage.topic, stage.stage.group)
+            assert stage.client.xinfo_groups(stage.stream) == []
+            again = await stage.member()
+            assert ids(await again.take(2)) == added
+
+    play(scene())
+
+
+def test_a_group_in_which_another_consumer_has_open_entries_is_not_dropped(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            member = await stage.member()
+            await member.subscription.close()
+            stage.add(1)
+            stage.client.xreadgroup(stage.stage.group, "intruder-7", {stage.stream: ">"})
+            broker = await stage.stage.broker()
+            with pytest.raises(BrokerError, match="intruder-7"):
+                await broker.drop_group(stage.stage.topic, stage.stage.group)
+            assert len(await broker.groups(stage.stage.topic)) == 1
+
+    play(scene())
+
+
+def test_dropping_the_topic_leaves_the_streams_to_their_owner(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"shards": 2}) as stage:
+            stage.add(1, 2)
+            member = await stage.member(2)
+            await member.take(2)
+            await member.subscription.close()
+            operator = await stage.stage.broker(streams={})
+            await operator.drop_topic(stage.stage.topic)
+            assert stage.client.xlen(stage.stream) == 2
+            assert stage.client.xinfo_groups(stage.stream) == []
+            name = stage.streams.name
+            left = {key.decode() for key in stage.client.keys(f"*{name}*")}
+            assert left == {f"{name}:0", f"{name}:1"}
+
+    play(scene())
+
+
+def test_a_passing_group_leaves_no_group_in_the_stream(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            stage.add(1)
+            stage.stage.group = f"{PASSING}tail"
+            member = await stage.member()
+            await member.take(1)
+            assert not await member.settle()
+            assert stage.client.xinfo_groups(stage.stream) == []
+
+    play(scene())
+
+
+def test_a_stream_belongs_to_one_topic(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            await stage.member()
+            first, stage.stage.topic = stage.stage.topic, f"{stage.stage.topic}-too"
+            broker = await stage.stage.broker(streams={stage.stage.topic: stage.streams})
+            with pytest.raises(PartitionsDiffer, match=first):
+                await stage.stage.member(broker)
 
     play(scene())
