@@ -168,7 +168,7 @@ class RedisBroker:
         patience_s = min(TIMEOUT_S, max(_LEAST_PATIENCE_S, settings.lease_s / 2))
         turn = RedisTurn(Link(self._address, patience_s), member, watch, settings)
         keeper = LeaseKeeper(
-            turn, member, JoinedTopics(self._topics, member), holdings, Trimmer(self._topics, settings)
+            turn, member, JoinedTopics(self._topics, member), holdings, Trimmer(self._topics, settings, member.figures)
         )
         await asyncio.to_thread(keeper.join)
         doorbell = RedisDoorbell(

@@ -264,8 +264,9 @@ class RedisTurn:
             log.error("%s of group %s begins again: %s", partition, self._member.group, _NEWS[news])
         epoch = next(self._member.epochs)
         stored = decoded(partition, epoch, answer[4])
+        count = int(answer[4][3]) if answer[4][3] else None
         assigned = Assigned(partition, epoch, fence, log_id, stored, not seat.clean)
-        return Hold(assigned, RedisPlace(token, is_gone=seat.is_gone), position=int(answer[4][0], 16))
+        return Hold(assigned, RedisPlace(token, is_gone=seat.is_gone, count=count), position=int(answer[4][0], 16))
 
     def _heard(self, hold: RedisHold, count: int) -> Command:
         keys = self._member.keyspace.of(hold.partition)

@@ -41,7 +41,11 @@ def parts(
     gone: Sequence[str],
 ) -> tuple[list[PartitionSettle], dict[Partition, str]]:
     """By partition, and the partitions whose records cannot be encoded."""
-    fields = {each.partition: encoded(each) for each in progress if each.partition in holds}
+    fields = {
+        each.partition: encoded(each, holds[each.partition].own.count.before(each.watermark))
+        for each in progress
+        if each.partition in holds
+    }
     records: dict[Partition, list[Stored]] = {}
     refused: dict[Partition, str] = {}
     for record in aside:
@@ -97,7 +101,7 @@ def _noted(answer: Settled, part: PartitionSettle, reply: Any) -> Settled:
 
 def _command(link: Link, member: RedisMember, part: PartitionSettle) -> Command:
     keys, group = member.keyspace.of(part.hold.partition), member.group
-    names = [keys.group(group), *(keys.aside(group) if part.records or part.gone else ())]
+    names = [keys.group(group), *((*keys.aside(group), keys.meta) if part.records or part.gone else ())]
     records = [value for record in part.records for value in record]
     fixed = (link.incarnation(keys.meta), part.hold.own.token, *part.progress, len(part.records))
     return log_scripts.SETTLE(names, *fixed, *records, *part.gone)
