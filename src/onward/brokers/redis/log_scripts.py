@@ -126,12 +126,12 @@ end
 local max_bytes, max_events = tonumber(ARGV[2]), tonumber(ARGV[3]) or math.huge
 local old = hex(string.format('%.0f-0', math.max(0, now_ms() - tonumber(ARGV[1]))))
 local bytes, count = before(KEYS[1], KEYS[2], KEYS[3], low)
-local _, from_bytes, from = split(marks[1])
+local _, from_bytes = split(marks[1])
 local cut, rank
 for i = 2, #marks do
   local h, b, c = split(marks[i])
-  if h > low or (h > old and bytes - from_bytes <= max_bytes and count - from <= max_events) then break end
-  cut, rank, from_bytes, from = h, i, b, c
+  if h > low or (h > old and bytes - from_bytes <= max_bytes and count - c < max_events) then break end
+  cut, rank, from_bytes = h, i, b
 end
 local removed = 0
 if cut then

@@ -88,6 +88,8 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
 
     def _report_missing(self, partition: Partition, missing: int) -> None:
         member = self._leases.member
+        if member.is_passing:  # trimming does not wait for it
+            return
         member.figures.lost(partition, missing)
         log.error(
             "%s: %s events were removed from stream %s before group %s had read them; they are lost. Stop the program "
