@@ -104,6 +104,8 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
         holdings.stock(chunks, [(hold, reached)] if reached else ())
     if deliveries:
         own.mean_bytes = size / len(deliveries)
+        own.count.add([delivery.position for delivery in deliveries])
+        member.figures.batch(hold.partition, len(found.entries))
     own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else 4 * own.batch))
     damage = damage or found.error
     if damage and damage != own.damage:

@@ -11,6 +11,7 @@ from onward.brokers.redis.aside_rows import stored
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import SETTLE
 from onward.brokers.redis.member import RedisHold, RedisMember
+from onward.brokers.redis.progress import ProgressFields
 from onward.brokers.redis.server_errors import explained
 from onward.brokers.redis.stream_shard import DecodedEntries, StreamShard, UnfitEntry
 
@@ -38,9 +39,9 @@ def _buried(link: Link, member: RedisMember, hold: RedisHold, unfit: list[UnfitE
     assert shard is not None, "a stream of others"
     keys = member.keyspace.of(hold.partition)
     records = [value for each in unfit for value in stored(_letter(member.group, shard, each))]
-    progress = ("", b"", b"")
-    fixed = (link.incarnation(keys.meta), hold.own.token, *progress, len(unfit))
-    (reply,) = link.call(SETTLE([keys.group(member.group), *keys.aside(member.group)], *fixed, *records))
+    fixed = (link.incarnation(keys.meta), hold.own.token, *ProgressFields(), len(unfit))
+    names = [keys.group(member.group), *keys.aside(member.group), keys.meta]
+    (reply,) = link.call(SETTLE(names, *fixed, *records))
     if isinstance(reply, ResponseError):
         return explained(reply)
     if reply != b"ok":

@@ -139,7 +139,7 @@ end
 local reply, acks = {state}, {}
 for j = first, last do
   local row = redis.call('HGET', KEYS[3], hex(ARGV[j]) .. ':' .. h[3])
-  local out = row and cmsgpack.unpack(row)[1] ~= 'dead' and reply or acks
+  local out = row and row:sub(3, 6) ~= 'dead' and reply or acks
   out[#out + 1] = ARGV[j]
 end
 for from = 1, #acks, most do
