@@ -33,6 +33,11 @@ class DecodedEntries(msgspec.Struct):
         """What the reader stores: `reached` only where entries were skipped."""
         return self.deliveries, self.size, self.damage, self.reached if self.unfit else 0
 
+    @property
+    def positions(self) -> list[int]:
+        """Of all entries that were read, in their order."""
+        return sorted([*(each.position for each in self.deliveries), *(each.position for each in self.unfit)])
+
     def before(self, position: int, damage: str) -> "DecodedEntries":
         """Only what lies before this position, where reading stops."""
         deliveries = [each for each in self.deliveries if each.position < position]

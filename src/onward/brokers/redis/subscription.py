@@ -13,12 +13,14 @@ from onward.brokers.core.holdings import Chunk
 from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.redis import reader, settling
 from onward.brokers.redis.doorbell import RedisDoorbell
-from onward.brokers.redis.keys import Keyspace
+from onward.brokers.redis.keys import Keyspace, PartitionKeys
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.link import Link, LinkThread
 from onward.brokers.redis.log_scripts import LAG
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisPlace
 from onward.brokers.redis.positions import hex_of, id_of, ms_of
+from onward.brokers.redis.scripts import Command
+from onward.brokers.redis.stream_scripts import LAG_STREAM
 from onward.errors import AsideError, BrokerError
 from onward.event import Partition
 from onward.settings import Settings
@@ -187,6 +189,7 @@ class ReadSoFar(NamedTuple):
 
     hold: RedisHold
     position: int  # the next one to read
+    appended: int  # events before it, as far as we know
     events: int  # read by this ownership
     ahead: int  # of these, not yet handed out
     first_ms: int | None  # when the first of those was published
@@ -195,7 +198,8 @@ class ReadSoFar(NamedTuple):
     def of(cls, hold: RedisHold) -> "ReadSoFar":
         chunks = [chunk for chunk in hold.ahead.chunks if isinstance(chunk, Chunk)]
         first_ms = ms_of(chunks[0].deliveries[0].position) if chunks else None
-        return cls(hold, hold.ahead.position, hold.own.count.read, hold.ahead.events, first_ms)
+        count = hold.own.count
+        return cls(hold, hold.ahead.position, count.appended, count.read, hold.ahead.events, first_ms)
 
     def lag(self, counted: "Counted | None") -> BrokerLag:
         """What was read and not handed out counts as undelivered."""
@@ -224,6 +228,12 @@ class Counted(NamedTuple):
 
 
 def _counted(link: Link, keyspace: Keyspace, read: Sequence[ReadSoFar]) -> list[Counted | None]:
-    found = [(keyspace.of(each.hold.partition), hex_of(each.position)) for each in read]
-    replies = link.call(*[LAG([keys.stream, keys.meta, keys.marks], place) for keys, place in found])
+    replies = link.call(*[_count(keyspace.of(each.hold.partition), each) for each in read])
     return list(map(Counted.of, replies))
+
+
+def _count(keys: PartitionKeys, read: ReadSoFar) -> Command:
+    place = hex_of(read.position)
+    if read.hold.own.shard is not None:
+        return LAG_STREAM([keys.stream], place, read.appended)
+    return LAG([keys.stream, keys.meta, keys.marks], place)

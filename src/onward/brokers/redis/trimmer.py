@@ -9,6 +9,7 @@ from onward import clock
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import TRIM
 from onward.brokers.redis.stream_figures import StreamFigures
+from onward.brokers.redis.stream_scripts import TRIM_STREAM
 from onward.brokers.redis.topics import RedisTopics
 from onward.event import Partition
 from onward.settings import Settings
@@ -33,7 +34,7 @@ class Trimmer:
         if clock.now() < self._due:
             return
         self._due = clock.now() + _INTERVAL_S
-        owned = [each for each in owned if self._topics.keyspace.mapped(each.topic) is None]
+        owned = [each for each in owned if self._may_trim(each)]
         if not owned:
             return
         groups = link.ask(*[("SMEMBERS", self._topics.keyspace.of(partition).groups) for partition in owned])
@@ -46,11 +47,21 @@ class Trimmer:
             if not left:
                 return
 
+    def _may_trim(self, partition: Partition) -> bool:
+        """Streams of other programs are trimmed only if the settings say so."""
+        streams = self._topics.keyspace.mapped(partition.topic)
+        return streams is None or streams.trim
+
     def _trim(self, partition: Partition, groups: Sequence[bytes]) -> tuple[object, ...]:
         keys, settings = self._topics.keyspace.of(partition), self._settings
         topic = self._topics.known(partition.topic)
         share = settings.retention_bytes // (topic.partitions if topic else 1)
         members = [keys.group(group.decode()) for group in groups]
+        if self._topics.keyspace.mapped(partition.topic) is not None:
+            return TRIM_STREAM(
+                [keys.stream, keys.groups, *members],
+                *(int(settings.retention_s * 1000), share, settings.retention_events or ""),
+            )
         events = "" if settings.retention_events is None else settings.retention_events
         return TRIM(
             [keys.stream, keys.meta, keys.marks, keys.groups, *members],
