@@ -8,6 +8,7 @@ from redis.exceptions import ResponseError
 
 from onward.brokers.base import AsideRecord, Progress, record_log
 from onward.brokers.redis import log_scripts, stream_settling
+from onward.brokers.redis.anchors import verified
 from onward.brokers.redis.aside_rows import index_of, is_id, place_of, stored
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
@@ -81,9 +82,13 @@ def _homes(holds: Iterable[RedisHold], id_: str) -> list[Partition]:
 
 def settle(link: Link, member: RedisMember, settled: Sequence[PartitionSettle]) -> Settled:
     link.connect()
+    checks = [verified(link, member, part.hold) for part in settled]
+    answer = Settled([], {}, "")
+    for part, check in zip(settled, checks, strict=True):
+        answer = _noted(answer, part, check)
+    settled = [part for part, check in zip(settled, checks, strict=True) if check == b"ok"]
     plans = [stream_settling.planned(link, member, part.hold, part.change) for part in settled]
     replies = link.call(*[_command(link, member, part, plan) for part, plan in zip(settled, plans, strict=True)])
-    answer = Settled([], {}, "")
     for part, plan, reply in zip(settled, plans, replies, strict=True):
         plain = reply if plan is None else stream_settling.noted(member, part.hold, plan, reply)
         answer = _noted(answer, part, plain)

@@ -6,7 +6,6 @@ from onward.brokers.base import Assigned, Moved, record_position
 from onward.brokers.redis.positions import position_of
 from onward.brokers.redis.projection import Projection
 from onward.brokers.redis.stream_entries import StreamEntries, Unfit
-from onward.brokers.redis.streams import Streams
 from onward.event import Delivery
 
 
@@ -48,11 +47,13 @@ class StreamShard:
     """What a hold of ours has more if its stream belongs to others: how entries become events, and what the real group
     must show. A passing group has no real one, so its `projection` is None."""
 
-    __slots__ = ("assigned", "entries", "intruders", "projection")
+    __slots__ = ("anchor", "assigned", "entries", "incarnation", "intruders", "projection")
 
-    def __init__(self, assigned: Assigned, stream: str, streams: Streams, projection: Projection | None) -> None:
+    def __init__(self, assigned: Assigned, entries: StreamEntries, projection: Projection | None, inc: str) -> None:
         self.assigned = assigned
-        self.entries = StreamEntries(assigned.partition.topic, stream, streams, assigned.log_id)
+        self.incarnation = inc  # of the server that has everything that was read
+        self.anchor: tuple[bytes, str] | None = None  # the id and the hash of the entry that was read last
+        self.entries = entries
         self.projection = projection
         self.intruders = ""  # other consumers that read the group, or ""
 
