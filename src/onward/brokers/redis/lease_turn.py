@@ -30,7 +30,6 @@ from onward.brokers.redis.progress import decoded
 from onward.brokers.redis.projection import Projection
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained
-from onward.brokers.redis.stream_entries import StreamEntries
 from onward.brokers.redis.stream_scripts import CLAIM_STREAM
 from onward.brokers.redis.stream_shard import StreamShard
 from onward.event import Partition
@@ -282,9 +281,9 @@ class RedisTurn:
         if streams is None:
             return None
         projection = Projection(assigned.stored, position) if self._member.real_group else None
-        partition = assigned.partition
-        entries = StreamEntries(partition.topic, streams.stream(partition.index), streams, assigned.log_id)
-        return StreamShard(assigned, entries, projection, self._incarnation(partition))
+        shard = StreamShard(assigned, streams.stream(assigned.partition.index), streams, projection)
+        shard.incarnation = self._incarnation(assigned.partition)
+        return shard
 
     def _heard(self, hold: RedisHold, count: int) -> Command:
         keys = self._member.keyspace.of(hold.partition)

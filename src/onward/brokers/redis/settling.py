@@ -13,7 +13,7 @@ from onward.brokers.redis.aside_rows import index_of, is_id, place_of, stored
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import ProgressFields, encoded
-from onward.brokers.redis.projection import Change, Plan
+from onward.brokers.redis.projection import ListChange, Plan
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained
 from onward.brokers.redis.stream_scripts import SETTLE_STREAM
@@ -29,7 +29,7 @@ class PartitionSettle(NamedTuple):
     progress: ProgressFields
     records: Sequence[Stored]
     gone: Sequence[str]  # places
-    change: Change = Change()  # in a stream of others
+    change: ListChange = ListChange()  # in a stream of others
 
 
 class Settled(NamedTuple):
@@ -66,7 +66,9 @@ def parts(
     found = [
         PartitionSettle(
             *(holds[each], fields.get(each, ProgressFields()), records.get(each, ()), places.get(each, ())),
-            Change() if holds[each].own.shard is None else Change.of(each, progress, aside, places.get(each, ())),
+            ListChange()
+            if holds[each].own.shard is None
+            else ListChange.of(each, progress, aside, places.get(each, ())),
         )
         for each in touched
         if each not in refused

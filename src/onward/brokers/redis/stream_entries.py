@@ -19,7 +19,7 @@ _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Unfit(ValueError):
+class Misfit(ValueError):
     """An entry that the mapping does not fit."""
 
 
@@ -35,7 +35,7 @@ class StreamEntries:
         self._prefix = int.from_bytes(digest, "big") >> 64 - _PREFIX_BITS
 
     def event(self, id_: bytes, fields: Sequence[bytes]) -> Event:
-        """Unfit: the entry has no such field, or one that is not UTF-8."""
+        """Misfit: the entry has no such field, or one that is not UTF-8."""
         found = dict(zip(fields[::2], fields[1::2], strict=True))
         key = None if self._key is None else _text(id_, self._key, _field(id_, self._key, found))
         if self._value is None:
@@ -72,7 +72,7 @@ class StreamEntries:
 def _field(id_: bytes, name: bytes, found: dict[bytes, bytes]) -> bytes:
     if name not in found:
         names = ", ".join(each.decode(errors="backslashreplace") for each in found)
-        raise Unfit(f"entry {id_.decode()} has no field {name.decode()}; it has {names}")
+        raise Misfit(f"entry {id_.decode()} has no field {name.decode()}; it has {names}")
     return found[name]
 
 
@@ -81,7 +81,7 @@ def _text(id_: bytes, name: bytes, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         shown = name.decode(errors="backslashreplace")
-        raise Unfit(f"field {shown} of entry {id_.decode()} is not UTF-8: {error}") from error
+        raise Misfit(f"field {shown} of entry {id_.decode()} is not UTF-8: {error}") from error
 
 
 def fields_of(event: Event, streams: Streams) -> list[bytes]:

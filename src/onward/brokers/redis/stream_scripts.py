@@ -31,9 +31,10 @@ end
 """
 # An anchor is the id of an entry that was read, and a hash of its fields. Whether the entry is still there, or was
 # removed on purpose, and not lost by a server that was replaced. `anchors` are pairs, the newest first, a second apart.
+# A 6.2 server does not say what was removed. A stored anchor was written after its entry, so the entry was not lost.
 _ANCHOR = """
 local function hash(entry) return redis.sha1hex(table.concat(entry[2], '\\0')) end
-local function fits(stream, at, sum)
+local function fits(stream, at, sum, stored)
   if redis.call('EXISTS', stream) == 0 then return false end
   local entry = redis.call('XRANGE', stream, at, at)[1]
   if entry then return hash(entry) == sum end
@@ -41,7 +42,9 @@ local function fits(stream, at, sum)
   for i = 1, #x, 2 do info[x[i]] = x[i + 1] end
   if hex(info['last-generated-id']) < hex(at) then return false end
   local first, deleted = info['first-entry'], info['max-deleted-entry-id']
-  return not first or hex(first[1]) > hex(at) or (deleted and hex(deleted) >= hex(at)) or false
+  if not first or hex(first[1]) > hex(at) then return true end
+  if not deleted then return stored end
+  return hex(deleted) >= hex(at)
 end
 local function anchored(anchors, entry)
   local found = {}
@@ -60,7 +63,7 @@ local function last_fit(stream, anchors)
   local newest = true
   while anchors ~= '' do
     local at, sum, older = anchors:match('^(%S+) (%S+) ?(.*)$')
-    if fits(stream, at, sum) then return hex(at), newest, anchors end
+    if fits(stream, at, sum, true) then return hex(at), newest, anchors end
     newest, anchors = false, older
   end
   return '0000000000000000', newest, ''
@@ -219,7 +222,7 @@ VERIFY = Script(
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'watermark', 'anchors')
 if h[2] ~= ARGV[2] then return 'lost' end
 if h[1] ~= ARGV[1] then return 'void' end
-if fits(KEYS[2], ARGV[3], ARGV[4]) then return 'ok' end
+if fits(KEYS[2], ARGV[3], ARGV[4], false) then return 'ok' end
 redis.call('HSET', KEYS[3], 'log', ARGV[5])
 redis.call('HSET', KEYS[1], 'log', ARGV[5])
 local back, whole, fitting = last_fit(KEYS[2], h[4] or '')

@@ -5,7 +5,8 @@ import msgspec
 from onward.brokers.base import Assigned, Moved, record_position
 from onward.brokers.redis.positions import position_of
 from onward.brokers.redis.projection import Projection
-from onward.brokers.redis.stream_entries import StreamEntries, Unfit
+from onward.brokers.redis.stream_entries import Misfit, StreamEntries
+from onward.brokers.redis.streams import Streams
 from onward.event import Delivery
 
 
@@ -49,11 +50,11 @@ class StreamShard:
 
     __slots__ = ("anchor", "assigned", "entries", "incarnation", "intruders", "projection")
 
-    def __init__(self, assigned: Assigned, entries: StreamEntries, projection: Projection | None, inc: str) -> None:
+    def __init__(self, assigned: Assigned, stream: str, streams: Streams, projection: Projection | None) -> None:
         self.assigned = assigned
-        self.incarnation = inc  # of the server that has everything that was read
+        self.incarnation = ""  # of the server that has everything that was read
         self.anchor: tuple[bytes, str] | None = None  # the id and the hash of the entry that was read last
-        self.entries = entries
+        self.entries = StreamEntries(assigned.partition.topic, stream, streams, assigned.log_id)
         self.projection = projection
         self.intruders = ""  # other consumers that read the group, or ""
 
@@ -77,7 +78,7 @@ class StreamShard:
             found.reached = position + 1
             try:
                 event = self.entries.event(id_, fields)
-            except Unfit as error:
+            except Misfit as error:
                 found.unfit.append(UnfitEntry(position, id_, fields, str(error)))
                 continue
             found.deliveries.append(Delivery(event, partition, position, epoch, 1, fence, log_id))
