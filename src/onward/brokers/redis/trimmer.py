@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from redis.exceptions import ResponseError
 
 from onward import clock
+from onward.brokers.redis.keys import PartitionKeys
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import TRIM
+from onward.brokers.redis.scripts import Command, Script
 from onward.brokers.redis.stream_figures import StreamFigures
 from onward.brokers.redis.topics import RedisTopics
 from onward.event import Partition
@@ -15,6 +17,17 @@ from onward.settings import Settings
 
 _INTERVAL_S = 5.0
 _ROUNDS = 20  # of some 1,000 events each, so that no other call waits long
+
+
+def by_retention(
+    script: Script, keys: PartitionKeys, groups: Sequence[str], settings: Settings, partitions: int
+) -> Command:
+    """A call of TRIM or RETAINED. The retention in bytes is the topic's: each partition has its share."""
+    events = "" if settings.retention_events is None else settings.retention_events
+    return script(
+        [keys.stream, keys.meta, keys.marks, keys.groups, *map(keys.group, groups)],
+        *(int(settings.retention_s * 1000), settings.retention_bytes // partitions, events),
+    )
 
 
 class Trimmer:
@@ -37,22 +50,17 @@ class Trimmer:
         names = dict(zip(owned, groups, strict=True))
         left = list(owned)
         for _ in range(_ROUNDS):
-            replies = link.call(*[self._trim(partition, names[partition]) for partition in left])
+            replies = link.call(*[self._command(partition, names[partition]) for partition in left])
             answers = dict(zip(left, replies, strict=True))
             left = [partition for partition, reply in answers.items() if self._trimmed(partition, reply)]
             if not left:
                 return
 
-    def _trim(self, partition: Partition, groups: Sequence[bytes]) -> tuple[object, ...]:
-        keys, settings = self._topics.keyspace.of(partition), self._settings
+    def _command(self, partition: Partition, groups: Sequence[bytes]) -> Command:
         topic = self._topics.known(partition.topic)
-        share = settings.retention_bytes // (topic.partitions if topic else 1)
-        members = [keys.group(group.decode()) for group in groups]
-        events = "" if settings.retention_events is None else settings.retention_events
-        return TRIM(
-            [keys.stream, keys.meta, keys.marks, keys.groups, *members],
-            *(int(settings.retention_s * 1000), share, events),
-        )
+        names = [group.decode() for group in groups]
+        keys = self._topics.keyspace.of(partition)
+        return by_retention(TRIM, keys, names, self._settings, topic.partitions if topic else 1)
 
     def _trimmed(self, partition: Partition, reply: Sequence[int] | ResponseError) -> bool:
         """Whether there may be more to trim."""
