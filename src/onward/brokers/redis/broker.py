@@ -12,6 +12,7 @@ from onward.brokers.base import (
     Broker,
     Change,
     Features,
+    Figure,
     Finding,
     GroupInfo,
     MemberInfo,
@@ -40,6 +41,7 @@ from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, Pau
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
+from onward.brokers.redis.stream_figures import StreamFigures
 from onward.brokers.redis.streams import mapped
 from onward.brokers.redis.subscription import RedisAccess, RedisSubscription
 from onward.brokers.redis.topics import RedisTopics, listed
@@ -104,11 +106,11 @@ class RedisBroker:
         self._address = address
         self._settings = settings
         self._topics = RedisTopics(settings, Keyspace(mapped(settings.streams)))
+        self._figures = StreamFigures()
         self._thread = LinkThread(address, "query")
         backlog = BacklogLimit(self._topics, settings.max_backlog_bytes)
         courier = RedisCourier(Link(address), self._topics, backlog, settings.publish_timeout_s)
         self._publisher = RedisPublisher(courier, settings)
-        self._in_turn = asyncio.Lock()
         self._epochs = itertools.count(1)
         self._subscriptions: set[RedisSubscription] = set()
         self._closed = False
@@ -121,8 +123,8 @@ class RedisBroker:
             return
         names = {event.topic for event in events}
         known = {name: topic.partitions for name in names if (topic := self._topics.known(name)) is not None}
-        if len(known) < len(names) or self._in_turn.locked():
-            async with self._in_turn:  # calls take effect in the order they entered, even while a topic is looked up
+        if len(known) < len(names) or self._publisher.in_turn.locked():
+            async with self._publisher.in_turn:
                 counts = {name: await self._count(name) for name in names}
                 sent = self._publisher.enter(events, counts, relay)
         else:
@@ -151,7 +153,7 @@ class RedisBroker:
         gone = frozenset[str]() if supervised is None else supervised.gone
         owner = f"{member}:{uuid.uuid4().hex}"
         enrolment = RedisMember(
-            group, owner, list(dict.fromkeys(topics)), start, self._epochs, gone, self._topics.keyspace
+            group, owner, list(dict.fromkeys(topics)), start, self._epochs, gone, self._topics.keyspace, self._figures
         )
         joining = asyncio.ensure_future(self._joined(enrolment))
         try:
@@ -209,6 +211,9 @@ class RedisBroker:
         self._check_open()
         await self._thread.run(lambda link: figures.drop_topic(link, self._topics, topic))
         self._topics.forget(topic)
+
+    def figures(self) -> Sequence[Figure]:
+        return self._figures.figures()
 
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()

@@ -7,6 +7,7 @@ from onward.brokers.base import PASSING, Start
 from onward.brokers.core.holdings import Hold, Holdings
 from onward.brokers.redis.keys import Keyspace, PartitionKeys, TopicKeys
 from onward.brokers.redis.positions import hex_of, joined
+from onward.brokers.redis.stream_figures import StreamFigures
 from onward.event import Partition
 
 LEAST_BATCH = 16
@@ -41,6 +42,7 @@ class RedisMember(NamedTuple):
     epochs: Iterator[int]
     gone: frozenset[str]  # the names of members that have no process left
     keyspace: Keyspace
+    figures: StreamFigures
 
     @property
     def is_passing(self) -> bool:

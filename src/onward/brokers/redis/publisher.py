@@ -21,6 +21,7 @@ _decode = msgspec.msgpack.Decoder(Event).decode
 
 class RedisPublisher:
     def __init__(self, courier: RedisCourier, settings: Settings) -> None:
+        self.in_turn = asyncio.Lock()  # calls take effect in the order they entered, even while a topic is looked up
         self._max_event_bytes = settings.max_event_bytes
         self._spread = itertools.count()
         self._courier = courier

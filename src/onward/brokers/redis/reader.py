@@ -91,6 +91,7 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     if deliveries:
         holdings.stock([(hold, Chunk(deliveries, size))])
         own.mean_bytes = size / len(deliveries)
+        member.figures.batch(hold.partition, len(found.entries))
     own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else 4 * own.batch))
     damage = damage or found.error
     if damage and damage != own.damage:
