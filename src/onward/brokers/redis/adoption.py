@@ -17,7 +17,6 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import encoded
 from onward.brokers.redis.scripts import Command, Script
-from onward.brokers.redis.stream_figures import StreamFigures
 from onward.event import Event
 from onward.settings import Settings
 
@@ -42,7 +41,7 @@ class Waits(NamedTuple):
     for_s: float
 
 
-class _Stopped(Exception):  # noqa: N818 - an answer, not an error
+class _Stopped(Exception):
     """A script answered that it does nothing: `lost`, `void`, `group`, `busy` or `again`."""
 
     def __init__(self, answer: Sequence[Any]) -> None:
@@ -53,14 +52,14 @@ class _Stopped(Exception):  # noqa: N818 - an answer, not an error
 class Adopter:
     """Adopts partitions, one after another."""
 
-    def __init__(self, link: Link, member: RedisMember, settings: Settings, figures: StreamFigures) -> None:
+    def __init__(self, link: Link, member: RedisMember, settings: Settings) -> None:
         self._link = link
         self._member = member
         self._idle_ms = int(settings.reclaim_idle_s * 1000)
         self._batch = settings.reclaim_batch
         self.every_s = settings.reclaim_every_s
         self.look_s = settings.lease_s / 3  # between two attempts
-        self._figures = figures
+        self._figures = member.figures
 
     def adopt(self, hold: RedisHold) -> Adopted | Waits | None:
         """None: the partition is not ours any more."""
@@ -136,8 +135,8 @@ class Adopter:
             return
         self._figures.lost(hold.partition, len(lost))
         log.error(
-            "%s: %d entries of stream %s were removed before group %s had finished them, from %s to %s; their stubs are "
-            "in the dead letters. Let the program that trims the stream keep more",
+            "%s: %d entries of stream %s were removed before group %s had finished them, from %s to %s; their stubs "
+            "are in the dead letters. Let the program that trims the stream keep more",
             hold.partition,
             len(lost),
             self._stream(hold),
@@ -150,8 +149,8 @@ class Adopter:
         """A dead letter without a value."""
         stream, id_, now = self._stream(hold), entry.id.decode(), time.time()
         message = (
-            f"entry {id_} of stream {stream} was removed before group {self._member.group} had finished it; its content "
-            "is lost. Let the program that trims the stream keep more"
+            f"entry {id_} of stream {stream} was removed before group {self._member.group} had finished it; its "
+            "content is lost. Let the program that trims the stream keep more"
         )
         failure = Failure("lost", "TrimmedUnread", message, "", self._member.group, entry.deliveries, now, now)
         headers = {"onward-stream": stream, "onward-stream-id": id_}
@@ -194,8 +193,8 @@ class Adopter:
 def _active(stream: str, group: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
     return (
-        f"consumers of another program are active in group {group} of stream {stream}: {shown}; the order of keys needs "
-        "one reader, so stop them, or use another group"
+        f"consumers of another program are active in group {group} of stream {stream}: {shown}; the order of keys "
+        "needs one reader, so stop them, or use another group"
     )
 
 

@@ -44,9 +44,9 @@ end
 """
 
 # KEYS g stream; ARGV inc token group idle_ms, start and count of the page. Answers the last id that the group was
-# given, whether it was adopted before, and of each pending entry its id, how often it was delivered, and its kind: o is ours, t
-# is of another consumer, m is missing in the stream. Only entries before the first one of the stream were trimmed; only
-# those up to the last deleted id (which 6.2 does not know) can have been deleted.
+# given, whether it was adopted before, and of each pending entry its id, how often it was delivered, and its kind: o is
+# ours, t is of another consumer, m is missing in the stream. Entries before the first one of the stream were trimmed.
+# Others can only be missing up to the last deleted id, which 6.2 does not know.
 LOOK = Script(
     _GROUP
     + """

@@ -6,6 +6,7 @@ left since then: such a partition is given back, claimed again and adopted."""
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -54,12 +55,12 @@ class TopicReclaimer:
     def __init__(self, topic: str, adopter: Adopter, holdings: RedisHoldings, tally: ReclaimTally) -> None:
         self.topic = topic
         self.troubles: dict[Partition, str] = {}
-        self.returns: set[RedisHold] = set()  # to give back, so that they are adopted again
         self.ring: Callable[[], None] = lambda: None  # the keeper of the leases has something to do
         self._adopter = adopter
         self._holdings = holdings
         self._tally = tally
         self._claimed: dict[RedisHold, float] = {}  # not adopted yet: when they may be announced
+        self._returns: deque[RedisHold] = deque()  # to give back, so that they are adopted again
         self._schedule = TurnSchedule()
         self._round_at = 0.0
 
@@ -68,6 +69,10 @@ class TopicReclaimer:
         self._claimed[hold] = hold.ready_at
         hold.ready_at = math.inf
         self._schedule.kick()
+
+    def asked(self) -> list[RedisHold]:
+        """Each ownership once: the next round asks again, if that is still needed."""
+        return [self._returns.popleft() for _ in range(len(self._returns))]
 
     def start(self, group: str) -> None:
         threading.Thread(target=self._run, name=f"onward-redis-reclaim-{group}-{self.topic}", daemon=True).start()
@@ -146,7 +151,7 @@ class TopicReclaimer:
         else:
             self.troubles.pop(hold.partition, None)
         if has_left and not why:
-            self.returns.add(hold)
+            self._returns.append(hold)
             self.ring()
 
     def _troubled(self, partition: Partition, why: str) -> None:
@@ -176,11 +181,8 @@ class Reclaimer:
 
     def returns(self, held: Iterable[RedisHold]) -> list[RedisHold]:
         """Which of these must be given back now, to be adopted again."""
-        found = []
-        for topic in self._topics.values():
-            found += [hold for hold in held if hold in topic.returns and hold.announced and not hold.revoking]
-            topic.returns.clear()
-        return found
+        asked = {hold for topic in self._topics.values() for hold in topic.asked()}
+        return [hold for hold in held if hold in asked and hold.announced and not hold.revoking]
 
     @property
     def troubles(self) -> list[str]:
