@@ -205,7 +205,7 @@ class RedisBroker:
 
     async def topics(self) -> Sequence[TopicSpec]:
         self._check_open()
-        return await self._thread.run(listed)
+        return await self._thread.run(lambda link: listed(link, self._topics.keyspace))
 
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
         self._check_open()

@@ -35,7 +35,7 @@ def findings(link: Link, topics: RedisTopics) -> list[Finding]:
 
 def _groups(link: Link, topics: RedisTopics) -> Iterator[Finding]:
     """Groups without a member hold back trimming and count as backlog."""
-    for spec in listed(link):
+    for spec in listed(link, topics.keyspace):
         infos = figures.groups(link, topics, spec.name)
         if not infos:
             what = f"no group reads topic {spec.name}, so all of its events are kept"

@@ -39,7 +39,7 @@ def groups(link: Link, topics: RedisTopics, topic: str) -> list[GroupInfo]:
 
 def owners(link: Link, topics: RedisTopics, topic: str, group: str) -> list[MemberInfo]:
     """The members whose leases on partitions count."""
-    spec = find(link, topic)
+    spec = find(link, topics.keyspace, topic)
     if spec is None:
         return []
     _, owned = _read(link, GroupPlace(topic, group, topics.keys(spec)))
@@ -47,7 +47,7 @@ def owners(link: Link, topics: RedisTopics, topic: str, group: str) -> list[Memb
 
 
 def drop_group(link: Link, topics: RedisTopics, topic: str, group: str) -> None:
-    spec = find(link, topic)
+    spec = find(link, topics.keyspace, topic)
     if spec is not None:
         place = GroupPlace(topic, group, topics.keys(spec))
         _check_unused(link, place)
@@ -56,7 +56,7 @@ def drop_group(link: Link, topics: RedisTopics, topic: str, group: str) -> None:
 
 def drop_topic(link: Link, topics: RedisTopics, topic: str) -> None:
     """The topic's own entry goes first, so that no process finds half a topic."""
-    spec = find(link, topic)
+    spec = find(link, topics.keyspace, topic)
     if spec is None:
         return
     places = _places(link, topics, topic)
@@ -65,12 +65,14 @@ def drop_topic(link: Link, topics: RedisTopics, topic: str) -> None:
     link.ask(("DEL", TopicKeys(topic).topic), ("SREM", TOPICS, topic))
     for place in places:
         _drop(link, place)
-    keys = topics.keys(spec)
-    link.ask(*[("UNLINK", each.stream, each.meta, each.marks, each.groups, each.passing, each.relays) for each in keys])
+    keys, streams = topics.keys(spec), topics.keyspace.streams(topic)
+    link.ask(*[("UNLINK", each.meta, each.marks, each.groups, each.passing, each.relays) for each in keys])
+    if streams is None:  # streams of others stay
+        link.ask(*[("UNLINK", each.stream) for each in keys])
 
 
 def _places(link: Link, topics: RedisTopics, topic: str) -> list[GroupPlace]:
-    spec = find(link, topic)
+    spec = find(link, topics.keyspace, topic)
     if spec is None:
         return []
     keys = topics.keys(spec)

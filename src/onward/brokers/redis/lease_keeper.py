@@ -254,6 +254,8 @@ class LeaseKeeper:
                 holdings.add(hold)
             for message in _moved(look):
                 holdings.report(message)
+                if (holder := holdings.held.get(message.partition)) and holder.own.shard:
+                    holder.own.shard.moved(message)
             self._requests.done(requests)
             self._requests.retiring = decisions.retires
             if sure is not None:

@@ -8,6 +8,7 @@ from onward.brokers.core.holdings import Hold, Holdings
 from onward.brokers.redis.keys import Keyspace, PartitionKeys, TopicKeys
 from onward.brokers.redis.positions import hex_of, joined
 from onward.brokers.redis.stream_figures import StreamFigures
+from onward.brokers.redis.stream_shard import StreamShard
 from onward.event import Partition
 
 LEAST_BATCH = 16
@@ -17,10 +18,11 @@ _PASSING_S = 3_600.0  # how long a passing group is stored when its members are 
 class RedisPlace:
     """What the broker keeps with an ownership."""
 
-    __slots__ = ("batch", "damage", "is_gone", "mean_bytes", "rests_until", "token")
+    __slots__ = ("batch", "damage", "is_gone", "mean_bytes", "rests_until", "shard", "token")
 
-    def __init__(self, token: str, *, is_gone: bool) -> None:
+    def __init__(self, token: str, *, is_gone: bool, shard: StreamShard | None = None) -> None:
         self.token = token  # under which the server knows this ownership
+        self.shard = shard  # if the stream belongs to others
         self.is_gone = is_gone  # no process of the owner before is left
         self.damage = ""  # why it cannot be read further
         self.rests_until = 0.0  # when that is tried again
@@ -47,6 +49,11 @@ class RedisMember(NamedTuple):
     @property
     def is_passing(self) -> bool:
         return self.group.startswith(PASSING)
+
+    @property
+    def real_group(self) -> str:
+        """The name of its consumer group in streams of others. A passing group has none, so that none is left there."""
+        return "" if self.is_passing else self.group
 
     @property
     def ttl_ms(self) -> str:

@@ -22,6 +22,7 @@ from onward.event import Partition
 from onward.settings import Settings
 
 _LEAVE_S = 2.0  # to report that we leave; otherwise the others notice when our leases end
+_PROJECT_S = 0.5  # how long a pending list may lack what was handed out
 _LOOK_S = 1.0  # how long a lost ring of the doorbell may go unnoticed
 
 
@@ -38,6 +39,9 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         self._leases = keeper
         self._thread, self._doorbell = access
         self._timeout_s = settings.publish_timeout_s
+        keyspace = keeper.member.keyspace
+        self._projects_at = 0.0
+        self._has_streams = any(keyspace.mapped(topic) for topic in keeper.member.topics)  # of others
 
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
@@ -50,6 +54,7 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         parts, refused = settling.parts(holds, progress, aside, gone)
         if parts:
             answer = await self._thread.run(lambda link: settling.settle(link, self._leases.member, parts))
+            self._stop_intruded(parts)
             lost |= dict.fromkeys(answer.lost)
             refused |= answer.refused
             if answer.lost or answer.failed:
@@ -78,7 +83,11 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         self._leases.look_at(self._holdings.deadline if sure else now)
 
     async def _read(self, limit: int, max_bytes: int) -> None:
-        if self._leases.failure is not None or self._holdings.is_stocked(limit, max_bytes):
+        if self._leases.failure is not None:
+            return
+        if self._has_streams:
+            await self._project()
+        if self._holdings.is_stocked(limit, max_bytes):
             return
         wants = reader.wanted(self._holdings, limit, max_bytes)
         keyspace = self._leases.member.keyspace
@@ -93,6 +102,25 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
             if not each.is_ours:
                 self._leases.look_at(0.0)
             reader.stock(self._holdings, self._leases.member, each)
+
+    async def _project(self) -> None:
+        """Let the real groups show what was handed out, where no settle has done that lately."""
+        behind = [hold for hold in self._holdings.announced() if _is_behind(hold)]
+        if not behind or clock.now() < self._projects_at:
+            return
+        self._projects_at = clock.now() + _PROJECT_S
+        parts = [settling.projection_of(hold) for hold in behind]
+        try:
+            await self._thread.run(lambda link: settling.settle(link, self._leases.member, parts))
+        except BrokerError:
+            return self._leases.look_at(0.0)
+        self._stop_intruded(parts)
+
+    def _stop_intruded(self, parts: Sequence[settling.PartitionSettle]) -> None:
+        """Another consumer reads the group: what was read ahead is not handed out."""
+        for part in parts:
+            if part.hold.own.shard is not None and part.hold.own.shard.intruders:
+                self._holdings.throttle(part.hold, throttled=True)
 
     def _fetched(self, link: Link, wants: Sequence[tuple[RedisHold, int]], ids: Mapping[str, str]) -> list[reader.Read]:
         """In the thread: read, and let the doorbell listen from there if there was nothing."""
@@ -122,6 +150,13 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
                 await turn
         except TimeoutError:
             raise BrokerError(f"Redis did not answer in {within_s:g} s; {'; '.join(self.troubles())}") from None
+
+
+def _is_behind(hold: RedisHold) -> bool:
+    shard = hold.own.shard
+    if shard is None or shard.projection is None or shard.intruders:
+        return False
+    return shard.projection.is_behind(hold.ahead.next_out)
 
 
 def _lags(link: Link, keyspace: Keyspace, holds: Sequence[RedisHold]) -> dict[Partition, BrokerLag]:

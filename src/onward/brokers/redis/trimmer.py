@@ -25,9 +25,12 @@ class Trimmer:
         self._due = clock.now() + _INTERVAL_S
 
     def work(self, link: Link, owned: Sequence[Partition]) -> None:
-        if clock.now() < self._due or not owned:
+        if clock.now() < self._due:
             return
         self._due = clock.now() + _INTERVAL_S
+        owned = [each for each in owned if self._topics.keyspace.mapped(each.topic) is None]
+        if not owned:
+            return
         groups = link.ask(*[("SMEMBERS", self._topics.keyspace.of(partition).groups) for partition in owned])
         names = dict(zip(owned, groups, strict=True))
         left = list(owned)

@@ -1,0 +1,58 @@
+"""Entries of other programs' streams, as they were read. One that does not fit the mapping is stored as a dead letter,
+so that it stops nothing."""
+
+import logging
+import time
+
+from redis.exceptions import ResponseError
+
+from onward.brokers.base import AsideRecord, Failure, State, Tries, record_id
+from onward.brokers.redis.aside_rows import stored
+from onward.brokers.redis.link import Link
+from onward.brokers.redis.log_scripts import SETTLE
+from onward.brokers.redis.member import RedisHold, RedisMember
+from onward.brokers.redis.server_errors import explained
+from onward.brokers.redis.stream_shard import DecodedEntries, StreamShard, UnfitEntry
+
+log = logging.getLogger("onward")
+
+
+def decoded(
+    link: Link, member: RedisMember, hold: RedisHold, entries: list[tuple[bytes, list[bytes]]]
+) -> DecodedEntries:
+    """What can be passed on. An entry that does not fit is skipped once its dead letter is stored."""
+    shard = hold.own.shard
+    assert shard is not None, "a stream of others"
+    found = shard.decoded(entries)
+    if found.unfit and (why := _buried(link, member, hold, found.unfit)):
+        first = found.unfit[0]
+        return found.before(first.position, f"{first.why}; its dead letter cannot be stored: {why}")
+    if shard.projection is not None:
+        shard.projection.saw([each.position for each in found.deliveries])
+    return found
+
+
+def _buried(link: Link, member: RedisMember, hold: RedisHold, unfit: list[UnfitEntry]) -> str:
+    """Store them as dead letters. Returns why that failed, or ""."""
+    shard = hold.own.shard
+    assert shard is not None, "a stream of others"
+    keys = member.keyspace.of(hold.partition)
+    records = [value for each in unfit for value in stored(_letter(member.group, shard, each))]
+    progress = ("", b"", b"")
+    fixed = (link.incarnation(keys.meta), hold.own.token, *progress, len(unfit))
+    (reply,) = link.call(SETTLE([keys.group(member.group), *keys.aside(member.group)], *fixed, *records))
+    if isinstance(reply, ResponseError):
+        return explained(reply)
+    if reply != b"ok":
+        return "ownership is being checked"
+    for each in unfit:
+        log.error("%s of group %s: %s; it is a dead letter now", hold.partition, member.group, each.why)
+    return ""
+
+
+def _letter(group: str, shard: StreamShard, unfit: UnfitEntry) -> AsideRecord:
+    partition, now = shard.assigned.partition, time.time()
+    id_ = record_id(group, shard.assigned.log_id, partition, unfit.position)
+    failure = Failure("undecodable", "Undecodable", unfit.why, "", "", 0, now, now)
+    event = shard.entries.damaged(unfit.id, unfit.fields)
+    return AsideRecord(id_, group, partition, unfit.position, State.DEAD, None, event, Tries(), failure)

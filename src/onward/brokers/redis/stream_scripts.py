@@ -1,0 +1,150 @@
+"""Scripts for streams of other programs. They do what the scripts of our own topics do, and keep a real consumer group
+beside our progress: its last-delivered id is what was handed out, its pending list what is open.
+
+In the hash of a group, `setid` is the last-delivered id that we wrote. If the group has another one, another consumer
+reads it.
+"""
+
+from onward.brokers.redis.lease_scripts import CLAIM, JOIN
+from onward.brokers.redis.log_scripts import SETTLE
+from onward.brokers.redis.scripts import HEX, STREAM, Script
+
+CONSUMER = "onward"  # the one consumer of ours in every group
+_MOST_IDS = 1_000  # in one command of a script
+
+# The last-delivered id of a group, nil if there is none; and the id before a position.
+_GROUP = """
+local function delivered(stream, group)
+  for _, row in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local f = {}
+    for i = 1, #row, 2 do f[row[i]] = row[i + 1] end
+    if f['name'] == group then return f['last-delivered-id'] end
+  end
+end
+local function below(h)
+  local ms, seq = id(h):match('^(%d+)-(%d+)$')
+  if seq ~= '0' then return ms .. '-' .. string.format('%.0f', tonumber(seq) - 1) end
+  if ms == '0' then return '0-0' end
+  return string.format('%.0f-2097151', tonumber(ms) - 1)
+end
+"""
+
+
+def _inside(name: str, script: Script) -> str:
+    """A script as a function within another one."""
+    return f"local function {name}(KEYS, ARGV)\n{script.text}\nend\n"
+
+
+# KEYS stream meta; ARGV inc log version. Makes what is missing; answers the version and the log that are stored.
+DECLARE_STREAM = Script(
+    STREAM
+    + """
+local m = redis.call('HMGET', KEYS[2], 'version', 'log')
+if m[1] and m[2] then return m end
+if redis.call('EXISTS', KEYS[1]) == 0 then make(KEYS[1]) end
+redis.call('HSET', KEYS[2], 'inc', ARGV[1], 'log', ARGV[2], 'version', ARGV[3])
+return {ARGV[3], ARGV[2]}
+"""
+)
+
+# As JOIN. ARGV[6]: 1 for a real group, which starts where its consumers were, if there were any.
+JOIN_STREAM = Script(
+    HEX
+    + STREAM
+    + _GROUP
+    + _inside("join", JOIN)
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 then make(KEYS[1]) end
+if ARGV[6] == '' or redis.call('EXISTS', KEYS[3]) == 1 then return join(KEYS, ARGV) end
+local at = delivered(KEYS[1], ARGV[4])
+if at then
+  local ms, seq = at:match('^(%d+)-(%d+)$')
+  ARGV[3] = hex(ms .. '-' .. string.format('%.0f', tonumber(seq) + 1))
+end
+local answer = join(KEYS, ARGV)
+if answer == 'log' or answer == 'known' then return answer end
+if not at then
+  at = below(answer)
+  redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[4], at)
+end
+redis.call('HSET', KEYS[3], 'setid', at)
+return answer
+"""
+)
+
+# As CLAIM. ARGV[9]: the real group, or empty. A group that is missing is created where our progress is.
+CLAIM_STREAM = Script(
+    HEX
+    + _GROUP
+    + _inside("claim", CLAIM)
+    + """
+local answer = claim(KEYS, ARGV)
+if answer[1] ~= 'ok' or ARGV[9] == '' then return answer end
+local at = delivered(KEYS[3], ARGV[9])
+if not at then
+  at = below(answer[5][1])
+  redis.call('XGROUP', 'CREATE', KEYS[3], ARGV[9], at)
+end
+redis.call('HSET', KEYS[1], 'setid', at)
+return answer
+"""
+)
+
+# KEYS stream, then those of SETTLE, with rows if there are ids to acknowledge; ARGV group, id handed out last, number
+# of runs, (delivery count, number of ids, id*)*, number of ids to acknowledge, id*, then those of SETTLE. First it
+# settles. An entry whose record is waiting or held is open: it stays pending, and its id is in the answer.
+SETTLE_STREAM = Script(
+    HEX
+    + _GROUP
+    + _inside("settle", SETTLE)
+    + f"local most, consumer = {_MOST_IDS}, '{CONSUMER}'\n"
+    + """
+local runs, i = {}, 4
+for r = 1, tonumber(ARGV[3]) do
+  local n = tonumber(ARGV[i + 1])
+  runs[r] = {ARGV[i], i + 2, i + 1 + n}
+  i = i + 2 + n
+end
+local first, last = i + 1, i + tonumber(ARGV[i])
+local names, rest = {}, {}
+for j = 2, #KEYS do names[j - 1] = KEYS[j] end
+for j = last + 1, #ARGV do rest[#rest + 1] = ARGV[j] end
+
+local answer = settle(names, rest)
+if answer ~= 'ok' or redis.call('EXISTS', KEYS[1]) == 0 then return {answer} end
+local at, state = delivered(KEYS[1], ARGV[1]), 'ok'
+local h = redis.call('HMGET', KEYS[2], 'setid', 'watermark', 'log')
+if not at then
+  state, at = 'created', below(h[2])
+  redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], at)
+elseif at ~= h[1] then
+  local others = {'foreign'}
+  for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+    for j = 1, #row, 2 do if row[j] == 'name' and row[j + 1] ~= consumer then others[#others + 1] = row[j + 1] end end
+  end
+  return others
+end
+if hex(ARGV[2]) > hex(at) then
+  at = ARGV[2]
+  redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], at)
+end
+redis.call('HSET', KEYS[2], 'setid', at)
+for _, run in ipairs(runs) do
+  for from = run[2], run[3], most do
+    local c = {'XCLAIM', KEYS[1], ARGV[1], consumer, 0, unpack(ARGV, from, math.min(from + most - 1, run[3]))}
+    for _, word in ipairs({'RETRYCOUNT', run[1], 'FORCE', 'JUSTID'}) do c[#c + 1] = word end
+    redis.call(unpack(c))
+  end
+end
+local reply, acks = {state}, {}
+for j = first, last do
+  local row = redis.call('HGET', KEYS[3], hex(ARGV[j]) .. ':' .. h[3])
+  local out = row and cmsgpack.unpack(row)[1] ~= 'dead' and reply or acks
+  out[#out + 1] = ARGV[j]
+end
+for from = 1, #acks, most do
+  redis.call('XACK', KEYS[1], ARGV[1], unpack(acks, from, math.min(from + most - 1, #acks)))
+end
+return reply
+"""
+)
