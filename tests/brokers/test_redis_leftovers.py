@@ -36,7 +36,10 @@ def taken_stock(
 
 def done(progress: Progress, leftovers: Leftovers, positions: Sequence[int]) -> list[bool]:
     """As an owner sees it: below the watermark, or finished by another consumer."""
-    return [position < progress.watermark or leftovers.is_done(position) for position in positions]
+    left = leftovers.between(0, leftovers.until)
+    return [
+        position < progress.watermark or (position < leftovers.until and position not in left) for position in positions
+    ]
 
 
 def test_all_is_done_up_to_the_last_delivered_id_except_what_is_pending() -> None:
@@ -53,19 +56,19 @@ def test_nothing_pending_means_that_the_group_is_at_its_last_delivered_id() -> N
 
 
 def test_only_entries_of_other_consumers_are_taken() -> None:
-    work = Stocktaking(None).page(page("otm", (10, 1), (20, 1), (30, 4)))
+    work = Stocktaking(None).page(page("otT", (10, 1), (20, 1), (30, 4)))
     assert list(work.takes) == [b"20-0"]
     assert [(each.id, each.position, each.deliveries) for each in work.lost] == [(b"30-0", at(30), 4)]
-    assert not work.settled
 
 
 def test_what_our_progress_has_passed_is_not_opened_again() -> None:
     """A record in the aside stays pending, and so does what an owner could not acknowledge."""
     stored = Progress(PARTITION, 1, at(20), [(at(30), at(41)), (at(200), at(201))])
     stock = Stocktaking(stored)
-    work = stock.page(page("oommt", (10, 1), (25, 1), (35, 1), (40, 1), (45, 1)))
-    assert [each.id for each in work.settled] == [b"10-0", b"35-0", b"40-0"]
-    assert list(work.takes) == [b"45-0"]
+    work = stock.page(page("otoOt", (10, 1), (25, 1), (35, 1), (40, 1), (45, 1)))
+    assert not work.lost
+    assert list(work.takes) == [b"25-0", b"45-0"]
+    assert list(stock.pending) == [at(10), at(25), at(35), at(40), at(45)]
     progress, leftovers = stock.result(PARTITION, 2, b"100-0")
     assert (progress.watermark, progress.epoch) == (at(25), 2)
     assert list(leftovers.positions) == [at(25), at(45)]

@@ -4,7 +4,6 @@ The other program is plain redis-py with XADD, XREADGROUP and XACK. The checklis
 designs: 000 (reclaimer) and 001 (integrity report)."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +16,7 @@ from redis import Redis
 
 from onward import Event, Onward, Retry, settings
 from onward.brokers import open_broker
-from onward.brokers.base import Assigned, AsideRecord, Broker, Delivery, Filter, Progress, Revoked, State, record_id
+from onward.brokers.base import AsideRecord, Broker, Delivery, Filter, Progress, Revoked, State, record_id
 from onward.brokers.redis import Streams
 from onward.event import Partition, Tries
 from onward.testing.scenario import LEASE_S, Member
@@ -128,8 +127,8 @@ def figure(broker: Broker, name: str, partition: Partition) -> float:
     return sum(samples)
 
 
-async def dead_letters(broker: Broker) -> list[AsideRecord]:
-    page = await broker.aside(GROUP).scan(Filter(frozenset({State.DEAD})), None, 1_000)
+async def dead_letters(broker: Broker, topic: str) -> list[AsideRecord]:
+    page = await broker.aside(GROUP).scan(Filter(frozenset({State.DEAD}), topic), None, 1_000)
     return list(page.records)
 
 
@@ -236,14 +235,16 @@ def test_entries_that_were_trimmed_before_they_were_finished_leave_a_stub(
             member = await stage.member(broker)
             await member.take(7)
             assert ids_of(member.deliveries) == [ids[n] for n in (4, 5, 6, 8, 9, 10, 11)]
-            letters = await dead_letters(broker)
+            letters = await dead_letters(broker, stage.topic)
             assert [each.event.headers["onward-stream-id"] for each in letters] == [ids[n] for n in (0, 2, 3, 7)]
             failure = letters[0].failure
-            assert failure is not None and (failure.reason, failure.error) == ("lost", "TrimmedUnread")
-            assert ids[0] in failure.message and other.stream in failure.message
+            assert failure is not None
+            assert (failure.reason, failure.error) == ("lost", "TrimmedUnread")
+            assert ids[0] in failure.message
+            assert other.stream in failure.message
             assert (letters[0].event.value, letters[0].event.topic) == (None, stage.topic)
             assert figure(broker, "stream_lost", Partition(stage.topic, 0)) == 4
-            assert list(other.pending()) == [ids[n] for n in (4, 5, 6, 8, 9, 10, 11)]
+            await member.until(lambda: list(other.pending()) == [ids[n] for n in (4, 5, 6, 8, 9, 10, 11)])
 
     with caplog.at_level(logging.ERROR, "onward"):
         play(scene())
@@ -262,8 +263,7 @@ def test_entries_that_are_trimmed_between_adoption_and_reading_leave_a_stub(redi
             other.fall_silent()
             broker = await stage.broker()
             member = await stage.member(broker)
-            await member.until(lambda: bool(member.assigned) or bool(member.deliveries))
-            while len(member.deliveries) < 1:
+            while not member.deliveries:
                 await member.receive(limit=1)
             assert ids_of(member.deliveries) == ids[:1]
             await member.settle()
@@ -272,7 +272,7 @@ def test_entries_that_are_trimmed_between_adoption_and_reading_leave_a_stub(redi
             again = await stage.member(broker)
             await again.take(3)
             assert ids_of(again.deliveries) == ids[3:]
-            letters = await dead_letters(broker)
+            letters = await dead_letters(broker, stage.topic)
             assert [each.event.headers["onward-stream-id"] for each in letters] == ids[1:3]
 
     play(scene())
@@ -299,14 +299,12 @@ def test_delivery_counts_become_attempts_so_a_poison_entry_ends_as_a_dead_letter
                     raise ValueError("poison")
 
             async with app.running():
-                while not await app.dead.count():
-                    await asyncio.sleep(0.02)
+                await until(lambda: len(calls) == 3 and other.pending() == {})
                 (letter,) = (await app.dead.list(topic=stage.topic, limit=10)).letters
             assert letter.event.headers["onward-stream-id"] == ids[1]
             assert letter.failure is not None
             assert (letter.failure.reason, letter.failure.attempts) == ("exhausted", 5)
             assert sorted(calls) == ids
-            assert other.pending() == {}
 
     play(scene())
 
@@ -341,13 +339,15 @@ def test_a_consumer_that_reads_beside_us_stops_the_partition_until_it_is_idle(re
     async def scene() -> None:
         async with foreign(redis_server) as stage:
             other = stage.other()
-            ids = other.publish(4)
+            other.publish(4)
             member = await stage.member()
             await member.take(4)
             await member.settle()
             (first,) = member.assigned.values()
-            stage.client.xadd(other.stream, {"key": "a", "value": "4"}, id=_next(ids[-1]))
-            assert other.read(10, "intruder") == [_next(ids[-1])] or True
+            with_gap = other.client.pipeline(transaction=True)  # before we can have read it
+            with_gap.xadd(other.stream, {"key": "a", "value": "4"})
+            with_gap.xreadgroup(GROUP, "intruder", {other.stream: ">"})
+            with_gap.execute()
             other.publish(3, start=5)
             await member.until(
                 lambda: (
@@ -357,15 +357,11 @@ def test_a_consumer_that_reads_beside_us_stops_the_partition_until_it_is_idle(re
             )
             assert any(isinstance(each, Revoked) for each in member.history)
             await member.settle()
-            assert other.pending() == {}
-            await member.until(lambda: "intruder" not in other.consumers())
+            await member.until(lambda: other.pending() == {})
+            assert set(other.consumers()) == {"onward"}
+            assert list(member.subscription.troubles()) == []
 
     play(scene())
-
-
-def _next(id_: str) -> str:
-    ms, seq = id_.split("-")
-    return f"{ms}-{int(seq) + 1}"
 
 
 def test_entries_that_another_consumer_took_from_us_come_back_in_the_next_round(redis_server: RedisServer) -> None:
@@ -476,36 +472,62 @@ def test_all_topics_and_all_their_streams_are_reclaimed_with_one_line_in_the_log
     assert len(lines) <= 2, lines
 
 
-@pytest.mark.parametrize("fault", ["busy", "damaged"])
-def test_a_topic_that_cannot_be_reclaimed_does_not_delay_another_one(redis_server: RedisServer, fault: str) -> None:
-    """Checklist 001: domains are apart. A live consumer, or a pending id that fits no position, stops one of them."""
+def test_a_topic_with_a_live_consumer_does_not_delay_another_one(redis_server: RedisServer) -> None:
+    """Checklist 001: domains are apart."""
 
     async def scene() -> None:
-        async with foreign(redis_server, topics=2, reclaim_idle_s=1.0 if fault == "busy" else IDLE_S) as stage:
-            bad, good = (stage.other(0, topic) for topic in stage.topics)
-            if fault == "damaged":
-                stage.client.xadd(bad.stream, {"key": "a", "value": "0"}, id="9999999999999-0")
-            for other in (bad, good):
+        async with foreign(redis_server, topics=2) as stage:
+            busy, idle = (stage.other(0, topic) for topic in stage.topics)
+            for other in (busy, idle):
                 other.create()
-                other.publish(3) if other is good or fault == "busy" else None
+                other.publish(3)
                 other.read(3)
-            good.fall_silent()
-            await asyncio.sleep(0.7 if fault == "busy" else 0)
-            member = await stage.member_of_all(await stage.broker())
-            if fault == "busy":
-                await _keep_alive_until(bad, member, 3)
-            else:
+            async with kept_alive(busy):
+                member = await stage.member_of_all(await stage.broker())
                 await member.take(3)
-            assert {each.partition.topic for each in member.deliveries} == {stage.topics[1]}
-            await until_troubled(member, stage.topics[0])
+                assert {each.partition.topic for each in member.deliveries} == {stage.topics[1]}
+                await until_troubled(member, stage.topics[0])
+            await member.take(6)
 
     play(scene())
 
 
-async def _keep_alive_until(other: OtherProgram, member: Member, count: int) -> None:
-    while len(member.deliveries) < count:
-        other.read(1)
-        await member.receive(wait_s=0.05)
+@asynccontextmanager
+async def kept_alive(other: OtherProgram) -> AsyncIterator[None]:
+    """Its consumer is active. To ask for new entries is not enough: before 7.2 that counts only if there are some."""
+    ids = list(other.pending())
+
+    async def read() -> None:
+        while True:
+            await asyncio.to_thread(other.client.xclaim, other.stream, GROUP, "pod-1", 0, ids, justid=True)
+            await asyncio.sleep(0.05)
+
+    reading = asyncio.create_task(read())
+    try:
+        yield
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+def test_a_topic_whose_pending_list_is_damaged_does_not_stop_another_one(redis_server: RedisServer) -> None:
+    """Checklist 001: an error in one domain is not one of the others. The id fits into no position."""
+
+    async def scene() -> None:
+        async with foreign(redis_server, topics=2) as stage:
+            damaged, sound = (stage.other(0, topic) for topic in stage.topics)
+            stage.client.xadd(damaged.stream, {"key": "a", "value": "0"}, id="9999999999999-0")
+            sound.publish(3)
+            for other in (damaged, sound):
+                other.create()
+                other.read(3)
+            sound.fall_silent()
+            member = await stage.member_of_all(await stage.broker())
+            await member.take(3)
+            assert {each.partition.topic for each in member.deliveries} == {stage.topics[1]}
+            await until_troubled(member, "9999999999999-0")
+
+    play(scene())
 
 
 def test_a_stream_and_a_group_that_are_missing_are_normal(redis_server: RedisServer) -> None:
@@ -543,7 +565,7 @@ def test_a_new_owner_adopts_what_the_owner_before_had_open(redis_server: RedisSe
             await again.quiet(0.2)
             assert ids_of(again.deliveries) == [ids[1], ids[4]]
             (assigned,) = again.assigned.values()
-            assert isinstance(assigned, Assigned) and assigned.stored is not None
+            assert assigned.stored is not None
             assert assigned.stored.watermark == places[1]
 
     play(scene())

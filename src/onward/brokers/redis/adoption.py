@@ -3,24 +3,21 @@
 The group's pending list is read in pages. Entries of other consumers are claimed, those that were trimmed leave a stub
 in the dead letters, and the progress of the partition follows from the list."""
 
-import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onward import clock
-from onward.brokers.base import AsideRecord, Failure, Progress, State, Tries, record_id
+from onward.brokers.base import Progress
 from onward.brokers.redis import adoption_scripts as scripts
 from onward.brokers.redis import aside_rows
-from onward.brokers.redis.leftovers import Leftovers, PageWork, PendingEntry, PendingPage, Stocktaking
+from onward.brokers.redis.leftovers import Leftovers, PageWork, PendingPage, Stocktaking
 from onward.brokers.redis.link import Link
+from onward.brokers.redis.lost_entries import report, stub
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import encoded
 from onward.brokers.redis.scripts import Command, Script
-from onward.event import Event
+from onward.brokers.redis.stream_shard import StreamShard
 from onward.settings import Settings
-
-log = logging.getLogger("onward")
 
 _NAMED = 5  # consumers in one message
 _TRIES = 3  # of an adoption during which the group moves on
@@ -31,6 +28,7 @@ class Adopted(NamedTuple):
 
     progress: Progress
     leftovers: Leftovers
+    pending: Mapping[int, int]  # by position: how often it was delivered
     taken: int  # entries of other consumers
 
 
@@ -71,13 +69,13 @@ class Adopter:
             if tag == "lost":
                 return None
             if tag == "busy":
-                why = _active(self._stream(hold), self._member.group, _names(answer[2]))
+                why = _active(_shard(hold).stream, self._member.group, _names(answer[2]))
                 return Waits(why, min(answer[1] / 1000, self.look_s))
             if tag == "void":
                 self._link.refresh()
                 return Waits("the server was restarted or replaced; ownership is being checked", self.look_s)
             if tag == "group":  # it was destroyed since we claimed; the first settle creates it where our progress is
-                return Adopted(_stored(hold), Leftovers((), 0), 0)
+                return Adopted(_stored(hold), Leftovers((), 0), {}, 0)
         return Waits("other consumers of the group go on; stop them", self.look_s)
 
     def others(self, hold: RedisHold) -> tuple[str, bool]:
@@ -87,7 +85,7 @@ class Adopter:
         except _Stopped:
             return "", False  # no group is normal, and what is not ours is not looked at
         active = _names(answer[1])
-        return _active(self._stream(hold), self._member.group, active) if active else "", bool(answer[2])
+        return _active(_shard(hold).stream, self._member.group, active) if active else "", bool(answer[2])
 
     def close(self) -> None:
         self._link.close()
@@ -99,7 +97,7 @@ class Adopter:
             *took, reply = self._asked(*self._takes(hold, work), self._call(scripts.LOOK, hold, start, self._batch))
             count = sum(answer[1] for answer in took)
             self._figures.reclaimed(hold.partition, count, clock.now() - sent)
-            self._report(hold, work.lost)
+            report(self._member, _shard(hold), work.lost)
             taken += count
             page = PendingPage.of(reply)
             found = found or Stocktaking(_stored(hold) if page.is_ours else None)
@@ -110,70 +108,15 @@ class Adopter:
     def _finished(self, hold: RedisHold, last: bytes, found: Stocktaking, taken: int) -> Adopted:
         progress, leftovers = found.result(hold.partition, hold.epoch, last)
         self._asked(self._call(scripts.ADOPTED, hold, last, *encoded(progress)))
-        return Adopted(progress, leftovers, taken)
+        return Adopted(progress, leftovers, found.pending, taken)
 
     def _takes(self, hold: RedisHold, work: PageWork) -> list[Command]:
-        acks = [entry.id for entry in (*work.lost, *self._finished_ones(hold, work.settled))]
-        stubs = [aside_rows.stored(self._stub(hold, entry)) for entry in work.lost]
-        if not work.takes and not acks:
+        if not work.takes and not work.lost:
             return []
-        values = [value for stub in stubs for value in stub]
-        ids = (len(work.takes), len(acks), *work.takes, *acks)
+        stubs = [aside_rows.stored(stub(self._member.group, _shard(hold), entry)) for entry in work.lost]
+        ids = (len(work.takes), len(work.lost), *work.takes, *(entry.id for entry in work.lost))
+        values = [value for each in stubs for value in each]
         return [self._call(scripts.TAKE, hold, *ids, *values, aside=bool(stubs))]
-
-    def _finished_ones(self, hold: RedisHold, settled: Sequence[PendingEntry]) -> list[PendingEntry]:
-        """Of what our progress has passed, the entries that do not wait in the aside any more."""
-        if not settled:
-            return []
-        keys, group = self._member.keyspace.of(hold.partition), self._member.group
-        places = [aside_rows.place_of(self._id(hold, entry)) for entry in settled]
-        (rows,) = self._link.ask(("HMGET", keys.rows(group), *places))
-        return [entry for entry, row in zip(settled, rows, strict=True) if row is None or not _waits(row)]
-
-    def _report(self, hold: RedisHold, lost: Sequence[PendingEntry]) -> None:
-        if not lost:
-            return
-        self._figures.lost(hold.partition, len(lost))
-        log.error(
-            "%s: %d entries of stream %s were removed before group %s had finished them, from %s to %s; their stubs "
-            "are in the dead letters. Let the program that trims the stream keep more",
-            hold.partition,
-            len(lost),
-            self._stream(hold),
-            self._member.group,
-            lost[0].id.decode(),
-            lost[-1].id.decode(),
-        )
-
-    def _stub(self, hold: RedisHold, entry: PendingEntry) -> AsideRecord:
-        """A dead letter without a value."""
-        stream, id_, now = self._stream(hold), entry.id.decode(), time.time()
-        message = (
-            f"entry {id_} of stream {stream} was removed before group {self._member.group} had finished it; its "
-            "content is lost. Let the program that trims the stream keep more"
-        )
-        failure = Failure("lost", "TrimmedUnread", message, "", self._member.group, entry.deliveries, now, now)
-        headers = {"onward-stream": stream, "onward-stream-id": id_}
-        event = Event(
-            f"{hold.log_id}:{id_}", hold.partition.topic, None, None, headers, time=int(id_.partition("-")[0]) / 1000
-        )
-        return AsideRecord(
-            self._id(hold, entry),
-            self._member.group,
-            hold.partition,
-            entry.position,
-            State.DEAD,
-            None,
-            event,
-            Tries(entry.deliveries),
-            failure,
-        )
-
-    def _id(self, hold: RedisHold, entry: PendingEntry) -> str:
-        return record_id(self._member.group, hold.log_id, hold.partition, entry.position)
-
-    def _stream(self, hold: RedisHold) -> str:
-        return self._member.keyspace.of(hold.partition).stream
 
     def _call(self, script: Script, hold: RedisHold, *arguments: Any, aside: bool = False) -> Command:
         self._link.connect()
@@ -198,14 +141,14 @@ def _active(stream: str, group: str, names: Sequence[str]) -> str:
     )
 
 
+def _shard(hold: RedisHold) -> StreamShard:
+    assert hold.own.shard is not None, "a stream of others"
+    return hold.own.shard
+
+
 def _stored(hold: RedisHold) -> Progress:
     return hold.assigned.stored or Progress(hold.partition, hold.epoch, 0)
 
 
 def _names(names: Sequence[bytes]) -> list[str]:
     return [name.decode(errors="replace") for name in names]
-
-
-def _waits(row: bytes) -> bool:
-    found = aside_rows.row_of(row)
-    return found is not None and found.state is not State.DEAD

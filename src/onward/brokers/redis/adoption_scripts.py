@@ -45,8 +45,8 @@ end
 
 # KEYS g stream; ARGV inc token group idle_ms, start and count of the page. Answers the last id that the group was
 # given, whether it was adopted before, and of each pending entry its id, how often it was delivered, and its kind: o is
-# ours, t is of another consumer, m is missing in the stream. Entries before the first one of the stream were trimmed.
-# Others can only be missing up to the last deleted id, which 6.2 does not know.
+# ours, t is of another consumer, O and T are missing in the stream. Entries before its first one were trimmed. Others
+# can only be missing up to the last deleted id, which 6.2 does not know.
 LOOK = Script(
     _GROUP
     + """
@@ -78,7 +78,8 @@ end
 local ids, counts, kinds = {}, {}, {}
 for i, entry in ipairs(redis.call('XPENDING', KEYS[2], ARGV[3], ARGV[5], '+', ARGV[6])) do
   ids[i], counts[i] = entry[1], entry[4]
-  kinds[i] = is_missing(entry[1]) and 'm' or entry[2] == 'onward' and 'o' or 't'
+  local kind = entry[2] == 'onward' and 'o' or 't'
+  kinds[i] = is_missing(entry[1]) and kind:upper() or kind
 end
 return {'page', last, redis.call('HEXISTS', KEYS[1], 'adopted'), ids, counts, table.concat(kinds)}
 """

@@ -14,13 +14,15 @@ from onward.errors import BrokerError
 from onward.event import Partition
 
 _MOST_TRIES = 1_000  # stored with every settle; the entries that were delivered most often
-OURS, THEIRS, MISSING = b"otm"
+_THEIRS, _MISSING = b"tT", b"OT"  # kinds of LOOK
 
 
-class PendingEntry(NamedTuple):
+class LostEntry(NamedTuple):
+    """It was removed from the stream before it was finished."""
+
     id: bytes
     position: int
-    deliveries: int
+    deliveries: int = 1
 
 
 class PendingPage(NamedTuple):
@@ -47,20 +49,17 @@ class Leftovers:
         self.positions = array("q", positions)  # ascending
         self.until = until  # above it, nothing was given out
 
-    def is_done(self, position: int) -> bool:
-        """Whether another consumer, or an owner before us, has finished this entry."""
-        if position >= self.until:
-            return False
-        at = bisect.bisect_left(self.positions, position)
-        return at == len(self.positions) or self.positions[at] != position
+    def between(self, start: int, stop: int) -> set[int]:
+        """Those in [start, stop). Whatever else lies there, below `until`, other consumers have finished."""
+        positions = self.positions
+        return set(positions[bisect.bisect_left(positions, start) : bisect.bisect_left(positions, stop)])
 
 
 class PageWork(NamedTuple):
     """What to do about the entries of a page."""
 
     takes: Sequence[bytes] = ()  # from other consumers
-    lost: Sequence[PendingEntry] = ()  # trimmed before they were finished
-    settled: Sequence[PendingEntry] = ()  # done as far as our progress says
+    lost: Sequence[LostEntry] = ()
 
 
 class Stocktaking:
@@ -69,29 +68,31 @@ class Stocktaking:
     def __init__(self, stored: Progress | None) -> None:
         """`stored`: what was settled last. None if the group was never adopted: then only its own list counts."""
         self._stored = stored
+        self.pending: dict[int, int] = {}  # by position: how often it was delivered
         self._open = array("q")
         self._failed: dict[int, int] = {}
 
     def page(self, page: PendingPage) -> PageWork:
         takes: list[bytes] = []
-        lost: list[PendingEntry] = []
-        settled: list[PendingEntry] = []
+        lost: list[LostEntry] = []
         for id_, deliveries, kind in zip(page.ids, page.deliveries, page.kinds, strict=True):
             position = fitting_position(id_)
-            if self._is_done(position):
-                settled.append(PendingEntry(id_, position, deliveries))
-            elif kind == MISSING:
-                lost.append(PendingEntry(id_, position, deliveries))
-            else:
+            self.pending[position] = deliveries
+            is_done = self._is_done(position)  # it waits in the aside, or could not be acknowledged when it was done
+            if kind in _MISSING and not is_done:
+                lost.append(LostEntry(id_, position, deliveries))
+                del self.pending[position]
+                continue
+            if kind in _THEIRS:
+                takes.append(id_)
+            if not is_done:
                 self._open.append(position)
-                if kind == THEIRS:
-                    takes.append(id_)
-                    # Each delivery but the last was followed by another one, so it failed. The last was interrupted.
-                    if deliveries > 1:
-                        self._failed[position] = deliveries - 1
+                # Each delivery but the last was followed by another one, so it failed. The last was interrupted.
+                if kind in _THEIRS and deliveries > 1:
+                    self._failed[position] = deliveries - 1
         if len(self._failed) > 10 * _MOST_TRIES:
             self._failed = _worst(self._failed)
-        return PageWork(takes, lost, settled)
+        return PageWork(takes, lost)
 
     def result(self, partition: Partition, epoch: int, last: bytes) -> tuple[Progress, Leftovers]:
         """When all pages are through."""

@@ -130,7 +130,8 @@ class TopicReclaimer:
         with self._holdings.lock:
             hold.assigned = msgspec.structs.replace(hold.assigned, stored=adopted.progress)
             hold.ahead = ReadAhead(adopted.progress.watermark)
-            hold.own.leftovers = adopted.leftovers
+            if hold.own.shard is not None:
+                hold.own.shard.adopted(adopted.progress, adopted.leftovers, adopted.pending)
             hold.ready_at = self._claimed[hold]
         self._holdings.bell.ring()
 
@@ -181,7 +182,10 @@ class Reclaimer:
 
     def returns(self, held: Iterable[RedisHold]) -> list[RedisHold]:
         """Which of these must be given back now, to be adopted again."""
+        if not self._topics:
+            return []
         asked = {hold for topic in self._topics.values() for hold in topic.asked()}
+        asked |= {hold for hold in held if hold.own.shard and hold.own.shard.intruders}
         return [hold for hold in held if hold in asked and hold.announced and not hold.revoking]
 
     @property
