@@ -112,7 +112,7 @@ class RedisBroker:
         self._thread = LinkThread(address, "query")
         backlog = BacklogLimit(self._topics, settings.max_backlog_bytes)
         courier = RedisCourier(Link(address), self._topics, backlog, settings.publish_timeout_s)
-        self._publisher = RedisPublisher(courier, settings)
+        self._publisher = RedisPublisher(courier, settings, self._topics.keyspace)
         self._epochs = itertools.count(1)
         self._subscriptions: set[RedisSubscription] = set()
         self._closed = False

@@ -116,9 +116,14 @@ class Keyspace:
     def learn(self, topic: str, stored: Streams | None) -> None:
         """The topic exists, on these streams of others, or, with None, on its own."""
         if self._stored.get(topic, self._mapped.get(topic)) != stored:
-            for partition in [each for each in tuple(self._known) if each.topic == topic]:
-                self._known.pop(partition, None)
+            self.forget(topic)
         self._stored[topic] = stored
+
+    def forget(self, topic: str) -> None:
+        """It was dropped: what our settings say counts again."""
+        self._stored.pop(topic, None)
+        for partition in [each for each in tuple(self._known) if each.topic == topic]:
+            self._known.pop(partition, None)
 
     def streams(self, topic: str) -> Streams | None:
         """The streams of others that the topic is on, as far as we know."""

@@ -49,8 +49,8 @@ class Plan(NamedTuple):
 
 
 class Projection:
-    """The pending list of one ownership, as we have written it. The server is asked for it once. One thread uses it, but
-    any thread may report what an operator moved."""
+    """The pending list of one ownership, as we have written it. The server is asked for it once. One thread uses it,
+    but any thread may report what an operator moved."""
 
     def __init__(self, stored: Progress | None, position: int) -> None:
         self.is_loaded = False
@@ -113,7 +113,7 @@ class Projection:
         for each in plan.acks:
             if each not in kept:
                 self._listed.pop(each, None)
-        self._handed_out = max(self._handed_out, plan.next_out)
+        self._handed_out = -1 if is_new else max(self._handed_out, plan.next_out)
         self._doubtful = set(self._parked) if is_new else set()
 
     def _note_records(self, change: Change) -> None:

@@ -86,6 +86,10 @@ def _text(id_: bytes, name: bytes, data: bytes) -> str:
 
 def fields_of(event: Event, streams: Streams) -> list[bytes]:
     """The entry that the mapping makes this event from again: names and values. Unserialisable: there is none."""
+    if event.headers:
+        raise Unserialisable(
+            f"event {event.id} has headers, but a stream of others has no place for them; put them into the value"
+        )
     if event.value is None:
         raise Unserialisable(f"event {event.id} is a tombstone, but a stream of others has no place for one")
     fields = _members(event, event.value) if streams.value is None else {streams.value: event.value}
@@ -95,6 +99,11 @@ def fields_of(event: Event, streams: Streams) -> list[bytes]:
         if fields.setdefault(streams.key, event.key.encode()) != event.key.encode():
             raise Unserialisable(f"event {event.id} has another key than its field {streams.key}; make them equal")
     return [part for name, value in fields.items() for part in (name.encode(), value)]
+
+
+def packed(fields: Sequence[bytes]) -> bytes:
+    """As PUBLISH_STREAM takes them."""
+    return b"".join(part for field in fields for part in (len(field).to_bytes(4, "big"), field))
 
 
 def _members(event: Event, value: bytes) -> dict[str, bytes]:

@@ -148,3 +148,26 @@ end
 return reply
 """
 )
+
+# As PUBLISH. KEYS stream meta producer [relays]; ARGV version number shard fence event*. An event is field names and
+# values, each behind its length. Other programs write here too: there are no marks, no limit, and ids are left alone.
+PUBLISH_STREAM = Script("""
+local function fields(data)
+  local found, at = {}, 1
+  while at <= #data do found[#found + 1], at = struct.unpack('>I4c0', data, at) end
+  return unpack(found)
+end
+local version = redis.call('HGET', KEYS[2], 'version')
+if version ~= ARGV[1] then return {'version', version or ''} end
+local number, last = tonumber(ARGV[2]), tonumber(redis.call('GET', KEYS[3]) or '0')
+if number <= last then return {'ok'} end
+if number ~= last + 1 then return {'gap', last} end
+if KEYS[4] then
+  local seen = redis.call('HGET', KEYS[4], ARGV[3])
+  if seen and seen > ARGV[4] then return {'fenced', seen} end
+  redis.call('HSET', KEYS[4], ARGV[3], ARGV[4])
+end
+for i = 5, #ARGV do redis.call('XADD', KEYS[1], '*', fields(ARGV[i])) end
+redis.call('SET', KEYS[3], string.format('%.0f', number), 'EX', 3600)
+return {'ok'}
+""")

@@ -75,6 +75,7 @@ class RedisTopics:
 
     def forget(self, name: str) -> None:
         self._known.pop(name, None)
+        self.keyspace.forget(name)
 
     def declare(self, link: Link, topology: Topology, *, apply: bool) -> list[Change]:
         def count(name: str) -> int | None:
