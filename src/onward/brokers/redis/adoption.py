@@ -80,10 +80,12 @@ class Adopter:
 
     def others(self, hold: RedisHold) -> tuple[str, bool]:
         """Why other consumers of the group are in the way, and whether some have left entries."""
+        sent = clock.now()
         try:
             (answer,) = self._asked(self._call(scripts.OTHERS, hold))
         except _Stopped:
             return "", False  # no group is normal, and what is not ours is not looked at
+        self._figures.reclaimed(hold.partition, 0, clock.now() - sent)
         active = _names(answer[1])
         return _active(_shard(hold).stream, self._member.group, active) if active else "", bool(answer[2])
 

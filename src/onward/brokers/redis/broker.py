@@ -187,7 +187,7 @@ class RedisBroker:
 
     def _reclaimer(self, member: RedisMember, holdings: RedisHoldings) -> Reclaimer:
         """Temporary groups have no consumer group at the server, so they have nothing to adopt."""
-        foreign = [each for each in member.topics if member.keyspace.streams(each) and not member.is_passing]
+        foreign = [each for each in member.topics if member.keyspace.mapped(each) and not member.is_passing]
         tally = ReclaimTally(member.group)
         return Reclaimer(
             {

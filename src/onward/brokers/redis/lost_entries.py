@@ -19,7 +19,16 @@ def stub(group: str, shard: StreamShard, entry: LostEntry) -> AsideRecord:
         f"entry {entry.id.decode()} of stream {shard.stream} was removed before group {group} had finished it; its "
         "content is lost. Let the program that trims the stream keep more"
     )
-    failure = Failure("lost", "TrimmedUnread", message, "", group, entry.deliveries, now, now)
+    failure = Failure(
+        reason="lost",
+        error="TrimmedUnread",
+        message=message,
+        traceback="",
+        handler=group,
+        attempts=entry.deliveries,
+        first=now,
+        last=now,
+    )
     id_ = record_id(group, shard.assigned.log_id, partition, entry.position)
     event, tries = shard.entries.lost(entry.id), Tries(entry.deliveries)
     return AsideRecord(id_, group, partition, entry.position, State.DEAD, None, event, tries, failure)
