@@ -11,13 +11,13 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from onward.brokers.base import PASSING, AsideRecord, Filter, Moved, Progress, Reached, State, Tries, record_id
+from onward.brokers.base import PASSING, AsideRecord, Broker, Filter, Moved, Progress, Reached, State, Tries, record_id
 from onward.brokers.core.partitioner import partition_of
-from onward.brokers.redis import Streams
+from onward.brokers.redis import Streams, trimmer
 from onward.brokers.redis.keys import PartitionKeys
 from onward.brokers.redis.positions import position_of
 from onward.errors import BadSetting, BrokerError, PartitionsDiffer, Unserialisable
-from onward.event import Delivery, Event, new_id
+from onward.event import Delivery, Event, Partition, new_id
 from onward.testing.scenario import Member
 from tests.brokers.redis_stage import Stage, play, staged, until
 from tests.servers.redis import RedisServer
@@ -616,5 +616,129 @@ def test_a_stream_belongs_to_one_topic(redis_server: RedisServer) -> None:
             broker = await stage.stage.broker(streams={stage.stage.topic: stage.streams})
             with pytest.raises(PartitionsDiffer, match=first):
                 await stage.stage.member(broker)
+
+    play(scene())
+
+
+def test_lag_counts_what_was_not_delivered(redis_server: RedisServer) -> None:
+    """Also in the middle of a long stream, where the server's own figure is unknown after SETID."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            stage.add(*range(1500))
+            broker = await stage.stage.broker()
+            member = await (await stage.stage.member(broker)).hold(1)
+
+            async def undelivered() -> int | None:
+                (lag,) = (await member.subscription.lag()).values()
+                return lag.undelivered
+
+            await member.receive(limit=5)
+            assert await undelivered() == 1500 - len(member.deliveries)
+            while len(member.deliveries) < 700:
+                await member.receive(limit=100)
+            assert await undelivered() == 1500 - len(member.deliveries)
+            await member.settle()
+            (group,) = stage.client.xinfo_groups(stage.stream)
+            assert group["lag"] == 1500 - len(member.deliveries), "autoscalers look at it"
+            await member.take(1500)
+            assert await undelivered() == 0
+            await member.settle()
+            (group,) = stage.client.xinfo_groups(stage.stream)
+            assert group["lag"] == 0
+
+    play(scene())
+
+
+def test_what_others_trim_before_it_was_read_is_counted_as_lost(redis_server: RedisServer) -> None:
+    """Scenario 15 and trap 8."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            broker = await stage.stage.broker()
+            member = await (await stage.stage.member(broker)).hold(1)
+            stage.add(1, 2)
+            stage.client.xadd(stage.stream, {"other": "no key"})
+            await member.take(2)
+            await member.subscription.lag()
+            await member.subscription.pause([Partition(stage.stage.topic, 0)])
+            stage.add(*range(10))
+            stage.client.xtrim(stage.stream, maxlen=4, approximate=False)
+            await member.subscription.lag()
+            assert lost_of(broker) == 6
+            await member.subscription.resume([Partition(stage.stage.topic, 0)])
+            await member.take(6)
+            await member.subscription.lag()
+            assert lost_of(broker) == 6
+
+    play(scene())
+
+
+def lost_of(broker: Broker) -> float:
+    """What its metrics say."""
+    (figure,) = [each for each in broker.figures() if each.name == "stream_lost"]
+    return sum(sample.value for sample in figure.samples)
+
+
+def trimming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trimmer, "_INTERVAL_S", 0.1)
+
+
+def test_streams_of_others_are_not_trimmed(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    trimming(monkeypatch)
+
+    async def scene() -> None:
+        async with streaming(redis_server, retention_s=0.001, lease_s=1.0) as stage:
+            stage.add(*range(300))
+            member = await stage.member()
+            await member.take(300)
+            await member.settle()
+            await member.quiet(1.0)
+            assert stage.client.xlen(stage.stream) == 300
+
+    play(scene())
+
+
+@pytest.mark.parametrize("retention", [{"retention_s": 0.001}, {"retention_events": 100}, {"retention_bytes": 5_000}])
+def test_with_trim_what_every_group_has_finished_goes(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, retention: dict[str, Any]
+) -> None:
+    """Trap 8: never above the lowest pending or the last-delivered id of any group, also of others."""
+    trimming(monkeypatch)
+
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"trim": True}, lease_s=1.0, **retention) as stage:
+            added = stage.add(*range(1000))
+            stage.client.xgroup_create(stage.stream, "theirs", "0")
+            stage.client.xreadgroup("theirs", "worker", {stage.stream: ">"}, count=600)
+            member = await stage.member()
+            await member.take(1000)
+            await member.settle()
+            await member.quiet(0.7)
+            assert stage.client.xlen(stage.stream) == 1000, "the other group has not acknowledged anything"
+            stage.client.xack(stage.stream, "theirs", *added[:400])
+            await member.until(lambda: stage.client.xlen(stage.stream) <= 700)
+            first = stage.client.xrange(stage.stream, count=1)[0][0].decode()
+            assert added.index(first) <= 400, "what the other group has not acknowledged stays"
+            stage.client.xgroup_destroy(stage.stream, "theirs")
+            await member.until(lambda: stage.client.xlen(stage.stream) <= 200)
+
+    play(scene())
+
+
+def test_a_waiting_entry_is_not_trimmed(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    trimming(monkeypatch)
+
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"trim": True}, lease_s=1.0, retention_s=0.001) as stage:
+            added = stage.add(*range(500))
+            member = await stage.member()
+            deliveries = await member.take(500)
+            waiting = record(stage, deliveries[250], State.WAITING)
+            assert not await member.subscription.settle(done(*deliveries), aside=[waiting])
+            await member.until(lambda: stage.client.xlen(stage.stream) < 400)
+            assert added.index(stage.client.xrange(stage.stream, count=1)[0][0].decode()) <= 250
+            await member.quiet(0.5)
+            assert stage.client.xlen(stage.stream) >= 250
 
     play(scene())

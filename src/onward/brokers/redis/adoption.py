@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 from onward import clock
 from onward.brokers.base import Progress
 from onward.brokers.redis import adoption_scripts as scripts
-from onward.brokers.redis import aside_rows
-from onward.brokers.redis.leftovers import Leftovers, PageWork, PendingPage, Stocktaking
+from onward.brokers.redis.leftovers import Leftovers, LostEntry, PageWork, PendingPage, Stocktaking
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.lost_entries import report, stub
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import encoded
 from onward.brokers.redis.scripts import Command, Script
+from onward.brokers.redis.stream_reading import buried
 from onward.brokers.redis.stream_shard import StreamShard
+from onward.errors import BrokerError
 from onward.settings import Settings
 
 _NAMED = 5  # consumers in one message
@@ -29,6 +30,7 @@ class Adopted(NamedTuple):
     progress: Progress
     leftovers: Leftovers
     pending: Mapping[int, int]  # by position: how often it was delivered
+    before: int | None  # how many entries were appended before the watermark; None: unknown
     taken: int  # entries of other consumers
 
 
@@ -75,7 +77,8 @@ class Adopter:
                 self._link.refresh()
                 return Waits("the server was restarted or replaced; ownership is being checked", self.look_s)
             if tag == "group":  # it was destroyed since we claimed; the first settle creates it where our progress is
-                return Adopted(_stored(hold), Leftovers((), 0), {}, 0)
+                stored = _stored(hold)
+                return Adopted(stored, Leftovers((), 0), {}, hold.own.count.before(stored.watermark), 0)
         return Waits("other consumers of the group go on; stop them", self.look_s)
 
     def others(self, hold: RedisHold) -> tuple[str, bool]:
@@ -99,7 +102,6 @@ class Adopter:
             *took, reply = self._asked(*self._takes(hold, work), self._call(scripts.LOOK, hold, start, self._batch))
             count = sum(answer[1] for answer in took)
             self._figures.reclaimed(hold.partition, count, clock.now() - sent)
-            report(self._member, _shard(hold), work.lost)
             taken += count
             page = PendingPage.of(reply)
             found = found or Stocktaking(_stored(hold) if page.is_ours else None)
@@ -109,23 +111,30 @@ class Adopter:
 
     def _finished(self, hold: RedisHold, last: bytes, found: Stocktaking, taken: int) -> Adopted:
         progress, leftovers = found.result(hold.partition, hold.epoch, last)
-        self._asked(self._call(scripts.ADOPTED, hold, last, *encoded(progress)))
-        return Adopted(progress, leftovers, found.pending, taken)
+        is_known = not found.is_changed and progress.watermark == _stored(hold).watermark
+        before = hold.own.count.before(progress.watermark) if is_known else None
+        self._asked(self._call(scripts.ADOPTED, hold, last, *encoded(progress, before)))
+        return Adopted(progress, leftovers, found.pending, before, taken)
 
     def _takes(self, hold: RedisHold, work: PageWork) -> list[Command]:
         if not work.takes and not work.lost:
             return []
-        stubs = [aside_rows.stored(stub(self._member.group, _shard(hold), entry)) for entry in work.lost]
-        ids = (len(work.takes), len(work.lost), *work.takes, *(entry.id for entry in work.lost))
-        values = [value for each in stubs for value in each]
-        return [self._call(scripts.TAKE, hold, *ids, *values, aside=bool(stubs))]
+        self._bury(hold, work.lost)
+        return [self._call(scripts.TAKE, hold, len(work.takes), *work.takes, *(entry.id for entry in work.lost))]
 
-    def _call(self, script: Script, hold: RedisHold, *arguments: Any, aside: bool = False) -> Command:
+    def _bury(self, hold: RedisHold, lost: Sequence[LostEntry]) -> None:
+        """Store their stubs, before they are acknowledged."""
+        if lost:
+            letters = [stub(self._member.group, _shard(hold), entry) for entry in lost]
+            if why := buried(self._link, self._member, hold, letters):
+                raise BrokerError(f"the dead letters of entries that were removed cannot be stored: {why}")
+            report(self._member, _shard(hold), lost)
+
+    def _call(self, script: Script, hold: RedisHold, *arguments: Any) -> Command:
         self._link.connect()
         keys, group = self._member.keyspace.of(hold.partition), self._member.group
-        names = [keys.group(group), keys.stream, *(keys.aside(group) if aside else ())]
         inc = self._link.incarnation(keys.meta)
-        return script(names, inc, hold.own.token, group, self._idle_ms, *arguments)
+        return script([keys.group(group), keys.stream], inc, hold.own.token, group, self._idle_ms, *arguments)
 
     def _asked(self, *commands: Command) -> list[Any]:
         answers = self._link.ask(*commands)

@@ -85,26 +85,21 @@ return {'page', last, redis.call('HEXISTS', KEYS[1], 'adopted'), ids, counts, ta
 """
 )
 
-# KEYS g stream [rows bodies index]; ARGV inc token group idle_ms, number of entries to take, of those to acknowledge,
-# both as ids, then (place row body)* of records to store. Answers how many were taken.
+# KEYS g stream; ARGV inc token group idle_ms, number of ids to take, id*, id* to acknowledge. Answers how many were
+# taken.
 TAKE = Script(
     _GROUP
     + """
 local no = refused()
 if no then return no end
 if not last_delivered() then return {'group'} end
-local takes, acks = tonumber(ARGV[5]), tonumber(ARGV[6])
-for i = 7 + takes + acks, #ARGV, 3 do
-  redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1])
-  redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 2])
-  redis.call('ZADD', KEYS[5], 0, ARGV[i])
-end
+local takes = tonumber(ARGV[5])
 local function runs(from, to, call)
   for i = from, to, 1000 do call(i, math.min(i + 999, to)) end
 end
-runs(7 + takes, 6 + takes + acks, function(i, j) redis.call('XACK', KEYS[2], ARGV[3], unpack(ARGV, i, j)) end)
+runs(6 + takes, #ARGV, function(i, j) redis.call('XACK', KEYS[2], ARGV[3], unpack(ARGV, i, j)) end)
 local taken = 0
-runs(7, 6 + takes, function(i, j)
+runs(6, 5 + takes, function(i, j)
   local call = {'XCLAIM', KEYS[2], ARGV[3], 'onward', ARGV[4], unpack(ARGV, i, j)}
   call[#call + 1] = 'JUSTID'
   taken = taken + #redis.call(unpack(call))
@@ -113,7 +108,7 @@ return {'ok', taken}
 """
 )
 
-# KEYS g stream; ARGV inc token group idle_ms, the last id that was given out, watermark above tries. Stores the
+# KEYS g stream; ARGV inc token group idle_ms, the last id that was given out, watermark above tries count. Stores the
 # progress that was found, unless the group has moved on since. Removes consumers that hold nothing: with entries, their
 # entries would be lost.
 ADOPTED = Script(
@@ -132,7 +127,7 @@ for _, consumer in ipairs(consumers) do
   if consumer['pending'] > 0 then return {'again'} end
 end
 spare()
-redis.call('HSET', KEYS[1], 'watermark', ARGV[6], 'above', ARGV[7], 'tries', ARGV[8])
+redis.call('HSET', KEYS[1], 'watermark', ARGV[6], 'above', ARGV[7], 'tries', ARGV[8], 'count', ARGV[9])
 redis.call('HSET', KEYS[1], 'setid', last, 'adopted', '1')
 for _, consumer in ipairs(consumers) do
   redis.call('XGROUP', 'DELCONSUMER', KEYS[2], ARGV[3], consumer['name'])

@@ -149,7 +149,7 @@ class GroupRecords:
             changes = list(self._changes(partition, zip(places, rows, strict=True), expect, to, current))
             if not changes:
                 break
-            names = [keys.group(self._group), *keys.aside(self._group), keys.moves(self._group)]
+            names = [keys.group(self._group), *keys.aside(self._group), keys.meta, keys.moves(self._group)]
             (answers,) = link.ask(MOVE(names, *[value for change in changes for value in change]))
             moved += sum(answers)
             places = [change[0] for change, done in zip(changes, answers, strict=True) if not done]
@@ -180,7 +180,8 @@ class GroupRecords:
         open_ = [each for each in found if each.state is not State.DEAD]
         for each, record in self._records(link, open_):
             _, row, body = aside_rows.stored(buried(record, _RECREATED, time.time()))
-            names = self._keyspace.of(each.partition).aside(self._group)[:2]
+            keys = self._keyspace.of(each.partition)
+            names = [keys.group(self._group), *keys.aside(self._group), keys.meta]
             link.ask(BURY(names, each.place, aside_rows.encoded(each.row), row, body))
 
     def _matching(self, link: Link, where: Filter, after: RecordPlace | None) -> Iterator[list[FoundRow]]:

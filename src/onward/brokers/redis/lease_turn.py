@@ -270,9 +270,10 @@ class RedisTurn:
             log.error("%s of group %s begins again: %s", partition, self._member.group, _NEWS[news])
         epoch = next(self._member.epochs)
         stored = decoded(partition, epoch, answer[4])
+        count = int(answer[4][3]) if answer[4][3] else None
         assigned = Assigned(partition, epoch, fence, log_id, stored, not seat.clean)
         position = int(answer[4][0], 16)
-        place = RedisPlace(token, is_gone=seat.is_gone, shard=self._shard(assigned, position))
+        place = RedisPlace(token, is_gone=seat.is_gone, count=count, shard=self._shard(assigned, position))
         return Hold(assigned, place, position=position)
 
     def _shard(self, assigned: Assigned, position: int) -> StreamShard | None:

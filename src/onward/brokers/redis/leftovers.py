@@ -69,6 +69,7 @@ class Stocktaking:
         """`stored`: what was settled last. None if the group was never adopted: then only its own list counts."""
         self._stored = stored
         self.pending: dict[int, int] = {}  # by position: how often it was delivered
+        self.is_changed = stored is None  # others have read, or entries are lost: our own counts are void
         self._open = array("q")
         self._failed: dict[int, int] = {}
 
@@ -92,6 +93,7 @@ class Stocktaking:
                     self._failed[position] = deliveries - 1
         if len(self._failed) > 10 * _MOST_TRIES:
             self._failed = _worst(self._failed)
+        self.is_changed |= bool(takes or lost)
         return PageWork(takes, lost)
 
     def result(self, partition: Partition, epoch: int, last: bytes) -> tuple[Progress, Leftovers]:

@@ -36,6 +36,7 @@ class Plan(NamedTuple):
     next_out: int  # everything before it was handed out
     claims: Mapping[int, int]  # by position that must be pending: its delivery count
     acks: Sequence[int]  # positions that are done
+    added: int | None = None  # entries that were ever added before `next_out`; None: unknown
 
     def arguments(self) -> list[str | int]:
         """As SETTLE_STREAM takes them: the ids of equal counts together."""
@@ -45,7 +46,8 @@ class Plan(NamedTuple):
         claims: list[str | int] = []
         for count, ids in runs.items():
             claims += [count, len(ids), *ids]
-        return [id_of(max(self.next_out, 1) - 1), len(runs), *claims, len(self.acks), *map(id_of, self.acks)]
+        added = "" if self.added is None else self.added
+        return [id_of(max(self.next_out, 1) - 1), added, len(runs), *claims, len(self.acks), *map(id_of, self.acks)]
 
 
 class Projection:

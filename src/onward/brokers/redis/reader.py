@@ -95,6 +95,8 @@ def _answer(incarnation: str, hold: RedisHold, count: int, entries: Any, owner: 
 def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     """Decode what was read and keep it. An entry that cannot be decoded stops its partition, and only that one."""
     hold, own, reached = found.hold, found.hold.own, 0
+    if own.shard is not None and own.shard.intruders:
+        return
     if found.decoded is None:
         deliveries, size, damage = _deliveries(hold, member.keyspace.of(hold.partition).stream, found.entries)
     else:
@@ -102,8 +104,9 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     if deliveries or reached:
         chunks = [(hold, Chunk(deliveries, size))] if deliveries else []
         holdings.stock(chunks, [(hold, reached)] if reached else ())
-    if deliveries:
-        own.mean_bytes = size / len(deliveries)
+    if deliveries or reached:
+        own.mean_bytes = size / len(deliveries) if deliveries else own.mean_bytes
+        own.count.add(found.decoded.positions if found.decoded else [delivery.position for delivery in deliveries])
         member.figures.batch(hold.partition, len(found.entries))
     own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else 4 * own.batch))
     damage = damage or found.error

@@ -14,6 +14,7 @@ import msgspec
 from onward import clock
 from onward.brokers.core.holdings import ReadAhead
 from onward.brokers.redis.adoption import Adopted, Adopter, Waits
+from onward.brokers.redis.event_count import EventCount
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings
 from onward.brokers.redis.turn_schedule import TurnSchedule
@@ -130,6 +131,7 @@ class TopicReclaimer:
         with self._holdings.lock:
             hold.assigned = msgspec.structs.replace(hold.assigned, stored=adopted.progress)
             hold.ahead = ReadAhead(adopted.progress.watermark)
+            hold.own.count = EventCount(adopted.before)
             if hold.own.shard is not None:
                 hold.own.shard.adopted(adopted.progress, adopted.leftovers, adopted.pending)
             hold.ready_at = self._claimed[hold]

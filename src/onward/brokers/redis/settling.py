@@ -44,7 +44,11 @@ def parts(
     gone: Sequence[str],
 ) -> tuple[list[PartitionSettle], dict[Partition, str]]:
     """By partition, and the partitions whose records cannot be encoded."""
-    fields = {each.partition: encoded(each) for each in progress if each.partition in holds}
+    fields = {
+        each.partition: encoded(each, holds[each.partition].own.count.before(each.watermark))
+        for each in progress
+        if each.partition in holds
+    }
     records: dict[Partition, list[Stored]] = {}
     refused: dict[Partition, str] = {}
     for record in aside:
@@ -105,7 +109,8 @@ def _noted(answer: Settled, part: PartitionSettle, reply: Any) -> Settled:
 
 def _command(link: Link, member: RedisMember, part: PartitionSettle, plan: Plan | None) -> Command:
     keys, group = member.keyspace.of(part.hold.partition), member.group
-    names = [keys.group(group), *(keys.aside(group) if part.records or part.gone or (plan and plan.acks) else ())]
+    has_aside = part.records or part.gone or (plan and plan.acks)
+    names = [keys.group(group), *((*keys.aside(group), keys.meta) if has_aside else ())]
     records = [value for record in part.records for value in record]
     fixed = (link.incarnation(keys.meta), part.hold.own.token, *part.progress, len(part.records))
     if plan is None:

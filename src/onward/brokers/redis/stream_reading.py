@@ -14,6 +14,7 @@ from onward.brokers.redis.log_scripts import SETTLE
 from onward.brokers.redis.lost_entries import report, stub
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.positions import id_of
+from onward.brokers.redis.progress import ProgressFields
 from onward.brokers.redis.server_errors import explained
 from onward.brokers.redis.stream_shard import DecodedEntries, StreamShard, UnfitEntry
 
@@ -30,7 +31,7 @@ def decoded(
     lost = [LostEntry(id_of(each).encode(), each) for each in found.missing]
     letters = [_letter(member.group, shard, each) for each in found.unfit]
     letters += [stub(member.group, shard, each) for each in lost]
-    if letters and (why := _buried(link, member, hold, letters)):
+    if letters and (why := buried(link, member, hold, letters)):
         first = min(each.position for each in letters)
         return found.before(first, f"entry {id_of(first)}: its dead letter cannot be stored: {why}")
     for each in found.unfit:
@@ -42,13 +43,13 @@ def decoded(
     return found
 
 
-def _buried(link: Link, member: RedisMember, hold: RedisHold, letters: list[AsideRecord]) -> str:
+def buried(link: Link, member: RedisMember, hold: RedisHold, letters: list[AsideRecord]) -> str:
     """Store these dead letters. Returns why that failed, or ""."""
     keys = member.keyspace.of(hold.partition)
     records = [value for each in letters for value in stored(each)]
-    progress = ("", b"", b"")
-    fixed = (link.incarnation(keys.meta), hold.own.token, *progress, len(letters))
-    (reply,) = link.call(SETTLE([keys.group(member.group), *keys.aside(member.group)], *fixed, *records))
+    fixed = (link.incarnation(keys.meta), hold.own.token, *ProgressFields(), len(letters))
+    names = [keys.group(member.group), *keys.aside(member.group), keys.meta]
+    (reply,) = link.call(SETTLE(names, *fixed, *records))
     if isinstance(reply, ResponseError):
         return explained(reply)
     return "" if reply == b"ok" else "ownership is being checked"

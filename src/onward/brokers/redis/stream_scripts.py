@@ -7,10 +7,11 @@ reads it.
 
 from onward.brokers.redis.lease_scripts import CLAIM, JOIN
 from onward.brokers.redis.log_scripts import SETTLE
-from onward.brokers.redis.scripts import HEX, STREAM, Script
+from onward.brokers.redis.scripts import BEFORE, HEX, NOW, STREAM, Script
 
 CONSUMER = "onward"  # the one consumer of ours in every group
 _MOST_IDS = 1_000  # in one command of a script
+_COUNTED = 200  # entries that are counted one by one
 
 # The last-delivered id of a group, nil if there is none; and the id before a position.
 _GROUP = """
@@ -90,17 +91,18 @@ return answer
 """
 )
 
-# KEYS stream, then those of SETTLE, with rows if there are ids to acknowledge; ARGV group, id handed out last, number
-# of runs, (delivery count, number of ids, id*)*, number of ids to acknowledge, id*, then those of SETTLE. First it
-# settles. An entry whose record is waiting or held is open: it stays pending, and its id is in the answer.
+# KEYS stream, then those of SETTLE, with rows if there are ids to acknowledge; ARGV group, id handed out last, how many
+# entries were added up to it (empty: unknown; a 6.2 server does not take it), number of runs, (delivery count, number of
+# ids, id*)*, number of ids to acknowledge, id*, then those of SETTLE. First it settles. An entry whose record is waiting
+# or held is open: it stays pending, and its id is in the answer.
 SETTLE_STREAM = Script(
     HEX
     + _GROUP
     + _inside("settle", SETTLE)
     + f"local most, consumer = {_MOST_IDS}, '{CONSUMER}'\n"
     + """
-local runs, i = {}, 4
-for r = 1, tonumber(ARGV[3]) do
+local runs, i = {}, 5
+for r = 1, tonumber(ARGV[4]) do
   local n = tonumber(ARGV[i + 1])
   runs[r] = {ARGV[i], i + 2, i + 1 + n}
   i = i + 2 + n
@@ -126,7 +128,8 @@ elseif at ~= h[1] then
 end
 if hex(ARGV[2]) > hex(at) then
   at = ARGV[2]
-  redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], at)
+  local done = ARGV[3] ~= '' and redis.pcall('XGROUP', 'SETID', KEYS[1], ARGV[1], at, 'ENTRIESREAD', ARGV[3])
+  if not done or done['err'] then redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], at) end
 end
 redis.call('HSET', KEYS[2], 'setid', at)
 for _, run in ipairs(runs) do
@@ -140,7 +143,7 @@ local reply, acks = {state}, {}
 local has_rows = first <= last and redis.call('EXISTS', KEYS[3]) == 1
 for j = first, last do
   local row = has_rows and redis.call('HGET', KEYS[3], hex(ARGV[j]) .. ':' .. h[3])
-  local out = row and cmsgpack.unpack(row)[1] ~= 'dead' and reply or acks
+  local out = row and row:sub(3, 6) ~= 'dead' and reply or acks
   out[#out + 1] = ARGV[j]
 end
 for from = 1, #acks, most do
@@ -172,3 +175,57 @@ for i = 5, #ARGV do redis.call('XADD', KEYS[1], '*', fields(ARGV[i])) end
 redis.call('SET', KEYS[3], string.format('%.0f', number), 'EX', 3600)
 return {'ok'}
 """)
+
+# As LAG. KEYS stream; ARGV position, events before it as the owner has counted them. Near either end of the stream the
+# count is exact. In between the owner's own count decides, and a 6.2 server, which counts nothing, knows none.
+LAG_STREAM = Script(
+    HEX
+    + NOW
+    + f"local most = {_COUNTED}\n"
+    + """
+if redis.call('EXISTS', KEYS[1]) == 0 then return {-1, '', 0, 0} end
+local info, x = {}, redis.call('XINFO', 'STREAM', KEYS[1])
+for i = 1, #x, 2 do info[x[i]] = x[i + 1] end
+local rows = redis.call('XRANGE', KEYS[1], id(ARGV[1]), '+', 'COUNT', most)
+local first, unread, added = rows[1] and rows[1][1], #rows, info['entries-added']
+if first and first == info['first-entry'][1] then
+  unread = info['length']
+elseif #rows == most then
+  unread = added and math.max(most, added - tonumber(ARGV[2])) or -1
+  added = nil
+end
+local appended = added and added - unread or tonumber(ARGV[2])
+return {unread, first and first:match('^(%d+)') or '', string.format('%.0f', now_ms()), appended}
+"""
+)
+
+# As TRIM. KEYS stream groups g*; ARGV retention_ms retention_bytes retention_events, which may be empty. Removes
+# entries below the watermarks, and below the lowest pending and the last-delivered id of every group, also of others.
+TRIM_STREAM = Script(
+    HEX
+    + NOW
+    + BEFORE
+    + f"local most = {_MOST_IDS}\n"
+    + """
+local low, length = lowest(2), redis.call('XLEN', KEYS[1])
+if low == 'again' or not low or length == 0 then return {0, 0} end
+for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local f = {}
+  for i = 1, #row, 2 do f[row[i]] = row[i + 1] end
+  local pending = redis.call('XPENDING', KEYS[1], f['name'])[2]
+  for _, each in ipairs({f['last-delivered-id'], pending or nil}) do
+    if hex(each) < low then low = hex(each) end
+  end
+end
+local cut = hex(string.format('%.0f-0', math.max(0, now_ms() - tonumber(ARGV[1]))))
+local size = redis.call('MEMORY', 'USAGE', KEYS[1])
+local spare = math.max(length - (tonumber(ARGV[3]) or length), math.floor(length * (1 - tonumber(ARGV[2]) / size)))
+if spare > 0 then
+  local rows = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', math.min(spare, most) + 1)
+  local h = hex(rows[#rows][1])
+  if h > cut then cut = h end
+end
+if low < cut then cut = low end
+return {redis.call('XTRIM', KEYS[1], 'MINID', '~', id(cut), 'LIMIT', most), 0}
+"""
+)

@@ -23,7 +23,9 @@ def planned(link: Link, member: RedisMember, hold: RedisHold, change: Change) ->
         return None
     if not shard.projection.is_loaded:
         _load(link, member.group, shard.stream, shard.projection)
-    return shard.projection.plan(change, hold.ahead.next_out)
+    count, ahead = hold.own.count, hold.ahead
+    added = count.appended - ahead.events if count.is_known else None
+    return shard.projection.plan(change, ahead.next_out)._replace(added=added)
 
 
 def noted(member: RedisMember, hold: RedisHold, plan: Plan, reply: Any) -> Any:

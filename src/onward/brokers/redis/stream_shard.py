@@ -30,20 +30,29 @@ class DecodedEntries(msgspec.Struct):
     damage: str = ""  # why reading stops behind it
     unfit: list[UnfitEntry] = []
     missing: list[int] = []  # positions that were pending, and are not in the stream any more
-    skips: bool = False  # entries that other consumers have finished
+    skipped: list[int] = []  # positions that other consumers have finished
     reached: int = 0  # where the next read begins
 
     @property
     def passed_on(self) -> tuple[list[Delivery], int, str, int]:
         """What the reader stores: `reached` only where entries were skipped."""
-        skips = self.unfit or self.missing or self.skips
+        skips = self.unfit or self.missing or self.skipped
         return self.deliveries, self.size, self.damage, self.reached if skips else 0
+
+    @property
+    def positions(self) -> list[int]:
+        """Of all entries that were read or missed, in their order."""
+        found = [each.position for each in self.deliveries]
+        if not (self.unfit or self.missing or self.skipped):
+            return found
+        return sorted([*found, *(each.position for each in self.unfit), *self.missing, *self.skipped])
 
     def before(self, position: int, damage: str) -> "DecodedEntries":
         """Only what lies before this position, where reading stops."""
         deliveries = [each for each in self.deliveries if each.position < position]
         size = sum(each.event.size for each in deliveries)
-        return DecodedEntries(deliveries, size, damage, skips=True, reached=position)
+        skipped = [each for each in self.skipped if each < position]
+        return DecodedEntries(deliveries, size, damage, skipped=skipped, reached=position)
 
 
 class StreamShard:
@@ -88,7 +97,7 @@ class StreamShard:
             found.reached = position + 1
             if position < until:
                 if position not in left:
-                    found.skips = True
+                    found.skipped.append(position)
                     continue
                 left.remove(position)
             try:

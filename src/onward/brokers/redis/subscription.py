@@ -1,25 +1,31 @@
 """A member of a group: receives what its partitions hold and settles what is done."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from onward import clock
 from onward.brokers.base import AsideRecord, BrokerLag, Progress
+from onward.brokers.core.holdings import Chunk
 from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.redis import reader, settling
 from onward.brokers.redis.doorbell import RedisDoorbell
-from onward.brokers.redis.keys import Keyspace
+from onward.brokers.redis.keys import Keyspace, PartitionKeys
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.link import Link, LinkThread
 from onward.brokers.redis.log_scripts import LAG
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisPlace
-from onward.brokers.redis.positions import hex_of, id_of
+from onward.brokers.redis.positions import hex_of, id_of, ms_of
+from onward.brokers.redis.scripts import Command
+from onward.brokers.redis.stream_scripts import LAG_STREAM
 from onward.errors import AsideError, BrokerError
 from onward.event import Partition
 from onward.settings import Settings
+
+log = logging.getLogger("onward")
 
 _LEAVE_S = 2.0  # to report that we leave; otherwise the others notice when our leases end
 _PROJECT_S = 0.5  # how long a pending list may lack what was handed out
@@ -76,8 +82,27 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
             await self._turned(self._leases.release(holds), self._timeout_s)
 
     async def lag(self) -> Mapping[Partition, BrokerLag]:
-        holds = self._holdings.announced()
-        return await self._thread.run(lambda link: _lags(link, self._leases.member.keyspace, holds)) if holds else {}
+        """It also notices events that were removed before they were read."""
+        with self._holdings.lock:
+            read = [ReadSoFar.of(hold) for hold in self._holdings.announced()]
+        if not read:
+            return {}
+        replies = await self._thread.run(lambda link: _counted(link, self._leases.member.keyspace, read))
+        for so_far, reply in zip(read, replies, strict=True):
+            if reply is not None and (missing := so_far.hold.own.count.missing(reply.appended, so_far.events)):
+                self._report_missing(so_far.hold.partition, missing)
+        return {each.hold.partition: each.lag(reply) for each, reply in zip(read, replies, strict=True)}
+
+    def _report_missing(self, partition: Partition, missing: int) -> None:
+        member = self._leases.member
+        if member.is_passing:  # trimming does not wait for it
+            return
+        member.figures.lost(partition, missing)
+        log.error(
+            "%s: %s events were removed from stream %s before group %s had read them; they are lost. Stop the program "
+            "that uses XTRIM, XDEL or MAXLEN on it: Onward removes what is finished, by the retention settings",
+            *(partition, f"{missing:,}", member.keyspace.of(partition).stream, member.group),
+        )
 
     def _collected(self, now: float, *, sure: bool) -> None:
         self._leases.look_at(self._holdings.deadline if sure else now)
@@ -159,15 +184,56 @@ def _is_behind(hold: RedisHold) -> bool:
     return shard.projection.is_behind(hold.ahead.next_out)
 
 
-def _lags(link: Link, keyspace: Keyspace, holds: Sequence[RedisHold]) -> dict[Partition, BrokerLag]:
-    """What was read and not handed out counts as undelivered."""
-    found = [(hold.partition, keyspace.of(hold.partition), hex_of(hold.ahead.next_out)) for hold in holds]
-    replies = link.call(*[LAG([keys.stream, keys.meta, keys.marks], place) for _, keys, place in found])
-    return {partition: _lag(reply) for (partition, _, _), reply in zip(found, replies, strict=True)}
+class ReadSoFar(NamedTuple):
+    """A partition at one moment."""
+
+    hold: RedisHold
+    position: int  # the next one to read
+    appended: int  # events before it, as far as we know
+    events: int  # read by this ownership
+    ahead: int  # of these, not yet handed out
+    first_ms: int | None  # when the first of those was published
+
+    @classmethod
+    def of(cls, hold: RedisHold) -> "ReadSoFar":
+        chunks = [chunk for chunk in hold.ahead.chunks if isinstance(chunk, Chunk)]
+        first_ms = ms_of(chunks[0].deliveries[0].position) if chunks else None
+        count = hold.own.count
+        return cls(hold, hold.ahead.position, count.appended, count.read, hold.ahead.events, first_ms)
+
+    def lag(self, counted: "Counted | None") -> BrokerLag:
+        """What was read and not handed out counts as undelivered."""
+        if counted is None:
+            return BrokerLag(None, None)
+        first_ms = counted.first_ms if self.first_ms is None else self.first_ms
+        age_s = None if first_ms is None else max(0.0, (counted.now_ms - first_ms) / 1000)
+        return BrokerLag(counted.unread + self.ahead, age_s)
 
 
-def _lag(reply: object) -> BrokerLag:
-    if isinstance(reply, ResponseError) or not isinstance(reply, list) or reply[0] < 0:
-        return BrokerLag(None, None)
-    count, first_ms, now_ms = reply
-    return BrokerLag(count, max(0.0, (int(now_ms) - int(first_ms)) / 1000) if first_ms else None)
+class Counted(NamedTuple):
+    """What the server counts from a position on."""
+
+    unread: int
+    first_ms: int | None  # when the first of them was published
+    now_ms: int
+    appended: int  # all events before the first of them
+
+    @classmethod
+    def of(cls, reply: Any) -> "Counted | None":
+        """None: unknown."""
+        if isinstance(reply, ResponseError) or reply[0] < 0:
+            return None
+        unread, first_ms, now_ms, appended = reply
+        return cls(unread, int(first_ms) if first_ms else None, int(now_ms), appended)
+
+
+def _counted(link: Link, keyspace: Keyspace, read: Sequence[ReadSoFar]) -> list[Counted | None]:
+    replies = link.call(*[_count(keyspace.of(each.hold.partition), each) for each in read])
+    return list(map(Counted.of, replies))
+
+
+def _count(keys: PartitionKeys, read: ReadSoFar) -> Command:
+    place = hex_of(read.position)
+    if read.hold.own.shard is not None:
+        return LAG_STREAM([keys.stream], place, read.appended)
+    return LAG([keys.stream, keys.meta, keys.marks], place)
