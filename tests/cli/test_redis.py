@@ -168,17 +168,18 @@ def test_doctor_names_who_keeps_a_stream_long(server: RedisServer, shop: Shell, 
 
 
 def test_doctor_names_consumers_of_other_programs(server: RedisServer, shop: Shell, client: Any) -> None:
-    settings = 'streams={{"orders": Streams("shop:orders", shards=1)}}, partitions=1, reclaim_idle_s={idle_s}'
+    settings = 'streams={{"orders": Streams("shop:orders", shards=1)}}, reclaim_idle_s={idle_s}'
     text = "from onward.brokers.redis.streams import Streams\n" + SHOP
     for n in range(5):
         client.xadd("shop:orders:0", {"id": n})
     client.xgroup_create("shop:orders:0", "billing", id="0")
     client.xreadgroup("billing", "old-worker", {"shop:orders:0": ">"}, count=3)
     client.xgroup_createconsumer("shop:orders:0", "billing", "older-worker")
-    client.sadd("{shop:orders:0}:onward:shop:orders:0:groups", "billing")
-    client.hset("{orders}", mapping={"partitions": 1, "hash": "murmur2"})
-    client.sadd("onward:topics", "orders")
     shop.write("shop.py", text.format(url=server.url, settings=settings.format(idle_s=300)))
+    running = shop.start("run", "shop:app")
+    until(lambda: client.keys("*:onward:shop:orders:0:g:billing"), "the group has joined")
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
     found = findings(shop, "--app", "shop:app", code=1)
     assert the_one(found, "consumer old-worker .* group billing of stream shop:orders:0 is alive")["level"] == "error"
     shop.write("shop.py", text.format(url=server.url, settings=settings.format(idle_s=0.001)))

@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from onward import Event, Onward
+from onward.brokers.redis import lost_entries
 from onward.brokers.redis.stream_figures import StreamFigures
 from onward.cli import app as cli
 from onward.cli import policy
@@ -91,10 +92,12 @@ def paths() -> set[str]:
 
 
 def reasons() -> set[str]:
-    """Why an event became a dead letter: what the judge of errors decides, and the crashes that the flow counts."""
+    """Why an event became a dead letter: what the judge of errors decides, the crashes that the flow counts, and the
+    entries that a stream has lost."""
     returned = re.findall(r'"([a-z]+)"', inspect.getsource(judge.ErrorJudge._reason))
     crashed = re.findall(r'reason="([a-z]+)"', inspect.getsource(dispatch))
-    return {*returned, *judge._REASONS.values(), *crashed}
+    lost = re.findall(r'reason="([a-z]+)"', inspect.getsource(lost_entries))
+    return {*returned, *judge._REASONS.values(), *crashed, *lost}
 
 
 def states() -> set[str]:

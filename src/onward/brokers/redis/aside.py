@@ -121,7 +121,12 @@ class GroupRecords:
         for id_ in dict.fromkeys(ids):
             if aside_rows.is_id(id_):
                 wanted.setdefault(aside_rows.index_of(id_), []).append(aside_rows.place_of(id_))
-        homes = [Partition(spec.name, index) for spec in listed(link) for index in wanted if index < spec.partitions]
+        homes = [
+            Partition(spec.name, index)
+            for spec in listed(link, self._keyspace)
+            for index in wanted
+            if index < spec.partitions
+        ]
         has_rows = link.ask(*[("EXISTS", self._keyspace.of(each).rows(self._group)) for each in homes]) if homes else ()
         moved: dict[Partition, int] = {}
         for home, exists in zip(homes, has_rows, strict=True):
@@ -180,7 +185,7 @@ class GroupRecords:
             link.ask(BURY(names, each.place, aside_rows.encoded(each.row), row, body))
 
     def _matching(self, link: Link, where: Filter, after: RecordPlace | None) -> Iterator[list[FoundRow]]:
-        for spec in listed(link):
+        for spec in listed(link, self._keyspace):
             if where.topic not in (None, spec.name) or (after is not None and spec.name < after.topic):
                 continue
             for index in range(spec.partitions):

@@ -12,11 +12,10 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import RETAINED
 from onward.brokers.redis.server_errors import code_of
 from onward.brokers.redis.server_facts import ServerFacts, info_of
+from onward.brokers.redis.stream_scripts import CONSUMER
 from onward.brokers.redis.topics import RedisTopics, listed
-from onward.brokers.redis.trimmer import by_retention
+from onward.brokers.redis.trimmer import retention
 from onward.settings import Settings
-
-OURS = "onward"  # the consumer that stands for us in groups on streams of other programs
 
 
 def server_facts(link: Link) -> ServerFacts:
@@ -39,36 +38,39 @@ def findings(link: Link, topics: RedisTopics, settings: Settings) -> list[Findin
     facts = server_facts(link)
     sections = link.ask(*[("INFO", section) for section in server_health.SECTIONS])
     found = [*facts.findings(), *server_health.findings(info_of(sections))]
-    for spec in listed(link):
+    for spec in listed(link, topics.keyspace):
         infos = figures.groups(link, topics, spec.name)
-        found += _groups(spec, infos)
         names = [info.group for info in infos if not info.group.startswith(PASSING)]
-        if topics.keyspace.streams(spec.name) is not None:
+        found += map(_left_behind, filter(_is_left_behind, infos))
+        if topics.keyspace.mapped(spec.name) is not None:
             found += _consumers(link, topics, spec, names, settings)
         elif names:
             found += _retained(link, topics, spec, names, settings)
+        else:
+            found.append(_unread(spec))
     return found
 
 
-def _groups(spec: TopicSpec, infos: Sequence[GroupInfo]) -> Iterator[Finding]:
-    """Groups without a member hold back trimming and count as backlog."""
-    if not infos:
-        what = f"no group reads topic {spec.name}, so all of its events are kept"
-        yield Finding("warning", what, "start its handlers; otherwise publishing to it is refused at max_backlog_bytes")
-    for info in infos:
-        if not info.members and _is_behind(info) and not info.group.startswith(PASSING):
-            yield Finding(
-                "warning",
-                f"group {info.group} of topic {spec.name} has unfinished events and no live member",
-                f"start its handlers, or drop it with `onward groups drop {info.group} --topic {spec.name}`",
-            )
+def _unread(spec: TopicSpec) -> Finding:
+    what = f"no group reads topic {spec.name}, so all of its events are kept"
+    return Finding("warning", what, "start its handlers; otherwise publishing to it is refused at max_backlog_bytes")
+
+
+def _left_behind(info: GroupInfo) -> Finding:
+    """A group without a member holds back trimming and counts as backlog."""
+    what = f"group {info.group} of topic {info.topic} has unfinished events and no live member"
+    cure = f"start its handlers, or drop it with `onward groups drop {info.group} --topic {info.topic}`"
+    return Finding("warning", what, cure)
 
 
 def _retained(
     link: Link, topics: RedisTopics, spec: TopicSpec, groups: Sequence[str], settings: Settings
 ) -> Iterator[Finding]:
     """What stays longer than the retention, and because of which group; and what went before a group had read it."""
-    commands = [by_retention(RETAINED, keys, groups, settings, spec.partitions) for keys in topics.keys(spec)]
+    commands = [
+        RETAINED([*keys.log, *map(keys.group, groups)], *retention(settings, spec.partitions))
+        for keys in topics.keys(spec)
+    ]
     kept, missing = Counter[str](), Counter[str]()
     for count, at, *lost in link.ask(*commands):
         kept += Counter({groups[at - 1]: count} if at else {})
@@ -110,7 +112,7 @@ class ForeignConsumer(NamedTuple):
 
 
 def _consumer(stream: str, group: str, consumer: ForeignConsumer, idle_s: float) -> Iterator[Finding]:
-    if consumer.name == OURS:
+    if consumer.name == CONSUMER:
         return
     what = f"consumer {consumer.name} of another program in group {group} of stream {stream}"
     if consumer.idle_s < idle_s:
@@ -124,5 +126,7 @@ def _consumer(stream: str, group: str, consumer: ForeignConsumer, idle_s: float)
         yield Finding("warning", f"{what} has stopped, and has nothing pending", cure)
 
 
-def _is_behind(info: GroupInfo) -> bool:
+def _is_left_behind(info: GroupInfo) -> bool:
+    if info.members or info.group.startswith(PASSING):
+        return False
     return any(each.end is not None and each.watermark < each.end for each in info.partitions.values())

@@ -26,6 +26,15 @@ class EventCount:
     def read(self) -> int:
         return self._passed + len(self._positions)
 
+    @property
+    def is_known(self) -> bool:
+        return self._first is not None
+
+    @property
+    def appended(self) -> int:
+        """Events before the next one to read. If it is unknown how many there were before, those that were read."""
+        return (self._first or 0) + self.read
+
     def add(self, positions: Iterable[int]) -> None:
         """These were read, in this order."""
         self._positions.extend(positions)

@@ -9,6 +9,7 @@ from onward.brokers.redis.event_count import EventCount
 from onward.brokers.redis.keys import Keyspace, PartitionKeys, TopicKeys
 from onward.brokers.redis.positions import hex_of, joined
 from onward.brokers.redis.stream_figures import StreamFigures
+from onward.brokers.redis.stream_shard import StreamShard
 from onward.event import Partition
 
 LEAST_BATCH = 16
@@ -18,10 +19,13 @@ _PASSING_S = 3_600.0  # how long a passing group is stored when its members are 
 class RedisPlace:
     """What the broker keeps with an ownership."""
 
-    __slots__ = ("batch", "count", "damage", "is_gone", "mean_bytes", "rests_until", "token")
+    __slots__ = ("batch", "count", "damage", "is_gone", "mean_bytes", "rests_until", "shard", "token")
 
-    def __init__(self, token: str, *, is_gone: bool, count: int | None = None) -> None:
+    def __init__(
+        self, token: str, *, is_gone: bool, count: int | None = None, shard: StreamShard | None = None
+    ) -> None:
         self.token = token  # under which the server knows this ownership
+        self.shard = shard  # if the stream belongs to others
         self.is_gone = is_gone  # no process of the owner before is left
         self.count = EventCount(count)
         self.damage = ""  # why it cannot be read further
@@ -49,6 +53,11 @@ class RedisMember(NamedTuple):
     @property
     def is_passing(self) -> bool:
         return self.group.startswith(PASSING)
+
+    @property
+    def real_group(self) -> str:
+        """The name of its consumer group in streams of others. A passing group has none, so that none is left there."""
+        return "" if self.is_passing else self.group
 
     @property
     def ttl_ms(self) -> str:

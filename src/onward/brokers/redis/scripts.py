@@ -7,11 +7,13 @@ from typing import Any
 
 Command = tuple[Any, ...]
 
-# A position in hex from an entry's id, and back. ms and seq are exact in Lua, their combination is not.
+# A position in hex from an entry's id, and back. ms and seq are exact in Lua, their combination is not. An id that does
+# not fit into a position is above all of them.
 HEX = """
 local function hex(id)
   local ms, seq = id:match('^(%d+)-(%d+)$')
   ms, seq = tonumber(ms), tonumber(seq)
+  if ms >= 4398046511104 or seq > 2097152 then return 'ffffffffffffffff' end
   return string.format('%011x%05x', ms * 2 + math.floor(seq / 1048576), seq % 1048576)
 end
 local function id(h)

@@ -13,12 +13,14 @@ from onward.brokers.core.holdings import Chunk
 from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.redis import reader, settling
 from onward.brokers.redis.doorbell import RedisDoorbell
-from onward.brokers.redis.keys import Keyspace
+from onward.brokers.redis.keys import Keyspace, PartitionKeys
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.link import Link, LinkThread
 from onward.brokers.redis.log_scripts import LAG
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisPlace
 from onward.brokers.redis.positions import hex_of, id_of, ms_of
+from onward.brokers.redis.scripts import Command
+from onward.brokers.redis.stream_scripts import LAG_STREAM
 from onward.errors import AsideError, BrokerError
 from onward.event import Partition
 from onward.settings import Settings
@@ -26,6 +28,7 @@ from onward.settings import Settings
 log = logging.getLogger("onward")
 
 _LEAVE_S = 2.0  # to report that we leave; otherwise the others notice when our leases end
+_PROJECT_S = 0.5  # how long a pending list may lack what was handed out
 _LOOK_S = 1.0  # how long a lost ring of the doorbell may go unnoticed
 
 
@@ -42,6 +45,9 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         self._leases = keeper
         self._thread, self._doorbell = access
         self._timeout_s = settings.publish_timeout_s
+        keyspace = keeper.member.keyspace
+        self._projects_at = 0.0
+        self._has_streams = any(keyspace.mapped(topic) for topic in keeper.member.topics)  # of others
 
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
@@ -54,6 +60,7 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         parts, refused = settling.parts(holds, progress, aside, gone)
         if parts:
             answer = await self._thread.run(lambda link: settling.settle(link, self._leases.member, parts))
+            self._stop_intruded(parts)
             lost |= dict.fromkeys(answer.lost)
             refused |= answer.refused
             if answer.lost or answer.failed:
@@ -101,7 +108,11 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         self._leases.look_at(self._holdings.deadline if sure else now)
 
     async def _read(self, limit: int, max_bytes: int) -> None:
-        if self._leases.failure is not None or self._holdings.is_stocked(limit, max_bytes):
+        if self._leases.failure is not None:
+            return
+        if self._has_streams:
+            await self._project()
+        if self._holdings.is_stocked(limit, max_bytes):
             return
         wants = reader.wanted(self._holdings, limit, max_bytes)
         keyspace = self._leases.member.keyspace
@@ -116,6 +127,25 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
             if not each.is_ours:
                 self._leases.look_at(0.0)
             reader.stock(self._holdings, self._leases.member, each)
+
+    async def _project(self) -> None:
+        """Let the real groups show what was handed out, where no settle has done that lately."""
+        behind = [hold for hold in self._holdings.announced() if _is_behind(hold)]
+        if not behind or clock.now() < self._projects_at:
+            return
+        self._projects_at = clock.now() + _PROJECT_S
+        parts = [settling.projection_of(hold) for hold in behind]
+        try:
+            await self._thread.run(lambda link: settling.settle(link, self._leases.member, parts))
+        except BrokerError:
+            return self._leases.look_at(0.0)
+        self._stop_intruded(parts)
+
+    def _stop_intruded(self, parts: Sequence[settling.PartitionSettle]) -> None:
+        """Another consumer reads the group: what was read ahead is not handed out."""
+        for part in parts:
+            if part.hold.own.shard is not None and part.hold.own.shard.intruders:
+                self._holdings.throttle(part.hold, throttled=True)
 
     def _fetched(self, link: Link, wants: Sequence[tuple[RedisHold, int]], ids: Mapping[str, str]) -> list[reader.Read]:
         """In the thread: read, and let the doorbell listen from there if there was nothing."""
@@ -147,11 +177,19 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
             raise BrokerError(f"Redis did not answer in {within_s:g} s; {'; '.join(self.troubles())}") from None
 
 
+def _is_behind(hold: RedisHold) -> bool:
+    shard = hold.own.shard
+    if shard is None or shard.projection is None or shard.intruders:
+        return False
+    return shard.projection.is_behind(hold.ahead.next_out)
+
+
 class ReadSoFar(NamedTuple):
     """A partition at one moment."""
 
     hold: RedisHold
     position: int  # the next one to read
+    appended: int  # events before it, as far as we know
     events: int  # read by this ownership
     ahead: int  # of these, not yet handed out
     first_ms: int | None  # when the first of those was published
@@ -160,7 +198,8 @@ class ReadSoFar(NamedTuple):
     def of(cls, hold: RedisHold) -> "ReadSoFar":
         chunks = [chunk for chunk in hold.ahead.chunks if isinstance(chunk, Chunk)]
         first_ms = ms_of(chunks[0].deliveries[0].position) if chunks else None
-        return cls(hold, hold.ahead.position, hold.own.count.read, hold.ahead.events, first_ms)
+        count = hold.own.count
+        return cls(hold, hold.ahead.position, count.appended, count.read, hold.ahead.events, first_ms)
 
     def lag(self, counted: "Counted | None") -> BrokerLag:
         """What was read and not handed out counts as undelivered."""
@@ -189,6 +228,12 @@ class Counted(NamedTuple):
 
 
 def _counted(link: Link, keyspace: Keyspace, read: Sequence[ReadSoFar]) -> list[Counted | None]:
-    found = [(keyspace.of(each.hold.partition), hex_of(each.position)) for each in read]
-    replies = link.call(*[LAG([keys.stream, keys.meta, keys.marks], place) for keys, place in found])
+    replies = link.call(*[_count(keyspace.of(each.hold.partition), each) for each in read])
     return list(map(Counted.of, replies))
+
+
+def _count(keys: PartitionKeys, read: ReadSoFar) -> Command:
+    place = hex_of(read.position)
+    if read.hold.own.shard is not None:
+        return LAG_STREAM([keys.stream], place, read.appended)
+    return LAG([keys.stream, keys.meta, keys.marks], place)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from redis.exceptions import ResponseError
 
 from onward import clock
-from onward.brokers.redis.keys import PartitionKeys
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import TRIM
-from onward.brokers.redis.scripts import Command, Script
+from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.stream_figures import StreamFigures
+from onward.brokers.redis.stream_scripts import TRIM_STREAM
 from onward.brokers.redis.topics import RedisTopics
 from onward.event import Partition
 from onward.settings import Settings
@@ -19,15 +19,10 @@ _INTERVAL_S = 5.0
 _ROUNDS = 20  # of some 1,000 events each, so that no other call waits long
 
 
-def by_retention(
-    script: Script, keys: PartitionKeys, groups: Sequence[str], settings: Settings, partitions: int
-) -> Command:
-    """A call of TRIM or RETAINED. The retention in bytes is the topic's: each partition has its share."""
+def retention(settings: Settings, partitions: int) -> tuple[int, int, int | str]:
+    """As TRIM and RETAINED take it. The bytes are the topic's: each partition has its share."""
     events = "" if settings.retention_events is None else settings.retention_events
-    return script(
-        [keys.stream, keys.meta, keys.marks, keys.groups, *map(keys.group, groups)],
-        *(int(settings.retention_s * 1000), settings.retention_bytes // partitions, events),
-    )
+    return int(settings.retention_s * 1000), settings.retention_bytes // partitions, events
 
 
 class Trimmer:
@@ -43,9 +38,12 @@ class Trimmer:
     def work(self, link: Link, owned: Sequence[Partition]) -> None:
         for partition in self._kept.difference(owned):
             self._report_kept(partition, 0)
-        if clock.now() < self._due or not owned:
+        if clock.now() < self._due:
             return
         self._due = clock.now() + _INTERVAL_S
+        owned = [each for each in owned if self._may_trim(each)]
+        if not owned:
+            return
         groups = link.ask(*[("SMEMBERS", self._topics.keyspace.of(partition).groups) for partition in owned])
         names = dict(zip(owned, groups, strict=True))
         left = list(owned)
@@ -56,11 +54,19 @@ class Trimmer:
             if not left:
                 return
 
+    def _may_trim(self, partition: Partition) -> bool:
+        """Streams of other programs are trimmed only if the settings say so."""
+        streams = self._topics.keyspace.mapped(partition.topic)
+        return streams is None or streams.trim
+
     def _command(self, partition: Partition, groups: Sequence[bytes]) -> Command:
-        topic = self._topics.known(partition.topic)
-        names = [group.decode() for group in groups]
-        keys = self._topics.keyspace.of(partition)
-        return by_retention(TRIM, keys, names, self._settings, topic.partitions if topic else 1)
+        keyspace, topic = self._topics.keyspace, self._topics.known(partition.topic)
+        keys = keyspace.of(partition)
+        members = [keys.group(group.decode()) for group in groups]
+        limits = retention(self._settings, topic.partitions if topic else 1)
+        if keyspace.mapped(partition.topic) is not None:
+            return TRIM_STREAM([keys.stream, keys.groups, *members], *limits)
+        return TRIM([*keys.log, *members], *limits)
 
     def _trimmed(self, partition: Partition, reply: Sequence[int] | ResponseError) -> bool:
         """Whether there may be more to trim."""
