@@ -101,7 +101,7 @@ class Failure(msgspec.Struct, frozen=True):
     An event whose retry is still to come has one too, with the reason `failed`. It remembers the facts that a later
     dead letter needs, such as the time of the first failure."""
 
-    reason: str  # of a dead letter: exhausted, undecodable, expired, crashed, refused; of a retry: failed
+    reason: str  # of a dead letter: exhausted, undecodable, expired, crashed, refused, lost; of a retry: failed
     error: str  # the exception's type
     message: str
     traceback: str

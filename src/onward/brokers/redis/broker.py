@@ -28,6 +28,7 @@ from onward.brokers.core.holdings import Holdings
 from onward.brokers.core.publishing import check_events, check_relay
 from onward.brokers.core.subscription import check_start
 from onward.brokers.redis import checkup, figures
+from onward.brokers.redis.adoption import Adopter
 from onward.brokers.redis.aside import RedisAside
 from onward.brokers.redis.backlog import BacklogLimit
 from onward.brokers.redis.courier import RedisCourier
@@ -35,11 +36,12 @@ from onward.brokers.redis.doorbell import RedisDoorbell
 from onward.brokers.redis.group_watch import GroupWatch
 from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.keys import Keyspace
-from onward.brokers.redis.lease_keeper import LeaseKeeper
+from onward.brokers.redis.lease_keeper import Chores, LeaseKeeper
 from onward.brokers.redis.lease_turn import RedisTurn
 from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, Pauses, RedisAddress
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
+from onward.brokers.redis.reclaim import Reclaimer, ReclaimTally, TopicReclaimer
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
 from onward.brokers.redis.stream_figures import StreamFigures
 from onward.brokers.redis.streams import mapped
@@ -167,9 +169,8 @@ class RedisBroker:
         holdings: RedisHoldings = Holdings(Bell())
         patience_s = min(TIMEOUT_S, max(_LEAST_PATIENCE_S, settings.lease_s / 2))
         turn = RedisTurn(Link(self._address, patience_s), member, watch, settings)
-        keeper = LeaseKeeper(
-            turn, member, JoinedTopics(self._topics, member), holdings, Trimmer(self._topics, settings, member.figures)
-        )
+        chores = Chores(Trimmer(self._topics, settings, member.figures), self._reclaimer(member, holdings))
+        keeper = LeaseKeeper(turn, member, JoinedTopics(self._topics, member), holdings, chores)
         await asyncio.to_thread(keeper.join)
         doorbell = RedisDoorbell(
             Link(self._address),
@@ -183,6 +184,17 @@ class RedisBroker:
         keeper.start()
         doorbell.start(member.group)
         return subscription
+
+    def _reclaimer(self, member: RedisMember, holdings: RedisHoldings) -> Reclaimer:
+        """Temporary groups have no consumer group at the server, so they have nothing to adopt."""
+        foreign = [each for each in member.topics if member.keyspace.mapped(each) and not member.is_passing]
+        tally = ReclaimTally(member.group)
+        return Reclaimer(
+            {
+                topic: TopicReclaimer(topic, Adopter(Link(self._address), member, self._settings), holdings, tally)
+                for topic in foreign
+            }
+        )
 
     def aside(self, group: str) -> RedisAside:
         return RedisAside(group, self._thread, self._topics.keyspace)
@@ -218,7 +230,7 @@ class RedisBroker:
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()
         try:
-            return await self._thread.run(lambda link: checkup.findings(link, self._topics))
+            return await self._thread.run(lambda link: checkup.findings(link, self._topics, self._settings))
         except BrokerError as error:
             return [Finding("error", str(error), "start Redis, or correct the URL and the settings of the client")]
 

@@ -66,22 +66,26 @@ class Projection:
         self._handed_out = position  # as far as the group at the server knows
 
     def load(self, pending: Mapping[int, int]) -> None:
-        """What is pending under our name: what the owner before had not done, and what it did since its last settle."""
+        """What is pending under our name: what the owner before had not done, and what waits in the aside."""
         self.is_loaded = True
         self._listed |= pending
-        self._open.update(pending)
+        self._doubtful.update(position for position in pending if self._done.has(position))
 
     def saw(self, positions: Iterable[int]) -> None:
         """These were read from the log."""
         self._open.update(positions)
+
+    def buried(self, positions: Iterable[int]) -> None:
+        """These were read from the log, and are dead letters already."""
+        self._doubtful.update(positions)
 
     def moved(self, positions: Sequence[int], to: State | None) -> None:
         """An operator moved the records of these positions, or removed them."""
         self._moved.append((positions, to))
 
     def is_behind(self, next_out: int) -> bool:
-        """More was handed out than the group at the server knows of, or records were moved."""
-        return next_out > self._handed_out or bool(self._moved)
+        """More was handed out, or is done, than the group at the server knows of, or records were moved."""
+        return next_out > self._handed_out or bool(self._moved) or bool(self._doubtful)
 
     def plan(self, change: ListChange, next_out: int) -> Plan:
         """`next_out`: everything before it was handed out."""

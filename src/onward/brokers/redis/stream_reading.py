@@ -9,9 +9,12 @@ from redis.exceptions import ResponseError
 from onward.brokers.base import AsideRecord, Failure, State, Tries, record_id
 from onward.brokers.redis.anchors import anchor_of
 from onward.brokers.redis.aside_rows import stored
+from onward.brokers.redis.leftovers import LostEntry
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import SETTLE
+from onward.brokers.redis.lost_entries import report, stub
 from onward.brokers.redis.member import RedisHold, RedisMember
+from onward.brokers.redis.positions import id_of
 from onward.brokers.redis.progress import ProgressFields
 from onward.brokers.redis.server_errors import explained
 from onward.brokers.redis.stream_shard import DecodedEntries, StreamShard, UnfitEntry
@@ -27,31 +30,32 @@ def decoded(
     assert shard is not None, "a stream of others"
     if entries:
         shard.anchor = anchor_of(*entries[-1])
-    found = shard.decoded(entries)
-    if found.unfit and (why := _buried(link, member, hold, found.unfit)):
-        first = found.unfit[0]
-        return found.before(first.position, f"{first.why}; its dead letter cannot be stored: {why}")
+    found = shard.decoded(entries, hold.ahead.position)
+    lost = [LostEntry(id_of(each).encode(), each) for each in found.missing]
+    letters = [_letter(member.group, shard, each) for each in found.unfit]
+    letters += [stub(member.group, shard, each) for each in lost]
+    if letters and (why := buried(link, member, hold, letters)):
+        first = min(each.position for each in letters)
+        return found.before(first, f"entry {id_of(first)}: its dead letter cannot be stored: {why}")
+    for each in found.unfit:
+        log.error("%s of group %s: %s; it is a dead letter now", hold.partition, member.group, each.why)
+    report(member, shard, lost)
     if shard.projection is not None:
         shard.projection.saw([each.position for each in found.deliveries])
+        shard.projection.buried([each.position for each in letters])
     return found
 
 
-def _buried(link: Link, member: RedisMember, hold: RedisHold, unfit: list[UnfitEntry]) -> str:
-    """Store them as dead letters. Returns why that failed, or ""."""
-    shard = hold.own.shard
-    assert shard is not None, "a stream of others"
+def buried(link: Link, member: RedisMember, hold: RedisHold, letters: list[AsideRecord]) -> str:
+    """Store these dead letters. Returns why that failed, or ""."""
     keys = member.keyspace.of(hold.partition)
-    records = [value for each in unfit for value in stored(_letter(member.group, shard, each))]
-    fixed = (link.incarnation(keys.meta), hold.own.token, *ProgressFields(), len(unfit))
+    records = [value for each in letters for value in stored(each)]
+    fixed = (link.incarnation(keys.meta), hold.own.token, *ProgressFields(), len(letters))
     names = [keys.group(member.group), *keys.aside(member.group), keys.meta]
     (reply,) = link.call(SETTLE(names, *fixed, *records))
     if isinstance(reply, ResponseError):
         return explained(reply)
-    if reply != b"ok":
-        return "ownership is being checked"
-    for each in unfit:
-        log.error("%s of group %s: %s; it is a dead letter now", hold.partition, member.group, each.why)
-    return ""
+    return "" if reply == b"ok" else "ownership is being checked"
 
 
 def _letter(group: str, shard: StreamShard, unfit: UnfitEntry) -> AsideRecord:

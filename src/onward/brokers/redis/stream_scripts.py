@@ -200,8 +200,9 @@ for _, run in ipairs(runs) do
   end
 end
 local reply, acks = {state}, {}
+local has_rows = first <= last and redis.call('EXISTS', KEYS[3]) == 1
 for j = first, last do
-  local row = redis.call('HGET', KEYS[3], hex(ARGV[j]) .. ':' .. h[3])
+  local row = has_rows and redis.call('HGET', KEYS[3], hex(ARGV[j]) .. ':' .. h[3])
   local out = row and row:sub(3, 6) ~= 'dead' and reply or acks
   out[#out + 1] = ARGV[j]
 end
