@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from onward import Onward, Retry
 from onward.brokers.base import PASSING, AsideRecord, Broker, Filter, Moved, Progress, Reached, State, Tries, record_id
 from onward.brokers.core.partitioner import partition_of
 from onward.brokers.redis import Streams, trimmer
@@ -50,6 +51,9 @@ class StreamStage:
         rows = self.client.xpending_range(self.stream, self.stage.group, "-", "+", 10_000)
         assert {row["consumer"] for row in rows} <= {b"onward"}
         return {row["message_id"].decode(): row["times_delivered"] for row in rows}
+
+    def has_group(self) -> bool:
+        return bool(self.client.exists(self.stream) and self.client.xinfo_groups(self.stream))
 
     def delivered(self) -> str:
         """The group's last-delivered id."""
@@ -848,5 +852,35 @@ def test_a_last_entry_that_others_remove_is_no_loss_once_it_was_read(redis_serve
             await second.take(5)
             assert [each.event.key for each in second.deliveries] == [f"job-{n}" for n in range(5, 10)]
             assert second.deliveries[0].log_id == member.deliveries[0].log_id
+
+    play(scene())
+
+
+def test_a_failing_handler_leaves_its_entry_pending_until_it_is_a_dead_letter(redis_server: RedisServer) -> None:
+    """Checklist of seed 000: no acknowledgement after a failure, and the stream's id is there in every attempt."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            topic, seen, may_fail = stage.stage.topic, dict[str, list[str]](), asyncio.Event()
+            app = Onward(stage.stage.url, streams={topic: stage.streams}, lease_s=3.0)
+
+            @app.handler(topic, group=stage.stage.group, retry=Retry(attempts=2, first_delay_s=0.01))
+            async def handle(job: dict[str, str], event: Event) -> None:
+                seen.setdefault(event.headers["onward-stream-id"], []).append(job["job_id"])
+                if job["job_id"] == "job-1":
+                    await may_fail.wait()
+                    raise ValueError("no")
+
+            running = asyncio.ensure_future(app.run())
+            bad, good = stage.add(1, 2)
+            await until(lambda: good in seen and stage.has_group() and stage.pending() == {bad: 1})
+            may_fail.set()
+            await until(lambda: stage.pending() == {})
+            app.stop()
+            await running
+            assert seen == {bad: ["job-1", "job-1"], good: ["job-2"]}
+            aside = (await stage.stage.broker()).aside(stage.stage.group)
+            (letter,) = (await aside.scan(Filter(topic=topic), None, 10)).records
+            assert letter.event.headers["onward-stream-id"] == bad
 
     play(scene())

@@ -14,7 +14,8 @@ STREAM_HEADER = "onward-stream"
 ID_HEADER = "onward-stream-id"
 _MOST_FIELDS = 1_000  # of one entry that we publish
 _SEQ_BITS = 21
-_PREFIX_BITS = 74 - _SEQ_BITS
+_MOST_SEQ = (1 << _SEQ_BITS) - 1
+_MOST_MS = (1 << 48) - 1
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -32,7 +33,10 @@ class StreamEntries:
         self._key = None if streams.key is None else streams.key.encode()
         self._value = None if streams.value is None else streams.value.encode()
         digest = hashlib.blake2b(f"{log_id} {stream}".encode(), digest_size=8).digest()
-        self._prefix = int.from_bytes(digest, "big") >> 64 - _PREFIX_BITS
+        prefix = int.from_bytes(digest, "big") >> 11  # 53 bits
+        high = 0x2 << 62 | (prefix & (1 << 41) - 1) << _SEQ_BITS
+        self._middle = f"-7{prefix >> 41:03x}-{high >> 48:04x}-"
+        self._low = high & (1 << 48) - 1
 
     def event(self, id_: bytes, fields: Sequence[bytes]) -> Event:
         """Misfit: the entry has no such field, or one that is not UTF-8."""
@@ -55,18 +59,14 @@ class StreamEntries:
         return self._event(id_, None, None)
 
     def _event(self, id_: bytes, key: str | None, value: bytes | None) -> Event:
-        ms = int(id_.partition(b"-")[0])
+        """Its id is a UUIDv7: the time of the entry, then the log and the stream, then its number within the
+        millisecond. So the same entry always has the same id."""
+        ms, _, seq = id_.partition(b"-")
+        moment = int(ms)
+        hexed = f"{moment & _MOST_MS:012x}"
+        id_text = f"{hexed[:8]}-{hexed[8:]}{self._middle}{self._low | int(seq) & _MOST_SEQ:012x}"
         headers = {STREAM_HEADER: self.stream, ID_HEADER: id_.decode()}
-        return Event(self._id(id_), self._topic, key, value, headers, time=ms / 1000)
-
-    def _id(self, id_: bytes) -> str:
-        """As a UUIDv7: the time of the entry, then the log and the stream, then its number within the millisecond. The
-        same entry always has the same id."""
-        ms, seq = (int(part) for part in id_.split(b"-"))
-        bits = self._prefix << _SEQ_BITS | seq & (1 << _SEQ_BITS) - 1
-        number = (ms & (1 << 48) - 1) << 80 | 0x7 << 76 | (bits >> 62) << 64 | 0x2 << 62 | bits & (1 << 62) - 1
-        text = f"{number:032x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        return Event(id_text, self._topic, key, value, headers, time=moment / 1000)
 
 
 def _field(id_: bytes, name: bytes, found: dict[bytes, bytes]) -> bytes:

@@ -108,7 +108,7 @@ class StreamShard:
                 found.unfit.append(UnfitEntry(position, id_, fields, str(error)))
                 continue
             found.deliveries.append(Delivery(event, partition, position, epoch, 1, fence, log_id))
-            found.size += event.size
+            found.size += sum(map(len, fields))
         found.missing = sorted(each for each in left if each < found.reached)
         return found
 
