@@ -11,6 +11,7 @@ from onward.brokers.base import (
     Broker,
     Change,
     Features,
+    Figure,
     Finding,
     GroupInfo,
     MemberInfo,
@@ -27,6 +28,7 @@ from onward.brokers.core.publishing import check_events, check_relay
 from onward.brokers.core.subscription import check_start
 from onward.brokers.redis import checkup, figures
 from onward.brokers.redis.address import RedisAddress
+from onward.brokers.redis.adoption import Adopter
 from onward.brokers.redis.aside import RedisAside
 from onward.brokers.redis.backlog import BacklogLimit
 from onward.brokers.redis.cluster_link import new_link
@@ -35,12 +37,14 @@ from onward.brokers.redis.doorbell import ClusterDoorbell, RedisDoorbell
 from onward.brokers.redis.group_watch import GroupWatch
 from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.keys import Keyspace
-from onward.brokers.redis.lease_keeper import LeaseKeeper
+from onward.brokers.redis.lease_keeper import Chores, LeaseKeeper
 from onward.brokers.redis.lease_turn import RedisTurn
 from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, patiently
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
+from onward.brokers.redis.reclaim import Reclaimer, ReclaimTally, TopicReclaimer
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
+from onward.brokers.redis.stream_figures import StreamFigures
 from onward.brokers.redis.streams import mapped
 from onward.brokers.redis.subscription import RedisAccess, RedisSubscription
 from onward.brokers.redis.topics import RedisTopics, listed
@@ -127,11 +131,11 @@ class RedisBroker:
         self._address = address
         self._settings = settings
         self._topics = RedisTopics(settings, Keyspace(mapped(settings.streams)))
+        self._figures = StreamFigures()
         self._thread = LinkThread(new_link(address), "query")
         backlog = BacklogLimit(self._topics, settings.max_backlog_bytes)
         courier = RedisCourier(new_link(address), self._topics, backlog, settings)
-        self._publisher = RedisPublisher(courier, settings)
-        self._in_turn = asyncio.Lock()
+        self._publisher = RedisPublisher(courier, settings, self._topics.keyspace)
         self._epochs = itertools.count(1)
         self._subscriptions: set[RedisSubscription] = set()
         self._closed = False
@@ -144,8 +148,8 @@ class RedisBroker:
             return
         names = {event.topic for event in events}
         known = {name: topic.partitions for name in names if (topic := self._topics.known(name)) is not None}
-        if len(known) < len(names) or self._in_turn.locked():
-            async with self._in_turn:  # calls take effect in the order they entered, even while a topic is looked up
+        if len(known) < len(names) or self._publisher.in_turn.locked():
+            async with self._publisher.in_turn:
                 sent = self._publisher.enter(events, await self._counts(events, names), relay)
         else:
             sent = self._publisher.enter(events, known, relay)
@@ -183,7 +187,7 @@ class RedisBroker:
         gone = frozenset[str]() if supervised is None else supervised.gone
         owner = f"{member}:{uuid.uuid4().hex}"
         enrolment = RedisMember(
-            group, owner, list(dict.fromkeys(topics)), start, self._epochs, gone, self._topics.keyspace
+            group, owner, list(dict.fromkeys(topics)), start, self._epochs, gone, self._topics.keyspace, self._figures
         )
         joining = asyncio.ensure_future(self._joined(enrolment))
         try:
@@ -197,9 +201,8 @@ class RedisBroker:
         holdings: RedisHoldings = Holdings(Bell())
         patience_s = min(TIMEOUT_S, max(_LEAST_PATIENCE_S, settings.lease_s / 2))
         turn = RedisTurn(new_link(self._address, patience_s), member, watch, settings)
-        keeper = LeaseKeeper(
-            turn, member, JoinedTopics(self._topics, member), holdings, Trimmer(self._topics, settings)
-        )
+        chores = Chores(Trimmer(self._topics, settings, member.figures), self._reclaimer(member, holdings))
+        keeper = LeaseKeeper(turn, member, JoinedTopics(self._topics, member), holdings, chores)
         await asyncio.to_thread(patiently, keeper.join, _patience_s(settings))
         doorbell = self._doorbell(member, ring=holdings.bell.ring, tell=lambda: keeper.look_at(0.0))
         access = RedisAccess(LinkThread(new_link(self._address), f"reader-{member.group}"), doorbell)
@@ -217,6 +220,17 @@ class RedisBroker:
             return ClusterDoorbell(lambda key: new_link(address, key=key), news, ring=ring, tell=tell)
         return RedisDoorbell(new_link(address), news, ring=ring, tell=tell)
 
+    def _reclaimer(self, member: RedisMember, holdings: RedisHoldings) -> Reclaimer:
+        """Temporary groups have no consumer group at the server, so they have nothing to adopt."""
+        foreign = [each for each in member.topics if member.keyspace.mapped(each) and not member.is_passing]
+        tally = ReclaimTally(member.group)
+        return Reclaimer(
+            {
+                topic: TopicReclaimer(topic, Adopter(new_link(self._address), member, self._settings), holdings, tally)
+                for topic in foreign
+            }
+        )
+
     def aside(self, group: str) -> RedisAside:
         return RedisAside(group, self._thread, self._topics.keyspace)
 
@@ -226,7 +240,7 @@ class RedisBroker:
 
     async def topics(self) -> Sequence[TopicSpec]:
         self._check_open()
-        return await self._thread.run(listed)
+        return await self._thread.run(lambda link: listed(link, self._topics.keyspace))
 
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
         self._check_open()
@@ -245,11 +259,14 @@ class RedisBroker:
         await self._thread.run(lambda link: figures.drop_topic(link, self._topics, topic))
         self._topics.forget(topic)
 
+    def figures(self) -> Sequence[Figure]:
+        return self._figures.figures()
+
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()
         try:
             return await self._thread.run(
-                lambda link: checkup.findings(link, self._topics, _facts(link, self._settings))
+                lambda link: checkup.findings(link, self._topics, self._settings, _facts(link, self._settings))
             )
         except BrokerError as error:
             return [Finding("error", str(error), "start Redis, or correct the URL and the settings of the client")]

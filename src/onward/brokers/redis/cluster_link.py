@@ -172,6 +172,10 @@ class ClusterLink(Link):
                 raise node.trouble
         return weakest([node.link.facts() for node in self._ready()])
 
+    def infos(self, sections: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        self.connect()
+        return {node.link.address.name: node.link.infos(sections)[""] for node in self._ready()}
+
     def denied(self) -> list[str]:
         self.connect()
         return sorted({name for node in self._ready() for name in node.link.denied()})

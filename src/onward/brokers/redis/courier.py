@@ -26,6 +26,7 @@ from onward.brokers.redis.keys import RELAYS
 from onward.brokers.redis.link import Link, LinkDown, NoAnswer, Pauses
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
+from onward.brokers.redis.stream_scripts import PUBLISH_STREAM
 from onward.brokers.redis.topics import RedisTopics
 from onward.errors import Backlogged, BrokerError, OnwardError, RelayFenced
 from onward.event import Partition
@@ -239,6 +240,12 @@ class RedisCourier:
         version = topic.version if topic is not None else ""
         names = [keys.stream, keys.meta, keys.producer(producer.name), keys.marks]
         shard, fence = call.relay or ("", 0)
+        if topic is not None and topic.streams is not None:  # of others
+            return PUBLISH_STREAM(
+                [*names[:3], keys.relays] if call.relay else names[:3],
+                *(version, producer.number + at, shard, f"{fence:019d}"),
+                *[state.window.items[each].packed.data for each in call.items],
+            )
         allowance = self._backlog.allowance(call.partition, topic.partitions if topic is not None else 1)
         return log_scripts.PUBLISH(
             [*names, keys.relays] if call.relay else names,

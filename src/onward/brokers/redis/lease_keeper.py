@@ -8,6 +8,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +21,7 @@ from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.lease_turn import Look, RedisTurn, TurnDone
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisMember, RedisPlace
+from onward.brokers.redis.reclaim import Reclaimer
 from onward.brokers.redis.trimmer import Trimmer
 from onward.brokers.redis.turn_schedule import TurnSchedule
 from onward.errors import BrokerError, GroupDropped, OnwardError
@@ -32,16 +34,23 @@ _LOOK_AGAIN_S = 0.3  # while a node does not answer
 _notice = msgspec.msgpack.Decoder(tuple[str, State | None, float | None]).decode
 
 
+class Chores(NamedTuple):
+    """What an owner does for its partitions beside reading them."""
+
+    trimmer: Trimmer
+    reclaimer: Reclaimer
+
+
 class LeaseKeeper:
     def __init__(
-        self, turn: RedisTurn, member: RedisMember, joined: JoinedTopics, holdings: RedisHoldings, trimmer: Trimmer
+        self, turn: RedisTurn, member: RedisMember, joined: JoinedTopics, holdings: RedisHoldings, chores: Chores
     ) -> None:
         self.member = member
         self.failure: OnwardError | None = None
         self._turn = turn
         self._joined = joined
         self._holdings = holdings
-        self._trimmer = trimmer
+        self._chores = chores
         self._schedule = TurnSchedule()
         self._requests: Requests[RedisPlace] = Requests()
         self._polled = clock.now()
@@ -68,6 +77,7 @@ class LeaseKeeper:
             f"no partition of topic {topic} changes its owner in group {self.group}: {why}"
             for topic, why in dict(self._turn.unlisted).items()
         ]
+        standing += self._chores.reclaimer.troubles
         trouble = self._turn.link.trouble
         return [f"leases of group {self.group} cannot be renewed: {trouble}", *standing] if trouble else standing
 
@@ -101,10 +111,12 @@ class LeaseKeeper:
 
     def start(self) -> None:
         self.look_at(0.0)
+        self._chores.reclaimer.start(self.group, ring=lambda: self.look_at(0.0))
         threading.Thread(target=self._run, name=f"onward-redis-leases-{self.group}", daemon=True).start()
 
     def stop(self) -> None:
         self._schedule.close()
+        self._chores.reclaimer.stop()
 
     def _next_turn(self) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
@@ -182,6 +194,7 @@ class LeaseKeeper:
         situation = Situation(self.member.owner, mine, requests.asked, requests.retiring)
         decisions = leasing.decide(situation, turn.seats(look, partitions, now), now)
         decisions.lost += look.lost
+        decisions.revoked += self._chores.reclaimer.returns(set(decisions.renewed) - set(decisions.revoked))
         self._withhold(decisions)
         certain = [hold for hold in lapsed if turn.is_certain(hold)]
         done = turn.act(look, decisions, [*again, *certain])
@@ -194,7 +207,7 @@ class LeaseKeeper:
             self._joined.rejoin(turn.link, deleted)
         if deleted or done.missed or again:
             self._schedule.kick(clock.now() + _EXPIRY_SLACK_S)
-        self._trimmer.work(turn.link, [hold.partition for hold in look.renewed])
+        self._chores.trimmer.work(turn.link, [hold.partition for hold in look.renewed])
 
     def _wind_down(
         self, requests: Requests[RedisPlace], held: Mapping[Partition, RedisHold], lapsed: Sequence[RedisHold]
@@ -240,9 +253,12 @@ class LeaseKeeper:
             for hold in done.claimed:
                 waits = hold.assigned.unclean and not hold.own.is_gone
                 hold.ready_at = now + (settings.takeover_grace_s if waits else 0.0)
+                self._chores.reclaimer.claimed(hold)
                 holdings.add(hold)
             for message in _moved(look):
                 holdings.report(message)
+                if (holder := holdings.held.get(message.partition)) and holder.own.shard:
+                    holder.own.shard.moved(message)
             self._requests.done(requests)
             self._requests.retiring = decisions.retires
         holdings.bell.ring()

@@ -27,8 +27,11 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import HEARD, NEWS
 from onward.brokers.redis.member import RedisHold, RedisMember, RedisPlace
 from onward.brokers.redis.progress import decoded
+from onward.brokers.redis.projection import Projection
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
+from onward.brokers.redis.stream_scripts import CLAIM_STREAM
+from onward.brokers.redis.stream_shard import StreamShard
 from onward.event import Partition
 from onward.settings import Settings
 
@@ -272,7 +275,9 @@ class RedisTurn:
 
     def _claim(self, seat: Seat, view: LeaseView) -> Command:
         waits = int(not seat.clean and not seat.is_gone and self.settings.takeover_grace_s > 0)
-        return scripts.CLAIM(
+        streams = self._member.keyspace.mapped(seat.partition.topic)
+        claim = scripts.CLAIM if streams is None else CLAIM_STREAM
+        return claim(
             self._member.claim_keys(seat.partition),
             self._incarnation(seat.partition),
             view.owner,
@@ -282,6 +287,7 @@ class RedisTurn:
             int(self.settings.lease_s * 1000),
             waits,
             uuid.uuid4().hex,
+            self._member.real_group,
         )
 
     def _claimed(self, seat: Seat, answer: Any) -> RedisHold | None:
@@ -295,8 +301,20 @@ class RedisTurn:
             log.error("%s of group %s begins again: %s", partition, self._member.group, _NEWS[news])
         epoch = next(self._member.epochs)
         stored = decoded(partition, epoch, answer[4])
+        count = int(answer[4][3]) if answer[4][3] else None
         assigned = Assigned(partition, epoch, fence, log_id, stored, not seat.clean)
-        return Hold(assigned, RedisPlace(token, is_gone=seat.is_gone), position=int(answer[4][0], 16))
+        position = int(answer[4][0], 16)
+        place = RedisPlace(token, is_gone=seat.is_gone, count=count, shard=self._shard(assigned, position))
+        return Hold(assigned, place, position=position)
+
+    def _shard(self, assigned: Assigned, position: int) -> StreamShard | None:
+        streams = self._member.keyspace.mapped(assigned.partition.topic)
+        if streams is None:
+            return None
+        projection = Projection(assigned.stored, position) if self._member.real_group else None
+        shard = StreamShard(assigned, streams.stream(assigned.partition.index), streams, projection)
+        shard.incarnation = self._incarnation(assigned.partition)
+        return shard
 
     def _heard(self, hold: RedisHold, count: int) -> Command:
         keys = self._member.keyspace.of(hold.partition)

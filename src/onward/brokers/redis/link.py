@@ -9,7 +9,7 @@ import contextlib
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from onward.brokers.redis.keys import type_of
 from onward.brokers.redis.permissions import PROBE, TRIALS, is_denied_in_script, missing, refused
 from onward.brokers.redis.scripts import Command, keys_of, with_text
 from onward.brokers.redis.server_errors import LOADING, code_of, explained, is_passing, is_wrong_type, wrong_types
-from onward.brokers.redis.server_facts import INFO, ServerFacts
+from onward.brokers.redis.server_facts import INFO, ServerFacts, info_of
 from onward.errors import BrokerError, Closed
 
 T = TypeVar("T")
@@ -103,6 +103,10 @@ class Link(ABC):
     @abstractmethod
     def facts(self) -> ServerFacts:
         """What the server says of itself; of a cluster, the weakest of its masters."""
+
+    @abstractmethod
+    def infos(self, sections: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """What INFO says, by the name of each server; "" if there is only one."""
 
     @abstractmethod
     def denied(self) -> list[str]:
@@ -211,6 +215,9 @@ class ServerLink(Link):
                 self.trouble = f"Redis at {self.address.name}: {explained(reply)}"
                 raise LinkDown(self.trouble, sent=False, final=not is_passing(reply)) from reply
         return ServerFacts.of(sections, config)
+
+    def infos(self, sections: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        return {"": info_of(self.ask(*[("INFO", section) for section in sections]))}
 
     def denied(self) -> list[str]:
         self.connect()
