@@ -260,14 +260,38 @@ def test_entries_that_are_trimmed_between_adoption_and_reading_leave_a_stub(redi
             other = stage.other()
             ids = other.publish(6)
             other.create()
-            other.read(6)
+            other.read(5)
             other.fall_silent()
             broker = await stage.broker()
-            member = await stage.member(broker)
-            while not member.deliveries:
-                await member.receive(limit=1)
-            assert ids_of(member.deliveries) == ids[:1]
+            member = await (await stage.member(broker)).hold(1)  # it reads with the next receive
+            stage.client.xtrim(other.stream, minid=ids[2], approximate=False)
+            stage.client.xdel(other.stream, ids[3])
+            await member.take(3)
+            assert ids_of(member.deliveries) == [ids[2], ids[4], ids[5]]
+            letters = await dead_letters(broker, stage.topic)
+            assert [each.event.headers["onward-stream-id"] for each in letters] == [ids[0], ids[1], ids[3]]
+            assert figure(broker, "stream_lost", Partition(stage.topic, 0)) == 3
             await member.settle()
+            await member.until(lambda: other.pending() == {})
+
+    play(scene())
+
+
+def test_entries_that_are_trimmed_while_we_have_them_open_leave_a_stub_for_the_next_owner(
+    redis_server: RedisServer,
+) -> None:
+    """Trap 8."""
+
+    async def scene() -> None:
+        async with foreign(redis_server) as stage:
+            other = stage.other()
+            ids = other.publish(6)
+            broker = await stage.broker()
+            member = await stage.member(broker)
+            await member.take(6)
+            await member.settle(member.deliveries[:1])
+            assert list(other.pending()) == ids[1:]
+            member.handled = 0
             await member.subscription.close()
             stage.client.xtrim(other.stream, minid=ids[3], approximate=False)
             again = await stage.member(broker)
