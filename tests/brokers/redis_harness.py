@@ -33,7 +33,7 @@ class RedisHarness:
     @contextmanager
     def refuse_aside(self, larger_than: int = 0) -> Iterator[None]:
         """The server refuses records."""
-        check = f"for i = 0, tonumber(ARGV[6]) - 1 do if #ARGV[9 + 3 * i] > {larger_than} then {_REFUSED} end end\n"
+        check = f"for i = 0, tonumber(ARGV[7]) - 1 do if #ARGV[10 + 3 * i] > {larger_than} then {_REFUSED} end end\n"
         with self._checking("SETTLE", check):
             yield
 

@@ -1,20 +1,29 @@
 """What the Redis broker counts: retention, backlog with what is aside, lost events, shares of a batch, metrics."""
 
+import functools
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from onward import Event, Onward
 from onward.brokers.base import AsideRecord, Broker, FigureSample, State, Tries, record_id
 from onward.brokers.core.partitioner import partition_of
 from onward.brokers.redis import trimmer
 from onward.brokers.redis.event_count import EventCount
+from onward.brokers.redis.stream_figures import StreamFigures
 from onward.errors import Backlogged
 from onward.event import Delivery, Partition
+from onward.observe.figures import of_broker
+from onward.observe.metrics import exposition, folded
 from onward.testing.scenario import Member, event
 from tests.brokers.redis_stage import Stage, play, staged, until
+from tests.observe.readings import partition, reading
 from tests.servers.redis import RedisServer
 
 
@@ -328,3 +337,84 @@ def test_counting_survives_settles_that_are_repeated() -> None:
     assert unknown.before(6) is None
     assert unknown.missing(50, 2) == 0
     assert unknown.before(6) == 49
+
+
+# -- metrics --------------------------------------------------------------------------------------------------------
+
+# The queries of the event router's dashboards.
+QUERIES = """
+sum by (domain) (
+    rate(event_router_reclaim_messages_total[5m])
+)
+
+event_router_reclaim_messages_total{domain="scan"}
+
+histogram_quantile(0.99,
+    rate(event_router_reclaim_latency_seconds_bucket{domain="chat"}[5m])
+)
+"""
+
+
+def _exported(text: str) -> dict[str, list[dict[str, str]]]:
+    """The labels of each time series, by the name of its metric."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(dict(sample.labels))
+    return found
+
+
+def test_the_queries_of_the_event_router_find_its_metrics() -> None:
+    figures = StreamFigures()
+    for topic in ("scan", "chat"):
+        for index in range(4):
+            figures.reclaimed(Partition(topic, index), 3, 0.02)
+            figures.batch(Partition(topic, index), 100)
+    exported = _exported(exposition(of_broker(figures.figures(), []), prefix="event_router"))
+    selectors = re.findall(r"(event_router_\w+)(?:\{(\w+)=\"(\w+)\"\})?", QUERIES)
+    assert len(selectors) == 3
+    for name, label, value in selectors:
+        series = [labels for labels in exported[name] if not label or labels[label] == value]
+        assert {labels["shard"] for labels in series} == {"0", "1", "2", "3"}
+        assert all(labels.keys() - {"le"} == {"domain", "shard"} for labels in series)
+    assert "event_router_xreadgroup_batch_size_bucket" in exported
+
+
+def test_the_figures_of_several_workers_are_combined() -> None:
+    parts = []
+    for kept in (7, 5):
+        figures, first = StreamFigures(), Partition("scan", 0)
+        figures.kept(first, kept)
+        figures.lost(first, kept)
+        figures.batch(first, kept)
+        parts.append(of_broker(figures.figures(), [reading(partition())]))
+    families = {family.name: family for family in folded(parts)}
+    assert [families[name].samples[0].value for name in ("stream_kept_events", "stream_lost")] == [7, 12]
+    (batches,) = families["xreadgroup_batch_size"].samples
+    assert (batches.value, sum(batches.buckets)) == (12, 2)
+    assert families["stream_pending"].labels == ("domain", "group", "shard")
+    assert [sample.value for sample in families["stream_pending"].samples] == [6]
+
+
+def test_an_application_exports_the_figures_of_its_streams(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        topic = f"scan-{uuid4().hex[:8]}"
+        app = Onward(redis_server.url, metrics_prefix="event_router", partitions=2)
+        handled = 0
+
+        @app.handler(topic, group="router")
+        async def route(event: Event) -> None:
+            nonlocal handled
+            handled += 1
+
+        for wanted in (50, 100):  # the second run has the same metrics, once
+            async with app.running():
+                await app.publish_many(topic, [(f"key-{n}", n) for n in range(50)])
+                await until(functools.partial(lambda count: handled >= count, wanted))
+                exported = _exported(app.metrics())
+            labels = [{"domain": topic, "shard": str(index)} for index in range(2)]
+            assert exported["event_router_xreadgroup_batch_size_count"] == labels
+            with_group = [each | {"group": "router"} for each in labels]
+            assert exported["event_router_stream_pending"] == with_group
+
+    play(scene())

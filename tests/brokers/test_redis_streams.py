@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from onward import Onward, Retry
 from onward.brokers.base import PASSING, AsideRecord, Broker, Filter, Moved, Progress, Reached, State, Tries, record_id
 from onward.brokers.core.partitioner import partition_of
 from onward.brokers.redis import Streams, trimmer
@@ -19,7 +20,7 @@ from onward.brokers.redis.positions import position_of
 from onward.errors import BadSetting, BrokerError, PartitionsDiffer, Unserialisable
 from onward.event import Delivery, Event, Partition, new_id
 from onward.testing.scenario import Member
-from tests.brokers.redis_stage import Stage, play, staged, until
+from tests.brokers.redis_stage import Stage, now_ms, own_server, play, staged, until
 from tests.servers.redis import RedisServer
 
 
@@ -50,6 +51,9 @@ class StreamStage:
         rows = self.client.xpending_range(self.stream, self.stage.group, "-", "+", 10_000)
         assert {row["consumer"] for row in rows} <= {b"onward"}
         return {row["message_id"].decode(): row["times_delivered"] for row in rows}
+
+    def has_group(self) -> bool:
+        return bool(self.client.exists(self.stream) and self.client.xinfo_groups(self.stream))
 
     def delivered(self) -> str:
         """The group's last-delivered id."""
@@ -740,5 +744,143 @@ def test_a_waiting_entry_is_not_trimmed(redis_server: RedisServer, monkeypatch: 
             assert added.index(stage.client.xrange(stage.stream, count=1)[0][0].decode()) <= 250
             await member.quiet(0.5)
             assert stage.client.xlen(stage.stream) >= 250
+
+    play(scene())
+
+
+def test_a_position_that_comes_back_with_another_entry_is_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The anchor rule: a server that lost its last writes, and other programs that write ids which were read before."""
+
+    async def scene() -> None:
+        with own_server() as server:
+            async with streaming(server, lease_s=10.0) as stage:
+                member = await stage.member()
+                ms = now_ms(stage.stage)
+                stage.client.xadd(stage.stream, {"job_id": "kept"}, id=f"{ms}-0")
+                await member.take(1)
+                assert not await member.settle()
+                size = server.appended.stat().st_size
+                stage.client.xadd(stage.stream, {"job_id": "lost"}, id=f"{ms + 5_000}-0")
+                await member.take(2)
+                assert not await member.settle()
+                before = member.deliveries[0].log_id
+                server.forget(size)
+                stage.client.xadd(stage.stream, {"job_id": "other"}, id=f"{ms + 4_000}-0")
+                await member.until(lambda: "other" in [each.event.key for each in member.deliveries], 30.0)
+                assert member.deliveries[-1].log_id != before, "an inbox would take it for done"
+                assert [each.event.key for each in member.deliveries] == ["kept", "lost", "other"]
+                assert not await member.settle(member.deliveries[-1:])
+
+    play(scene())
+    assert "new id" in caplog.text
+
+
+def test_a_server_that_lost_nothing_that_was_read_keeps_the_log(redis_server: RedisServer) -> None:
+    """A restart ends no ownership and no retry."""
+
+    async def scene() -> None:
+        with own_server() as server:
+            async with streaming(server, lease_s=10.0) as stage:
+                member = await stage.member()
+                stage.add(1, 2)
+                await member.take(2)
+                assert not await member.settle()
+                epochs = {each.epoch for each in member.assigned.values()}
+                server.kill()
+                server.start()
+                stage.add(3)
+                await member.take(3)
+                assert {each.epoch for each in member.deliveries} == epochs
+                deadline = asyncio.get_running_loop().time() + 20.0
+                while await settles(member):
+                    assert asyncio.get_running_loop().time() < deadline
+                assert stage.pending() == {}
+
+    play(scene())
+
+
+async def settles(member: Member) -> bool:
+    """Whether it must settle once more, because the server has just been replaced."""
+    try:
+        assert not await member.settle()
+    except BrokerError:
+        await asyncio.sleep(0.05)
+        return True
+    return False
+
+
+def test_the_next_owner_goes_back_to_the_last_entry_that_is_still_there(redis_server: RedisServer) -> None:
+    """The stream was replaced by an older copy while no member ran."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            member = await stage.member()
+            ms = now_ms(stage.stage)
+            for n in range(3):
+                copy = stage.client.dump(stage.stream)
+                stage.client.xadd(stage.stream, {"job_id": f"job-{n}"}, id=f"{ms + 2_000 * n}-0")
+                await member.take(n + 1)
+                assert not await member.settle()
+            await member.subscription.close()
+            stage.client.restore(stage.stream, 0, copy, replace=True)
+            stage.client.xadd(stage.stream, {"job_id": "later"}, id=f"{ms + 3_000}-0")
+            second = await stage.member()
+            await second.until(lambda: "later" in [each.event.key for each in second.deliveries])
+            assert "job-0" not in [each.event.key for each in second.deliveries]
+            assert second.deliveries[0].log_id != member.deliveries[0].log_id
+
+    play(scene())
+
+
+@pytest.mark.parametrize("how", ["xtrim", "xdel"])
+def test_a_last_entry_that_others_remove_is_no_loss_once_it_was_read(redis_server: RedisServer, how: str) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            member = await stage.member()
+            added = stage.add(*range(5))
+            await member.take(5)
+            assert not await member.settle()
+            await member.subscription.close()
+            stage.add(*range(5, 10))
+            if how == "xtrim":
+                stage.client.xtrim(stage.stream, maxlen=5, approximate=False)
+            else:
+                stage.client.xdel(stage.stream, added[-1])
+            second = await stage.member()
+            await second.take(5)
+            assert [each.event.key for each in second.deliveries] == [f"job-{n}" for n in range(5, 10)]
+            assert second.deliveries[0].log_id == member.deliveries[0].log_id
+
+    play(scene())
+
+
+def test_a_failing_handler_leaves_its_entry_pending_until_it_is_a_dead_letter(redis_server: RedisServer) -> None:
+    """Checklist of seed 000: no acknowledgement after a failure, and the stream's id is there in every attempt."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            topic, seen, may_fail = stage.stage.topic, dict[str, list[str]](), asyncio.Event()
+            app = Onward(stage.stage.url, streams={topic: stage.streams}, lease_s=3.0)
+
+            @app.handler(topic, group=stage.stage.group, retry=Retry(attempts=2, first_delay_s=0.01))
+            async def handle(job: dict[str, str], event: Event) -> None:
+                seen.setdefault(event.headers["onward-stream-id"], []).append(job["job_id"])
+                if job["job_id"] == "job-1":
+                    await may_fail.wait()
+                    raise ValueError("no")
+
+            running = asyncio.ensure_future(app.run())
+            bad, good = stage.add(1, 2)
+            await until(lambda: good in seen and stage.has_group() and stage.pending() == {bad: 1})
+            may_fail.set()
+            await until(lambda: stage.pending() == {})
+            app.stop()
+            await running
+            assert seen == {bad: ["job-1", "job-1"], good: ["job-2"]}
+            aside = (await stage.stage.broker()).aside(stage.stage.group)
+            (letter,) = (await aside.scan(Filter(topic=topic), None, 10)).records
+            assert letter.event.headers["onward-stream-id"] == bad
 
     play(scene())

@@ -16,12 +16,15 @@ import typer
 
 from onward import Event, Onward
 from onward.brokers.redis import lost_entries
+from onward.brokers.redis.stream_figures import StreamFigures
 from onward.cli import app as cli
 from onward.cli import policy
 from onward.failure import judge
 from onward.flow import dispatch, lag
 from onward.flow.entry import Stage
 from onward.observe import endpoint
+from onward.observe.figures import of_broker
+from onward.observe.metrics import exposition
 from onward.settings import _OTHER_NAMES as OTHER_VARIABLES
 from tests.docs.settings_page import names
 from tests.examples import ROOT
@@ -62,7 +65,7 @@ def variables() -> set[str]:
 
 
 def exported_metrics(folder: Path) -> set[str]:
-    """The families that a running application exports."""
+    """The families that a running application exports, on SQLite and on Redis."""
     app = Onward(f"sqlite:///{folder}/metrics.db")
 
     @app.handler("orders")
@@ -72,7 +75,8 @@ def exported_metrics(folder: Path) -> set[str]:
         async with app.running():
             return app.metrics()
 
-    return set(re.findall(r"^# TYPE (\w+)", asyncio.run(exported()), re.MULTILINE))
+    on_redis = exposition(of_broker(StreamFigures().figures(), []))
+    return set(re.findall(r"^# TYPE (\w+)", asyncio.run(exported()) + on_redis, re.MULTILINE))
 
 
 def exit_codes() -> set[int]:

@@ -57,7 +57,7 @@ def _backlogs(link: Link, keyspace: Keyspace, partitions: Sequence[Partition]) -
 
 
 def _figures(keys: PartitionKeys, groups: Sequence[str]) -> Command:
-    return BACKLOG([keys.stream, keys.meta, keys.marks, keys.groups, *[keys.group(group) for group in groups]])
+    return BACKLOG([*keys.log, *map(keys.group, groups)])
 
 
 def _complaint(topic: str, max_bytes: int, slowest: str) -> str:

@@ -230,7 +230,7 @@ class RedisBroker:
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()
         try:
-            return await self._thread.run(lambda link: checkup.findings(link, self._topics))
+            return await self._thread.run(lambda link: checkup.findings(link, self._topics, self._settings))
         except BrokerError as error:
             return [Finding("error", str(error), "start Redis, or correct the URL and the settings of the client")]
 

@@ -54,6 +54,11 @@ class PartitionKeys(NamedTuple):
     def relays(self) -> str:
         return f"{self.prefix}:relays"
 
+    @property
+    def log(self) -> list[str]:
+        """What counts the events of the log, and the groups that hold them back."""
+        return [self.stream, self.meta, self.marks, self.groups]
+
     def producer(self, name: str) -> str:
         return f"{self.prefix}:p:{name}"
 

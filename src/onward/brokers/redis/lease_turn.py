@@ -281,7 +281,9 @@ class RedisTurn:
         if streams is None:
             return None
         projection = Projection(assigned.stored, position) if self._member.real_group else None
-        return StreamShard(assigned, streams.stream(assigned.partition.index), streams, projection)
+        shard = StreamShard(assigned, streams.stream(assigned.partition.index), streams, projection)
+        shard.incarnation = self._incarnation(assigned.partition)
+        return shard
 
     def _heard(self, hold: RedisHold, count: int) -> Command:
         keys = self._member.keyspace.of(hold.partition)

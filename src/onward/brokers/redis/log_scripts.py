@@ -107,24 +107,46 @@ return {'ok', unread + aside, at or 0}
 """
 )
 
+# How many events stay beyond the retention because a group has not finished them. max_events may be math.huge.
+_KEPT = """
+local function split(mark)
+  local h, bytes, count = mark:match('^(%x+):(%d+):(%d+)$')
+  return h, tonumber(bytes), tonumber(count)
+end
+local function mark_at(rank) return split(redis.call('ZRANGE', KEYS[3], rank, rank)[1]) end
+local function older(ms) return hex(string.format('%.0f-0', math.max(0, now_ms() - ms))) end
+local function kept(total_bytes, total, bytes, count, old, max_bytes, max_events)
+  local aged = redis.call('ZREVRANGEBYLEX', KEYS[3], '(' .. old .. ';', '-', 'LIMIT', 0, 1)[1]
+  local _, _, due = split(aged or '0:0:0')
+  due = math.max(due, total - max_events)
+  local over = total_bytes - max_bytes
+  if over > bytes then
+    local first, last = 0, redis.call('ZCARD', KEYS[3]) - 1
+    while first < last do
+      local middle = math.ceil((first + last) / 2)
+      local _, b = mark_at(middle)
+      if b <= over then first = middle else last = middle - 1 end
+    end
+    local _, _, c = mark_at(first)
+    due = math.max(due, c)
+  end
+  return math.max(0, due - count)
+end
+"""
+
 # KEYS stream meta marks groups g*; ARGV retention_ms retention_bytes retention_events, which may be empty. Removes
-# events before a mark, never above the lowest watermark. Answers how many, and how many stay beyond the retention
-# because a group has not finished them.
+# events before a mark, never above the lowest watermark. Answers how many, and how many are kept beyond the retention.
 TRIM = Script(
     HEX
     + NOW
     + BEFORE
+    + _KEPT
     + """
 local low = lowest(4)
 local m = redis.call('HMGET', KEYS[2], 'bytes', 'count')
 local marks = redis.call('ZRANGE', KEYS[3], 0, 4)
 if low == 'again' or not low or not m[2] or not marks[1] then return {0, 0} end
-local function split(mark)
-  local h, bytes, count = mark:match('^(%x+):(%d+):(%d+)$')
-  return h, tonumber(bytes), tonumber(count)
-end
-local max_bytes, max_events = tonumber(ARGV[2]), tonumber(ARGV[3]) or math.huge
-local old = hex(string.format('%.0f-0', math.max(0, now_ms() - tonumber(ARGV[1]))))
+local old, max_bytes, max_events = older(tonumber(ARGV[1])), tonumber(ARGV[2]), tonumber(ARGV[3]) or math.huge
 local bytes, count = before(KEYS[1], KEYS[2], KEYS[3], low)
 local _, from_bytes = split(marks[1])
 local cut, rank
@@ -138,21 +160,30 @@ if cut then
   redis.call('ZREMRANGEBYRANK', KEYS[3], 0, rank - 2)
   removed = redis.call('XTRIM', KEYS[1], 'MINID', '=', id(cut))
 end
-local aged = redis.call('ZREVRANGEBYLEX', KEYS[3], '(' .. old .. ';', '-', 'LIMIT', 0, 1)[1]
-local _, _, due = split(aged or '0:0:0')
-due = math.max(due, tonumber(m[2]) - max_events)
-local spare = tonumber(m[1]) - max_bytes
-if spare > bytes then
-  local first, last = 0, redis.call('ZCARD', KEYS[3]) - 1
-  while first < last do
-    local middle = math.ceil((first + last) / 2)
-    local _, b = split(redis.call('ZRANGE', KEYS[3], middle, middle)[1])
-    if b <= spare then first = middle else last = middle - 1 end
-  end
-  local _, _, c = split(redis.call('ZRANGE', KEYS[3], first, first)[1])
-  due = math.max(due, c)
+return {removed, kept(tonumber(m[1]), tonumber(m[2]), bytes, count, old, max_bytes, max_events)}
+"""
+)
+
+# KEYS and ARGV as of TRIM. Answers how many events are kept beyond the retention, which group has finished the fewest,
+# and for each group how many events were removed before it had read them. Writes nothing.
+RETAINED = Script(
+    HEX
+    + NOW
+    + BEFORE
+    + _KEPT
+    + """
+local low, at = lowest(4)
+local m = redis.call('HMGET', KEYS[2], 'bytes', 'count')
+if low == 'again' or not low or not m[2] or redis.call('ZCARD', KEYS[3]) == 0 then return {0, 0} end
+local old, max_bytes, max_events = older(tonumber(ARGV[1])), tonumber(ARGV[2]), tonumber(ARGV[3]) or math.huge
+local bytes, count = before(KEYS[1], KEYS[2], KEYS[3], low)
+local answer = {kept(tonumber(m[1]), tonumber(m[2]), bytes, count, old, max_bytes, max_events), at}
+for i = 5, #KEYS do
+  local g = redis.call('HMGET', KEYS[i], 'watermark', 'count')
+  local _, appended = upcoming(KEYS[1], KEYS[2], KEYS[3], g[1])
+  answer[#answer + 1] = math.max(0, appended - (tonumber(g[2]) or appended))
 end
-return {removed, math.max(0, due - count)}
+return answer
 """
 )
 

@@ -11,7 +11,7 @@ from onward.brokers.redis.positions import id_of
 from onward.event import Partition
 
 
-class Change(NamedTuple):
+class ListChange(NamedTuple):
     """What a settle says of a partition."""
 
     progress: Progress | None = None
@@ -21,7 +21,7 @@ class Change(NamedTuple):
     @classmethod
     def of(
         cls, partition: Partition, progress: Iterable[Progress], aside: Iterable[AsideRecord], gone: Iterable[str]
-    ) -> "Change":
+    ) -> "ListChange":
         """Its part of a settle. `gone`: the places of records."""
         return cls(
             next((each for each in progress if each.partition == partition), None),
@@ -87,7 +87,7 @@ class Projection:
         """More was handed out, or is done, than the group at the server knows of, or records were moved."""
         return next_out > self._handed_out or bool(self._moved) or bool(self._doubtful)
 
-    def plan(self, change: Change, next_out: int) -> Plan:
+    def plan(self, change: ListChange, next_out: int) -> Plan:
         """`next_out`: everything before it was handed out."""
         if change.progress is not None:
             self._done, self._tries = _Done(change.progress), change.progress.tries
@@ -118,7 +118,7 @@ class Projection:
         self._handed_out = -1 if is_new else max(self._handed_out, plan.next_out)
         self._doubtful = set(self._parked) if is_new else set()
 
-    def _note_records(self, change: Change) -> None:
+    def _note_records(self, change: ListChange) -> None:
         for record in change.records:
             self._note({record.position: 1 + record.tries.failed}, record.state)
         self._note(dict.fromkeys(change.gone, 1), None)

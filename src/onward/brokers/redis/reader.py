@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from onward import clock
 from onward.brokers.core.holdings import Chunk
+from onward.brokers.redis.anchors import verified
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings, RedisMember
 from onward.brokers.redis.positions import id_of, position_of
@@ -67,6 +68,8 @@ def wanted(holdings: RedisHoldings, limit: int, max_bytes: int) -> list[tuple[Re
 def read(link: Link, member: RedisMember, wants: Sequence[tuple[RedisHold, int]]) -> list[Read]:
     commands: list[Command] = []
     link.connect()
+    unsure = [Read(hold, (), count, False) for hold, count in wants if verified(link, member, hold) != b"ok"]
+    wants = [(hold, count) for hold, count in wants if all(each.hold is not hold for each in unsure)]
     for hold, count in wants:
         keys = member.keyspace.of(hold.partition)
         commands.append(("XRANGE", keys.stream, id_of(hold.ahead.position), "+", "COUNT", count))
@@ -77,7 +80,8 @@ def read(link: Link, member: RedisMember, wants: Sequence[tuple[RedisHold, int]]
         _answer(link.incarnation(member.key(hold.partition)), hold, count, entries, owner)
         for (hold, count), entries, owner in answers
     ]
-    return [each if each.hold.own.shard is None else _foreign(link, member, each) for each in found]
+    found = [each if each.hold.own.shard is None else _foreign(link, member, each) for each in found]
+    return [*found, *unsure]
 
 
 def _foreign(link: Link, member: RedisMember, found: Read) -> Read:

@@ -21,7 +21,7 @@ class ServerFacts(NamedTuple):
     @classmethod
     def of(cls, sections: Sequence[bytes], config: Mapping[str, str]) -> "ServerFacts":
         """`config`: what CONFIG GET says, as far as it may be asked."""
-        info = dict(_pairs(b"\n".join(sections).decode()))
+        info = info_of(sections)
         run_id, replication_id = info.get("run_id", ""), info.get("master_replid", "")
         return cls(
             version=info.get("redis_version", ""),
@@ -74,6 +74,11 @@ def _durability(info: Mapping[str, str], config: Mapping[str, str]) -> Durabilit
     if info.get("aof_enabled") != "1":
         return "memory"
     return "fsync" if config.get("appendfsync") == "always" else "window"
+
+
+def info_of(sections: Sequence[bytes]) -> dict[str, str]:
+    """What INFO answered, by name."""
+    return dict(_pairs(b"\n".join(sections).decode()))
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

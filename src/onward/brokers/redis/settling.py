@@ -8,11 +8,12 @@ from redis.exceptions import ResponseError
 
 from onward.brokers.base import AsideRecord, Progress, record_log
 from onward.brokers.redis import log_scripts, stream_settling
+from onward.brokers.redis.anchors import verified
 from onward.brokers.redis.aside_rows import index_of, is_id, place_of, stored
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import ProgressFields, encoded
-from onward.brokers.redis.projection import Change, Plan
+from onward.brokers.redis.projection import ListChange, Plan
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained
 from onward.brokers.redis.stream_scripts import SETTLE_STREAM
@@ -28,7 +29,7 @@ class PartitionSettle(NamedTuple):
     progress: ProgressFields
     records: Sequence[Stored]
     gone: Sequence[str]  # places
-    change: Change = Change()  # in a stream of others
+    change: ListChange = ListChange()  # in a stream of others
 
 
 class Settled(NamedTuple):
@@ -65,7 +66,9 @@ def parts(
     found = [
         PartitionSettle(
             *(holds[each], fields.get(each, ProgressFields()), records.get(each, ()), places.get(each, ())),
-            Change() if holds[each].own.shard is None else Change.of(each, progress, aside, places.get(each, ())),
+            ListChange()
+            if holds[each].own.shard is None
+            else ListChange.of(each, progress, aside, places.get(each, ())),
         )
         for each in touched
         if each not in refused
@@ -81,9 +84,13 @@ def _homes(holds: Iterable[RedisHold], id_: str) -> list[Partition]:
 
 def settle(link: Link, member: RedisMember, settled: Sequence[PartitionSettle]) -> Settled:
     link.connect()
+    checks = [verified(link, member, part.hold) for part in settled]
+    answer = Settled([], {}, "")
+    for part, check in zip(settled, checks, strict=True):
+        answer = _noted(answer, part, check)
+    settled = [part for part, check in zip(settled, checks, strict=True) if check == b"ok"]
     plans = [stream_settling.planned(link, member, part.hold, part.change) for part in settled]
     replies = link.call(*[_command(link, member, part, plan) for part, plan in zip(settled, plans, strict=True)])
-    answer = Settled([], {}, "")
     for part, plan, reply in zip(settled, plans, replies, strict=True):
         plain = reply if plan is None else stream_settling.noted(member, part.hold, plan, reply)
         answer = _noted(answer, part, plain)

@@ -14,12 +14,13 @@ STREAM_HEADER = "onward-stream"
 ID_HEADER = "onward-stream-id"
 _MOST_FIELDS = 1_000  # of one entry that we publish
 _SEQ_BITS = 21
-_PREFIX_BITS = 74 - _SEQ_BITS
+_MOST_SEQ = (1 << _SEQ_BITS) - 1
+_MOST_MS = (1 << 48) - 1
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class Unfit(ValueError):
+class Misfit(ValueError):
     """An entry that the mapping does not fit."""
 
 
@@ -32,10 +33,13 @@ class StreamEntries:
         self._key = None if streams.key is None else streams.key.encode()
         self._value = None if streams.value is None else streams.value.encode()
         digest = hashlib.blake2b(f"{log_id} {stream}".encode(), digest_size=8).digest()
-        self._prefix = int.from_bytes(digest, "big") >> 64 - _PREFIX_BITS
+        prefix = int.from_bytes(digest, "big") >> 11  # 53 bits
+        high = 0x2 << 62 | (prefix & (1 << 41) - 1) << _SEQ_BITS
+        self._middle = f"-7{prefix >> 41:03x}-{high >> 48:04x}-"
+        self._low = high & (1 << 48) - 1
 
     def event(self, id_: bytes, fields: Sequence[bytes]) -> Event:
-        """Unfit: the entry has no such field, or one that is not UTF-8."""
+        """Misfit: the entry has no such field, or one that is not UTF-8."""
         found = dict(zip(fields[::2], fields[1::2], strict=True))
         key = None if self._key is None else _text(id_, self._key, _field(id_, self._key, found))
         if self._value is None:
@@ -55,24 +59,20 @@ class StreamEntries:
         return self._event(id_, None, None)
 
     def _event(self, id_: bytes, key: str | None, value: bytes | None) -> Event:
-        ms = int(id_.partition(b"-")[0])
+        """Its id is a UUIDv7: the time of the entry, then the log and the stream, then its number within the
+        millisecond. So the same entry always has the same id."""
+        ms, _, seq = id_.partition(b"-")
+        moment = int(ms)
+        hexed = f"{moment & _MOST_MS:012x}"
+        id_text = f"{hexed[:8]}-{hexed[8:]}{self._middle}{self._low | int(seq) & _MOST_SEQ:012x}"
         headers = {STREAM_HEADER: self.stream, ID_HEADER: id_.decode()}
-        return Event(self._id(id_), self._topic, key, value, headers, time=ms / 1000)
-
-    def _id(self, id_: bytes) -> str:
-        """As a UUIDv7: the time of the entry, then the log and the stream, then its number within the millisecond. The
-        same entry always has the same id."""
-        ms, seq = (int(part) for part in id_.split(b"-"))
-        bits = self._prefix << _SEQ_BITS | seq & (1 << _SEQ_BITS) - 1
-        number = (ms & (1 << 48) - 1) << 80 | 0x7 << 76 | (bits >> 62) << 64 | 0x2 << 62 | bits & (1 << 62) - 1
-        text = f"{number:032x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        return Event(id_text, self._topic, key, value, headers, time=moment / 1000)
 
 
 def _field(id_: bytes, name: bytes, found: dict[bytes, bytes]) -> bytes:
     if name not in found:
         names = ", ".join(each.decode(errors="backslashreplace") for each in found)
-        raise Unfit(f"entry {id_.decode()} has no field {name.decode()}; it has {names}")
+        raise Misfit(f"entry {id_.decode()} has no field {name.decode()}; it has {names}")
     return found[name]
 
 
@@ -81,7 +81,7 @@ def _text(id_: bytes, name: bytes, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         shown = name.decode(errors="backslashreplace")
-        raise Unfit(f"field {shown} of entry {id_.decode()} is not UTF-8: {error}") from error
+        raise Misfit(f"field {shown} of entry {id_.decode()} is not UTF-8: {error}") from error
 
 
 def fields_of(event: Event, streams: Streams) -> list[bytes]:

@@ -83,6 +83,6 @@ class StreamFigures:
         buckets = self._buckets.get(name, {})
         samples = [
             FigureSample((partition.topic, str(partition.index)), value, tuple(buckets.get(partition, ())))
-            for partition, value in self._values[name].items()
+            for partition, value in sorted(self._values[name].items())
         ]
         return Figure(name, kind, text, _LABELS, samples, bounds, largest=kind == "gauge")

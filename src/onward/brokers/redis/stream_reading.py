@@ -7,6 +7,7 @@ import time
 from redis.exceptions import ResponseError
 
 from onward.brokers.base import AsideRecord, Failure, State, Tries, record_id
+from onward.brokers.redis.anchors import anchor_of
 from onward.brokers.redis.aside_rows import stored
 from onward.brokers.redis.leftovers import LostEntry
 from onward.brokers.redis.link import Link
@@ -27,6 +28,8 @@ def decoded(
     """What can be passed on. An entry that does not fit is skipped once its dead letter is stored."""
     shard = hold.own.shard
     assert shard is not None, "a stream of others"
+    if entries:
+        shard.anchor = anchor_of(*entries[-1])
     found = shard.decoded(entries, hold.ahead.position)
     lost = [LostEntry(id_of(each).encode(), each) for each in found.missing]
     letters = [_letter(member.group, shard, each) for each in found.unfit]

@@ -29,6 +29,46 @@ local function below(h)
   return string.format('%.0f-2097151', tonumber(ms) - 1)
 end
 """
+# An anchor is the id of an entry that was read, and a hash of its fields. Whether the entry is still there, or was
+# removed on purpose, and not lost by a server that was replaced. `anchors` are pairs, the newest first, a second apart.
+# A 6.2 server does not say what was removed. A stored anchor was written after its entry, so the entry was not lost.
+_ANCHOR = """
+local function hash(entry) return redis.sha1hex(table.concat(entry[2], '\\0')) end
+local function fits(stream, at, sum, stored)
+  if redis.call('EXISTS', stream) == 0 then return false end
+  local entry = redis.call('XRANGE', stream, at, at)[1]
+  if entry then return hash(entry) == sum end
+  local info, x = {}, redis.call('XINFO', 'STREAM', stream)
+  for i = 1, #x, 2 do info[x[i]] = x[i + 1] end
+  if hex(info['last-generated-id']) < hex(at) then return false end
+  local first, deleted = info['first-entry'], info['max-deleted-entry-id']
+  if not first or hex(first[1]) > hex(at) then return true end
+  if not deleted then return stored end
+  return hex(deleted) >= hex(at)
+end
+local function anchored(anchors, entry)
+  local found = {}
+  for word in anchors:gmatch('%S+') do found[#found + 1] = word end
+  local function ms(word) return tonumber(word:match('^(%d+)')) end
+  if found[3] and ms(found[1]) - ms(found[3]) < 1000 then
+    found[1], found[2] = entry[1], hash(entry)
+  elseif found[1] ~= entry[1] then
+    table.insert(found, 1, hash(entry))
+    table.insert(found, 1, entry[1])
+  end
+  return table.concat(found, ' ', 1, math.min(#found, 8))
+end
+-- The newest anchor that fits, as a position, or the beginning; whether it is the newest of all; it and the older ones.
+local function last_fit(stream, anchors)
+  local newest = true
+  while anchors ~= '' do
+    local at, sum, older = anchors:match('^(%S+) (%S+) ?(.*)$')
+    if fits(stream, at, sum, true) then return hex(at), newest, anchors end
+    newest, anchors = false, older
+  end
+  return '0000000000000000', newest, ''
+end
+"""
 
 
 def _inside(name: str, script: Script) -> str:
@@ -73,14 +113,31 @@ return answer
 """
 )
 
-# As CLAIM. ARGV[9]: the real group, or empty. A group that is missing is created where our progress is.
+# As CLAIM. ARGV[9]: the real group, or empty. A group that is missing is created where our progress is. If what was
+# read is lost, the log is another one, and the progress goes back to the last anchor that fits. If another group has
+# found that out, the progress stays as far as it fits.
 CLAIM_STREAM = Script(
     HEX
     + _GROUP
+    + _ANCHOR
     + _inside("claim", CLAIM)
     + """
+local names = {'watermark', 'above', 'tries', 'count'}
+local old, anchors = redis.call('HMGET', KEYS[1], unpack(names)), redis.call('HGET', KEYS[1], 'anchors') or ''
 local answer = claim(KEYS, ARGV)
 if answer[1] ~= 'ok' or ARGV[9] == '' then return answer end
+local back, whole, fitting = last_fit(KEYS[3], anchors)
+if anchors ~= '' and answer[4] ~= 'missing' and not (whole and answer[4] == '') then
+  if answer[4] == '' then
+    answer[3], answer[4] = ARGV[8], 'shorter'
+    redis.call('HSET', KEYS[2], 'log', ARGV[8])
+    redis.call('HSET', KEYS[1], 'log', ARGV[8])
+  end
+  if not whole then old = {back < old[1] and back or old[1], '', '', ''} end
+  answer[5] = old
+  for i, name in ipairs(names) do redis.call('HSET', KEYS[1], name, old[i] or '') end
+  redis.call('HSET', KEYS[1], 'anchors', fitting)
+end
 local at = delivered(KEYS[3], ARGV[9])
 if not at then
   at = below(answer[5][1])
@@ -92,12 +149,13 @@ return answer
 )
 
 # KEYS stream, then those of SETTLE, with rows if there are ids to acknowledge; ARGV group, id handed out last, how many
-# entries were added up to it (empty: unknown; a 6.2 server does not take it), number of runs, (delivery count, number of
-# ids, id*)*, number of ids to acknowledge, id*, then those of SETTLE. First it settles. An entry whose record is waiting
-# or held is open: it stays pending, and its id is in the answer.
+# entries were added up to it (empty: unknown; a 6.2 server does not take it), number of runs, (delivery count, number
+# of ids, id*)*, number of ids to acknowledge, id*, then those of SETTLE. First it settles. An entry whose record is
+# waiting or held is open: it stays pending, and its id is in the answer.
 SETTLE_STREAM = Script(
     HEX
     + _GROUP
+    + _ANCHOR
     + _inside("settle", SETTLE)
     + f"local most, consumer = {_MOST_IDS}, '{CONSUMER}'\n"
     + """
@@ -132,6 +190,8 @@ if hex(ARGV[2]) > hex(at) then
   if not done or done['err'] then redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], at) end
 end
 redis.call('HSET', KEYS[2], 'setid', at)
+local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1]
+if entry then redis.call('HSET', KEYS[2], 'anchors', anchored(redis.call('HGET', KEYS[2], 'anchors') or '', entry)) end
 for _, run in ipairs(runs) do
   for from = run[2], run[3], most do
     local c = {'XCLAIM', KEYS[1], ARGV[1], consumer, 0, unpack(ARGV, from, math.min(from + most - 1, run[3]))}
@@ -150,6 +210,28 @@ for from = 1, #acks, most do
   redis.call('XACK', KEYS[1], ARGV[1], unpack(acks, from, math.min(from + most - 1, #acks)))
 end
 return reply
+"""
+)
+
+# KEYS g stream meta; ARGV inc, token, id and hash of the entry that was read last, the id of a new log. After a restart
+# or a fail-over: what was read may be lost, and its position may come back with another entry. Then the log is another
+# one, and the progress goes back to the last anchor that fits.
+VERIFY = Script(
+    HEX
+    + _ANCHOR
+    + """
+local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'watermark', 'anchors')
+if h[2] ~= ARGV[2] then return 'lost' end
+if h[1] ~= ARGV[1] then return 'void' end
+if fits(KEYS[2], ARGV[3], ARGV[4], false) then return 'ok' end
+redis.call('HSET', KEYS[3], 'log', ARGV[5])
+redis.call('HSET', KEYS[1], 'log', ARGV[5])
+local back, whole, fitting = last_fit(KEYS[2], h[4] or '')
+if not whole then
+  redis.call('HSET', KEYS[1], 'watermark', back < h[3] and back or h[3], 'above', '', 'tries', '', 'count', '')
+  redis.call('HSET', KEYS[1], 'anchors', fitting)
+end
+return 'moved'
 """
 )
 

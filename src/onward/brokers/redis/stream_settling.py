@@ -8,7 +8,7 @@ from redis.exceptions import ResponseError
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.positions import position_of
-from onward.brokers.redis.projection import Change, Plan, Projection
+from onward.brokers.redis.projection import ListChange, Plan, Projection
 from onward.brokers.redis.stream_scripts import CONSUMER
 
 log = logging.getLogger("onward")
@@ -16,7 +16,7 @@ log = logging.getLogger("onward")
 _PAGE = 1_000  # pending entries looked at together
 
 
-def planned(link: Link, member: RedisMember, hold: RedisHold, change: Change) -> Plan | None:
+def planned(link: Link, member: RedisMember, hold: RedisHold, change: ListChange) -> Plan | None:
     """What must change in the pending list; None: the partition has no real group, or another consumer reads it."""
     shard = hold.own.shard
     if shard is None or shard.projection is None or shard.intruders:

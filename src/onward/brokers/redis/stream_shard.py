@@ -8,7 +8,7 @@ from onward.brokers.base import Assigned, Moved, Progress, record_position
 from onward.brokers.redis.leftovers import Leftovers
 from onward.brokers.redis.positions import position_of
 from onward.brokers.redis.projection import Projection
-from onward.brokers.redis.stream_entries import StreamEntries, Unfit
+from onward.brokers.redis.stream_entries import Misfit, StreamEntries
 from onward.brokers.redis.streams import Streams
 from onward.event import Delivery
 
@@ -59,10 +59,12 @@ class StreamShard:
     """What a hold of ours has more if its stream belongs to others: how entries become events, and what the real group
     must show. A passing group has no real one, so its `projection` is None."""
 
-    __slots__ = ("assigned", "entries", "intruders", "leftovers", "projection")
+    __slots__ = ("anchor", "assigned", "entries", "incarnation", "intruders", "leftovers", "projection")
 
     def __init__(self, assigned: Assigned, stream: str, streams: Streams, projection: Projection | None) -> None:
         self.assigned = assigned
+        self.incarnation = ""  # of the server that has everything that was read
+        self.anchor: tuple[bytes, str] | None = None  # the id and the hash of the entry that was read last
         self.entries = StreamEntries(assigned.partition.topic, stream, streams, assigned.log_id)
         self.projection = projection
         self.intruders = ""  # other consumers that read the group, or ""
@@ -102,11 +104,11 @@ class StreamShard:
                 left.remove(position)
             try:
                 event = self.entries.event(id_, fields)
-            except Unfit as error:
+            except Misfit as error:
                 found.unfit.append(UnfitEntry(position, id_, fields, str(error)))
                 continue
             found.deliveries.append(Delivery(event, partition, position, epoch, 1, fence, log_id))
-            found.size += event.size
+            found.size += sum(map(len, fields))
         found.missing = sorted(each for each in left if each < found.reached)
         return found
 

@@ -8,6 +8,7 @@ from redis.exceptions import ResponseError
 from onward import clock
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import TRIM
+from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.stream_figures import StreamFigures
 from onward.brokers.redis.stream_scripts import TRIM_STREAM
 from onward.brokers.redis.topics import RedisTopics
@@ -16,6 +17,12 @@ from onward.settings import Settings
 
 _INTERVAL_S = 5.0
 _ROUNDS = 20  # of some 1,000 events each, so that no other call waits long
+
+
+def retention(settings: Settings, partitions: int) -> tuple[int, int, int | str]:
+    """As TRIM and RETAINED take it. The bytes are the topic's: each partition has its share."""
+    events = "" if settings.retention_events is None else settings.retention_events
+    return int(settings.retention_s * 1000), settings.retention_bytes // partitions, events
 
 
 class Trimmer:
@@ -41,7 +48,7 @@ class Trimmer:
         names = dict(zip(owned, groups, strict=True))
         left = list(owned)
         for _ in range(_ROUNDS):
-            replies = link.call(*[self._trim(partition, names[partition]) for partition in left])
+            replies = link.call(*[self._command(partition, names[partition]) for partition in left])
             answers = dict(zip(left, replies, strict=True))
             left = [partition for partition, reply in answers.items() if self._trimmed(partition, reply)]
             if not left:
@@ -52,21 +59,14 @@ class Trimmer:
         streams = self._topics.keyspace.mapped(partition.topic)
         return streams is None or streams.trim
 
-    def _trim(self, partition: Partition, groups: Sequence[bytes]) -> tuple[object, ...]:
-        keys, settings = self._topics.keyspace.of(partition), self._settings
-        topic = self._topics.known(partition.topic)
-        share = settings.retention_bytes // (topic.partitions if topic else 1)
+    def _command(self, partition: Partition, groups: Sequence[bytes]) -> Command:
+        keyspace, topic = self._topics.keyspace, self._topics.known(partition.topic)
+        keys = keyspace.of(partition)
         members = [keys.group(group.decode()) for group in groups]
-        if self._topics.keyspace.mapped(partition.topic) is not None:
-            return TRIM_STREAM(
-                [keys.stream, keys.groups, *members],
-                *(int(settings.retention_s * 1000), share, settings.retention_events or ""),
-            )
-        events = "" if settings.retention_events is None else settings.retention_events
-        return TRIM(
-            [keys.stream, keys.meta, keys.marks, keys.groups, *members],
-            *(int(settings.retention_s * 1000), share, events),
-        )
+        limits = retention(self._settings, topic.partitions if topic else 1)
+        if keyspace.mapped(partition.topic) is not None:
+            return TRIM_STREAM([keys.stream, keys.groups, *members], *limits)
+        return TRIM([*keys.log, *members], *limits)
 
     def _trimmed(self, partition: Partition, reply: Sequence[int] | ResponseError) -> bool:
         """Whether there may be more to trim."""
