@@ -41,7 +41,7 @@ test: $(VENV)/.dev $(VENV)/.bench ## install and start what the tests need, then
 
 .PHONY: test-more
 test-more: $(VENV)/.dev $(VENV)/.bench ## what is long or rare: clusters, storms of two minutes, the whole benchmark
-	@$(PY) -m tests.servers.install
+	@$(PY) -m tests.servers.install --more
 	@ONWARD_STORM_S=120 $(PY) -m pytest -n 2 --dist loadfile -m "more or storm"
 
 .PHONY: test-fast

@@ -3,7 +3,8 @@
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import pytest
 from playwright.sync_api import Page
@@ -14,30 +15,45 @@ from tests.servers.mariadb import MariaDBServer
 from tests.servers.needs import Missing
 from tests.servers.postgres import PostgresServer
 from tests.servers.rabbitmq import RabbitMQServer
-from tests.servers.redis import RedisServer
-from tests.servers.server import Server
+from tests.servers.redis import OldRedisServer, RedisServer, ValkeyServer
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_pair import RedisPair
+from tests.servers.redis_sentinel import RedisSentinel
 
 SERVER_FIXTURES = {
     "redis_server",
+    "old_redis_server",
+    "valkey_server",
+    "redis_cluster",
+    "redis_sentinel",
+    "redis_pair",
     "rabbitmq_server",
     "postgres_server",
     "mariadb_server",
     "kafka_server",
     "chromium_server",
 }
-started: list[Server] = []
+started: list["Startable"] = []
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell started us in the background. Without this, programs that the tests start would ignore Ctrl-C too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def shared(kind: type[Server]) -> object:
+class Startable(Protocol):
+    """A server, or several that belong together."""
+
+    def start(self) -> None: ...
+    def heal(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def shared(kind: Callable[[], Startable]) -> object:
     """A fixture with one server of this kind for the whole run. If it is not installed, its tests are skipped; in CI
     they fail."""
 
     @pytest.fixture(scope="session")
-    def fixture() -> Iterator[Server]:
+    def fixture() -> Iterator[Startable]:
         try:
             server = kind()
         except Missing as reason:
@@ -53,6 +69,11 @@ def shared(kind: type[Server]) -> object:
 
 
 redis_server = shared(RedisServer)
+old_redis_server = shared(OldRedisServer)
+valkey_server = shared(ValkeyServer)
+redis_cluster = shared(RedisCluster)
+redis_sentinel = shared(RedisSentinel)
+redis_pair = shared(RedisPair)
 rabbitmq_server = shared(RabbitMQServer)
 postgres_server = shared(PostgresServer)
 mariadb_server = shared(MariaDBServer)

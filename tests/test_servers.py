@@ -27,8 +27,9 @@ from redis import Redis, RedisError
 from tests.servers import install
 from tests.servers.chromium import ChromiumServer
 from tests.servers.guard import descendants
-from tests.servers.needs import PROJECT, SERVERS, Need
+from tests.servers.needs import MORE, PROJECT, SERVERS, Need
 from tests.servers.redis import RedisServer
+from tests.servers.redis_pair import RedisPair
 from tests.servers.server import Server, ServerFailed, until
 
 PATIENT_S, IMPATIENT_S = 30, 1
@@ -145,6 +146,8 @@ def kafka_get(url: str, timeout_s: int) -> str:
 
 CLIENTS = {
     "redis_server": Client(redis_put, redis_get),
+    "old_redis_server": Client(redis_put, redis_get),
+    "valkey_server": Client(redis_put, redis_get),
     "rabbitmq_server": Client(
         lambda url, value: asyncio.run(rabbitmq_put(url, value)),
         lambda url, timeout_s: asyncio.run(rabbitmq_get(url, timeout_s)),
@@ -175,7 +178,14 @@ class Case:
         return False
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.servers) for name in CLIENTS], scope="session")
+RARE = {"old_redis_server", "valkey_server"}
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.servers, pytest.mark.more] if name in RARE else [pytest.mark.servers]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in CLIENTS], scope="session")
 def case(request: pytest.FixtureRequest) -> Case:
     client, server = CLIENTS[request.param], request.getfixturevalue(request.param)
     client.put(server.url, "kept")
@@ -264,6 +274,33 @@ def test_a_server_does_not_mistake_another_for_itself(redis_server: RedisServer)
             rival.start()
 
 
+def test_a_promoted_replica_has_what_it_had_copied(redis_pair: RedisPair) -> None:
+    with redis_client(redis_pair.url, PATIENT_S) as client:
+        client.set("proof", "copied")
+        redis_pair.catch_up()
+        redis_pair.lag()
+        client.set("proof", "lost")
+        assert client.wait(1, 200) == 0
+        redis_pair.promote()
+        assert client.get("proof") == "copied"
+        client.set("proof", "written after")
+    redis_pair.heal()
+    with redis_pair.replica.client() as its_client:
+        assert its_client.get("proof") == b"lost"
+
+
+def test_a_replica_that_lagged_catches_up(redis_pair: RedisPair) -> None:
+    with redis_client(redis_pair.url, PATIENT_S) as client, redis_pair.replica.client() as its_client:
+        client.set("proof", "first")
+        redis_pair.catch_up()
+        redis_pair.lag()
+        client.set("proof", "second")
+        assert client.wait(1, 200) == 0
+        assert its_client.get("proof") == b"first"
+        redis_pair.catch_up()
+        assert its_client.get("proof") == b"second"
+
+
 PAGE = b"""<!doctype html><button onclick="document.title = 'clicked'">press</button>"""
 
 
@@ -301,6 +338,32 @@ def test_chromium_restarts_after_kill_9(chromium_server: ChromiumServer, site: s
     with chromium_server.page() as page:
         page.goto(site)
         assert page.get_by_role("button").inner_text() == "press"
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("fixture", "version"), [("old_redis_server", "redis_version:6.2."), ("valkey_server", "valkey_version:9.")]
+)
+@pytest.mark.servers
+def test_the_version_is_the_one_that_the_name_promises(
+    fixture: str, version: str, request: pytest.FixtureRequest
+) -> None:
+    server: RedisServer = request.getfixturevalue(fixture)
+    with server.client() as client:
+        client.response_callbacks.pop("INFO", None)
+        assert version in str(client.execute_command("INFO", "server"))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("fixture", ["redis_server", "old_redis_server", "valkey_server"])
+@pytest.mark.servers
+def test_the_end_of_the_append_only_file_can_be_forgotten(fixture: str, request: pytest.FixtureRequest) -> None:
+    server: RedisServer = request.getfixturevalue(fixture)
+    redis_put(server.url, "kept")
+    size = server.appended.stat().st_size
+    redis_put(server.url, "forgotten")
+    server.forget(size)
+    assert redis_get(server.url, PATIENT_S) == "kept"
 
 
 START_AND_WAIT = """
@@ -348,9 +411,9 @@ def test_the_installer_names_what_is_missing(
     monkeypatch.setitem(SERVERS, "Teapot", (Need("kettle", lambda: None, "boil water"),))
     monkeypatch.setattr(install, "install_packages", lambda: None)
     monkeypatch.setattr(install, "fetch_jars", lambda: None)
-    got = install.main()
+    got = install.main(more=False)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(SERVERS)
+    assert [line.split()[0] for line in lines] == [server for server in SERVERS if server not in MORE]
     assert lines[-1] == "Teapot      missing: kettle (get it with: boil water)"
     assert got == code
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pytest
-from redis import Redis
 
 from onward.brokers.redis import log_scripts
 from onward.brokers.redis.scripts import Script
@@ -15,13 +15,19 @@ from tests.servers.redis import RedisServer
 _REFUSED = "return redis.error_reply('OOM refused by the test')"
 
 
+class Addressed(Protocol):
+    """A server, or several behind one URL."""
+
+    @property
+    def url(self) -> str: ...
+
+
 class RedisHarness:
     """A real Redis under the suites. To refuse, the server runs a script that checks for one thing more."""
 
-    def __init__(self, server: RedisServer, folder: Path) -> None:
+    def __init__(self, server: Addressed, folder: Path) -> None:
         self.folder = folder
         self.url = server.url
-        self.client = Redis(host=server.host, port=server.port)
 
     @contextmanager
     def refuse(self, event: Event) -> Iterator[None]:
@@ -45,10 +51,24 @@ class RedisHarness:
             yield
 
 
-@pytest.fixture
-def harness(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisHarness]:
-    harness = RedisHarness(redis_server, tmp_path)
-    harness.client.flushall()
-    yield harness
-    harness.client.flushall()
-    harness.client.close()
+@contextmanager
+def harnessed(server: RedisServer, folder: Path) -> Iterator[RedisHarness]:
+    """An empty server under the suites, which leave it empty."""
+    with server.client() as client:
+        client.flushall()
+        yield RedisHarness(server, folder)
+        client.flushall()
+
+
+SERVERS = [
+    pytest.param("redis_server", marks=pytest.mark.servers),
+    pytest.param("old_redis_server", marks=[pytest.mark.servers, pytest.mark.more]),
+    pytest.param("valkey_server", marks=[pytest.mark.servers, pytest.mark.more]),
+]
+
+
+@pytest.fixture(params=SERVERS)
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisHarness]:
+    """On Redis 7, and in `make test-more` on the oldest version and on Valkey."""
+    with harnessed(request.getfixturevalue(request.param), tmp_path) as harness:
+        yield harness

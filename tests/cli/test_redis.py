@@ -28,6 +28,13 @@ async def bill(order: dict) -> None:
         raise GiveUp("no such customer")
     print("billed", order["id"], flush=True)
 """
+LATE_SHOP = """
+from onward import Onward
+app = Onward("{url}?publish_timeout_s=0.3")
+@app.handler("orders")
+async def bill(order: dict) -> None:
+    print("billed", order["id"], flush=True)
+"""
 NO_SERVER = "redis://127.0.0.1:{port}"
 COMMANDS = [
     "publish orders 1 --url {url}",
@@ -187,3 +194,18 @@ def test_doctor_names_consumers_of_other_programs(server: RedisServer, shop: She
     assert "start the handler" in the_one(found, "old-worker .* stopped with 3 pending entries")["cure"]
     orphan = the_one(found, "older-worker .* has nothing pending")
     assert orphan["cure"] == "remove it: XGROUP DELCONSUMER shop:orders:0 billing older-worker"
+
+
+@pytest.mark.slow
+def test_workers_wait_for_a_server_that_comes_up_late(shell: Shell) -> None:
+    late = RedisServer()
+    try:
+        shell.write("shop.py", LATE_SHOP.format(url=late.url))
+        running = shell.start("run", "shop:app", "--workers", "1")
+        running.saw("does not answer", times=4)  # a worker that fails otherwise is started three times
+        late.start()
+        assert shell.run("publish", "orders", '{"id": 7}', "--url", late.url).returncode == 0
+        running.saw("billed 7")
+        assert "giving up" not in running.err
+    finally:
+        late.close()

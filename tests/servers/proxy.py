@@ -19,6 +19,7 @@ class Proxy:
     stall()  keeps connections open and accepts new ones, but forwards nothing
     mute()   forwards the clients' requests, and holds the answers back
     mend()   forwards again; after a stall the bytes held back arrive
+    redirect(port)  mends, and leads to another server; connections to the former one are dropped
     """
 
     def __init__(self, *, port: int, target_port: int, url: str) -> None:
@@ -45,6 +46,12 @@ class Proxy:
 
     def mend(self) -> None:
         self._do(self._accept(flowing=True))
+
+    def redirect(self, target_port: int) -> None:
+        if target_port != self._target_port:
+            self.cut()
+            self._target_port = target_port
+        self.mend()
 
     def close(self) -> None:
         self.cut()

@@ -7,10 +7,11 @@ import socket
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import SystemRandom
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from tests.servers.guard import Guard
 from tests.servers.needs import Missing, missing
@@ -146,6 +147,16 @@ class Server(ABC):
             pass
         self.probe()
         return True
+
+
+S = TypeVar("S", bound=Server)
+
+
+def together(servers: Iterable[S], work: Callable[[S], object]) -> None:
+    """Do the work with all servers at once."""
+    servers = list(servers)
+    with ThreadPoolExecutor(len(servers)) as pool:
+        list(pool.map(work, servers))
 
 
 def free_port() -> int:

@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from onward.brokers.base import (
     Broker,
@@ -28,17 +27,19 @@ from onward.brokers.core.holdings import Holdings
 from onward.brokers.core.publishing import check_events, check_relay
 from onward.brokers.core.subscription import check_start
 from onward.brokers.redis import checkup, figures
+from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.adoption import Adopter
 from onward.brokers.redis.aside import RedisAside
 from onward.brokers.redis.backlog import BacklogLimit
+from onward.brokers.redis.cluster_link import new_link
 from onward.brokers.redis.courier import RedisCourier
-from onward.brokers.redis.doorbell import RedisDoorbell
+from onward.brokers.redis.doorbell import ClusterDoorbell, RedisDoorbell
 from onward.brokers.redis.group_watch import GroupWatch
 from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.keys import Keyspace
 from onward.brokers.redis.lease_keeper import Chores, LeaseKeeper
 from onward.brokers.redis.lease_turn import RedisTurn
-from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, Pauses, RedisAddress
+from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, patiently
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
 from onward.brokers.redis.reclaim import Reclaimer, ReclaimTally, TopicReclaimer
@@ -48,7 +49,7 @@ from onward.brokers.redis.streams import mapped
 from onward.brokers.redis.subscription import RedisAccess, RedisSubscription
 from onward.brokers.redis.topics import RedisTopics, listed
 from onward.brokers.redis.trimmer import Trimmer
-from onward.errors import BadSetting, BrokerError, Closed, OnwardError
+from onward.errors import BadSetting, BrokerError, Closed, OnwardError, PublishError
 from onward.event import Event
 from onward.settings import Settings, check_name
 
@@ -64,9 +65,12 @@ async def open_broker(url: str, settings: Settings) -> Broker:
     address = RedisAddress.of(url, settings)
     facts = await asyncio.to_thread(_checked, address, settings)
     if is_weaker(facts.durability, settings.durability):
+        fails_over = address.kind == "sentinel" or facts.replicas
+        cure = "set replication=2 for events that survive a fail-over" if fails_over else ""
         raise BadSetting(
-            f"durability={settings.durability!r}: Redis at {address.name} has {facts.durability!r}; set appendonly yes "
-            "and appendfsync always (for window: everysec) there, or leave the setting out"
+            f"durability={settings.durability!r}: Redis at {address.name} has {facts.durability!r}; "
+            f"{cure or 'set appendonly yes and appendfsync always (for window: everysec) there'}, or leave the setting "
+            "out"
         )
     for finding in facts.findings() if facts.durability == "memory" else ():
         if finding.level != "ok":
@@ -75,24 +79,43 @@ async def open_broker(url: str, settings: Settings) -> Broker:
 
 
 def _checked(address: RedisAddress, settings: Settings) -> ServerFacts:
-    link, pauses = Link(address), Pauses()
-    deadline = time.monotonic() + min(_OPEN_S, settings.publish_timeout_s)
+    link = new_link(address)
     try:
-        while True:
-            try:
-                facts = checkup.server_facts(link)
-                if missing := checkup.missing_commands(link):
-                    raise BrokerError(
-                        f"Redis at {address.name}: the user has no permission for {', '.join(missing)}; grant it with "
-                        "ACL SETUSER, for the keys ~{* and ~onward:*"
-                    )
-                return facts
-            except LinkDown as error:
-                if error.final or time.monotonic() > deadline:
-                    raise
-                time.sleep(pauses.next_s())
+        facts = patiently(lambda: _usable(link, settings), _patience_s(settings))
+        if missing := checkup.missing_commands(link):
+            raise BrokerError(
+                f"Redis at {address.name}: the user has no permission for {', '.join(missing)}; grant it with "
+                "ACL SETUSER, for the keys ~{* and ~onward:*"
+            )
+        return facts
     finally:
         link.close()
+
+
+def _patience_s(settings: Settings) -> float:
+    """For a server that is away when it is needed for the first time."""
+    return min(_OPEN_S, settings.publish_timeout_s)
+
+
+def _usable(link: Link, settings: Settings) -> ServerFacts:
+    """BrokerError: it cannot be used as the URL and the settings say."""
+    facts, address = _facts(link, settings), link.address
+    if facts.is_cluster != (address.kind == "cluster"):
+        cure = "redis+cluster://" if facts.is_cluster else "redis://"
+        what = "it is a node of a cluster" if facts.is_cluster else "it is no cluster"
+        raise BadSetting(f"Redis at {address.name}: {what}; write the URL as {cure}")
+    wanted = (settings.replication or 1) - 1
+    if facts.replicas < wanted:
+        raise LinkDown(
+            f"replication={settings.replication}: Redis at {address.name} has {facts.replicas} connected replicas, "
+            f"{wanted} are needed; start more replicas, or lower the setting",
+            sent=False,
+        )
+    return facts
+
+
+def _facts(link: Link, settings: Settings) -> ServerFacts:
+    return link.facts().promising(settings.replication or 1, fails_over=link.address.kind == "sentinel")
 
 
 class RedisBroker:
@@ -109,9 +132,9 @@ class RedisBroker:
         self._settings = settings
         self._topics = RedisTopics(settings, Keyspace(mapped(settings.streams)))
         self._figures = StreamFigures()
-        self._thread = LinkThread(address, "query")
+        self._thread = LinkThread(new_link(address), "query")
         backlog = BacklogLimit(self._topics, settings.max_backlog_bytes)
-        courier = RedisCourier(Link(address), self._topics, backlog, settings.publish_timeout_s)
+        courier = RedisCourier(new_link(address), self._topics, backlog, settings)
         self._publisher = RedisPublisher(courier, settings, self._topics.keyspace)
         self._epochs = itertools.count(1)
         self._subscriptions: set[RedisSubscription] = set()
@@ -127,16 +150,25 @@ class RedisBroker:
         known = {name: topic.partitions for name in names if (topic := self._topics.known(name)) is not None}
         if len(known) < len(names) or self._publisher.in_turn.locked():
             async with self._publisher.in_turn:
-                counts = {name: await self._count(name) for name in names}
-                sent = self._publisher.enter(events, counts, relay)
+                sent = self._publisher.enter(events, await self._counts(events, names), relay)
         else:
             sent = self._publisher.enter(events, known, relay)
         await sent
 
+    async def _counts(self, events: Sequence[Event], names: Iterable[str]) -> dict[str, int]:
+        try:
+            return {name: await self._count(name) for name in names}
+        except Closed:
+            raise
+        except BrokerError as error:
+            why = f"Redis: {len(events)} events were not accepted: {error}"
+            raise PublishError(why, refused=events) from error
+
     async def _count(self, name: str) -> int:
         known = self._topics.known(name)
         if known is None:
-            known = await self._thread.run(lambda link: self._topics.resolve(link, name))
+            within_s = self._settings.publish_timeout_s
+            known = await self._thread.run(lambda link: self._topics.resolve(link, name), within_s=within_s)
         return known.partitions
 
     async def subscribe(
@@ -168,22 +200,25 @@ class RedisBroker:
         settings, watch = self._settings, GroupWatch(member.owner, self._settings.lease_s)
         holdings: RedisHoldings = Holdings(Bell())
         patience_s = min(TIMEOUT_S, max(_LEAST_PATIENCE_S, settings.lease_s / 2))
-        turn = RedisTurn(Link(self._address, patience_s), member, watch, settings)
+        turn = RedisTurn(new_link(self._address, patience_s), member, watch, settings)
         chores = Chores(Trimmer(self._topics, settings, member.figures), self._reclaimer(member, holdings))
         keeper = LeaseKeeper(turn, member, JoinedTopics(self._topics, member), holdings, chores)
-        await asyncio.to_thread(keeper.join)
-        doorbell = RedisDoorbell(
-            Link(self._address),
-            [member.news(topic) for topic in member.topics],
-            ring=holdings.bell.ring,
-            tell=lambda: keeper.look_at(0.0),
-        )
-        access = RedisAccess(LinkThread(self._address, f"reader-{member.group}"), doorbell)
+        await asyncio.to_thread(patiently, keeper.join, _patience_s(settings))
+        doorbell = self._doorbell(member, ring=holdings.bell.ring, tell=lambda: keeper.look_at(0.0))
+        access = RedisAccess(LinkThread(new_link(self._address), f"reader-{member.group}"), doorbell)
         subscription = RedisSubscription(keeper, holdings, access, settings)
         self._subscriptions = {each for each in self._subscriptions if not each.is_closed} | {subscription}
         keeper.start()
         doorbell.start(member.group)
         return subscription
+
+    def _doorbell(
+        self, member: RedisMember, *, ring: Callable[[], None], tell: Callable[[], None]
+    ) -> RedisDoorbell | ClusterDoorbell:
+        news, address = [member.news(topic) for topic in member.topics], self._address
+        if address.kind == "cluster":
+            return ClusterDoorbell(lambda key: new_link(address, key=key), news, ring=ring, tell=tell)
+        return RedisDoorbell(new_link(address), news, ring=ring, tell=tell)
 
     def _reclaimer(self, member: RedisMember, holdings: RedisHoldings) -> Reclaimer:
         """Temporary groups have no consumer group at the server, so they have nothing to adopt."""
@@ -191,7 +226,7 @@ class RedisBroker:
         tally = ReclaimTally(member.group)
         return Reclaimer(
             {
-                topic: TopicReclaimer(topic, Adopter(Link(self._address), member, self._settings), holdings, tally)
+                topic: TopicReclaimer(topic, Adopter(new_link(self._address), member, self._settings), holdings, tally)
                 for topic in foreign
             }
         )
@@ -230,7 +265,9 @@ class RedisBroker:
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()
         try:
-            return await self._thread.run(lambda link: checkup.findings(link, self._topics, self._settings))
+            return await self._thread.run(
+                lambda link: checkup.findings(link, self._topics, self._settings, _facts(link, self._settings))
+            )
         except BrokerError as error:
             return [Finding("error", str(error), "start Redis, or correct the URL and the settings of the client")]
 

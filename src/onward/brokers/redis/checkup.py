@@ -11,19 +11,11 @@ from onward.brokers.redis import figures, permissions, server_health
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import RETAINED
 from onward.brokers.redis.server_errors import code_of
-from onward.brokers.redis.server_facts import ServerFacts, info_of
+from onward.brokers.redis.server_facts import ServerFacts
 from onward.brokers.redis.stream_scripts import CONSUMER
 from onward.brokers.redis.topics import RedisTopics, listed
 from onward.brokers.redis.trimmer import retention
 from onward.settings import Settings
-
-
-def server_facts(link: Link) -> ServerFacts:
-    """With what CONFIG says, where it may be asked: without it, the weaker durability is assumed."""
-    link.connect()
-    (reply,) = link.call(("CONFIG", "GET", "appendfsync"))
-    config = {} if isinstance(reply, ResponseError) else {"appendfsync": reply[1].decode()} if reply else {}
-    return link.facts(config)
 
 
 def missing_commands(link: Link) -> list[str]:
@@ -31,13 +23,14 @@ def missing_commands(link: Link) -> list[str]:
     (reply,) = link.call(permissions.PROBE)
     if isinstance(reply, ResponseError) and code_of(reply) == "NOPERM":
         link.ask(permissions.PROBE)
-    return permissions.missing(reply)
+    return link.denied()
 
 
-def findings(link: Link, topics: RedisTopics, settings: Settings) -> list[Finding]:
-    facts = server_facts(link)
-    sections = link.ask(*[("INFO", section) for section in server_health.SECTIONS])
-    found = [*facts.findings(), *server_health.findings(info_of(sections))]
+def findings(link: Link, topics: RedisTopics, settings: Settings, facts: ServerFacts) -> list[Finding]:
+    found = [*facts.findings()]
+    for name, info in link.infos(server_health.SECTIONS).items():
+        prefix = f"{name}: " if name else ""
+        found += [Finding(each.level, f"{prefix}{each.what}", each.cure) for each in server_health.findings(info)]
     for spec in listed(link, topics.keyspace):
         infos = figures.groups(link, topics, spec.name)
         names = [info.group for info in infos if not info.group.startswith(PASSING)]

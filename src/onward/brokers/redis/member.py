@@ -19,12 +19,13 @@ _PASSING_S = 3_600.0  # how long a passing group is stored when its members are 
 class RedisPlace:
     """What the broker keeps with an ownership."""
 
-    __slots__ = ("batch", "count", "damage", "is_gone", "mean_bytes", "rests_until", "shard", "token")
+    __slots__ = ("batch", "count", "damage", "is_gone", "mean_bytes", "rests_until", "shard", "sure_until", "token")
 
     def __init__(
         self, token: str, *, is_gone: bool, count: int | None = None, shard: StreamShard | None = None
     ) -> None:
         self.token = token  # under which the server knows this ownership
+        self.sure_until = 0.0  # when the lease lapses, unless it is renewed
         self.shard = shard  # if the stream belongs to others
         self.is_gone = is_gone  # no process of the owner before is left
         self.count = EventCount(count)

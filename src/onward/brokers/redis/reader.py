@@ -18,7 +18,7 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings, RedisMember
 from onward.brokers.redis.positions import id_of, position_of
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.server_errors import explained
+from onward.brokers.redis.server_errors import explained, is_passing
 from onward.brokers.redis.stream_reading import decoded
 from onward.brokers.redis.stream_shard import DecodedEntries
 from onward.event import Delivery, Event
@@ -26,6 +26,7 @@ from onward.event import Delivery, Event
 log = logging.getLogger("onward")
 
 _REST_S = 5.0  # between two attempts to read what cannot be read
+_SHORT_REST_S = 0.2  # while a node does not answer, or a slot is on its way to another one
 _MOST = 1_000  # entries of one partition in one reply
 _decode = msgspec.msgpack.Decoder(Event).decode
 
@@ -38,6 +39,7 @@ class Read(NamedTuple):
     asked: int
     is_ours: bool
     error: str = ""
+    is_passing: bool = False  # the keeper of the leases reports the error
     decoded: DecodedEntries | None = None  # of a stream of others
 
     @property
@@ -91,7 +93,7 @@ def _foreign(link: Link, member: RedisMember, found: Read) -> Read:
 def _answer(incarnation: str, hold: RedisHold, count: int, entries: Any, owner: Any) -> Read:
     for reply in (entries, owner):
         if isinstance(reply, ResponseError):
-            return Read(hold, (), count, True, explained(reply))
+            return Read(hold, (), count, True, explained(reply), is_passing(reply))
     is_ours = owner == [hold.own.token.encode(), incarnation.encode()]
     return Read(hold, entries if is_ours else (), count, is_ours)
 
@@ -101,6 +103,9 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     hold, own, reached = found.hold, found.hold.own, 0
     if own.shard is not None and own.shard.intruders:
         return
+    if found.is_passing:
+        own.rests_until = clock.now() + _SHORT_REST_S
+        return
     if found.decoded is None:
         deliveries, size, damage = _deliveries(hold, member.keyspace.of(hold.partition).stream, found.entries)
     else:
@@ -108,7 +113,6 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     if deliveries or reached:
         chunks = [(hold, Chunk(deliveries, size))] if deliveries else []
         holdings.stock(chunks, [(hold, reached)] if reached else ())
-    if deliveries or reached:
         own.mean_bytes = size / len(deliveries) if deliveries else own.mean_bytes
         own.count.add(found.decoded.positions if found.decoded else [delivery.position for delivery in deliveries])
         member.figures.batch(hold.partition, len(found.entries))

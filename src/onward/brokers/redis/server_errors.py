@@ -6,17 +6,25 @@ from collections.abc import Sequence
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 # Nothing was done, and the same call may succeed in a moment: a fail-over, a restart, a long script, a full disk, a
-# slot on its way to another node.
-_PASSING_ERRORS = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "TRYAGAIN")
+# slot on its way to another node. After NOANSWER it may have been done, and the number or the token of the call tells.
+_PASSING_ERRORS = frozenset({"ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOANSWER"})
+_PASSING_ERRORS |= {"NOREPLICAS", "READONLY", "TRYAGAIN"}
+_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+)\b")  # before 7.0 the text is in that of the script's own error
 _COMMAND = re.compile(r"'([A-Za-z|]+)' command")
 
+LOADING = "it still loads its data; wait until it has done so"
 _CURES = {
     "OOM": "Redis is out of memory (maxmemory); let groups catch up so that finished events go, or raise maxmemory",
     "READONLY": "it is a read-only replica; connect to its master",
-    "LOADING": "it still loads its data",
+    "LOADING": LOADING,
+    "NOREPLICAS": "too few replicas are connected; start them, or lower min-replicas-to-write",
+    "MASTERDOWN": "it is a replica without its master; connect to the master",
     "MISCONF": "it cannot write to its disk; free some space",
     "BUSY": "it runs a script of another program that does not end (SCRIPT KILL ends it)",
     "EXECABORT": "it refused a transaction",
+    "MOVED": "the slot of the key is on another node of the cluster; use redis+cluster://",
+    "TRYAGAIN": "the slot of the key moves to another node of the cluster",
+    "CLUSTERDOWN": "the cluster has no master for some of its slots; restart or replace the node that failed",
 }
 
 
@@ -32,10 +40,15 @@ def code_of(error: RedisError) -> str:
         "MasterDownError": "MASTERDOWN",
         "ClusterDownError": "CLUSTERDOWN",
         "TryAgainError": "TRYAGAIN",
+        "MovedError": "MOVED",
+        "AskError": "ASK",
+        "NoAnswer": "NOANSWER",
     }
     if name in known:
         return known[name]
     text = str(error)
+    if in_script := _IN_SCRIPT.search(text):
+        return in_script.group(1)
     found = re.match(r"[A-Z]+\b", text)
     return found.group() if found else ""
 

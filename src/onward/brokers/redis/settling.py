@@ -15,7 +15,7 @@ from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import ProgressFields, encoded
 from onward.brokers.redis.projection import ListChange, Plan
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.server_errors import explained
+from onward.brokers.redis.server_errors import explained, is_passing
 from onward.brokers.redis.stream_scripts import SETTLE_STREAM
 from onward.event import Partition
 
@@ -35,7 +35,7 @@ class PartitionSettle(NamedTuple):
 class Settled(NamedTuple):
     lost: list[Partition]
     refused: dict[Partition, str]  # whose records could not be stored
-    failed: str  # why the call must be repeated; empty: it need not
+    failed: dict[Partition, str]  # in which nothing was done for now, so that the call must be repeated
 
 
 def parts(
@@ -85,33 +85,29 @@ def _homes(holds: Iterable[RedisHold], id_: str) -> list[Partition]:
 def settle(link: Link, member: RedisMember, settled: Sequence[PartitionSettle]) -> Settled:
     link.connect()
     checks = [verified(link, member, part.hold) for part in settled]
-    answer = Settled([], {}, "")
+    answer = Settled([], {}, {})
     for part, check in zip(settled, checks, strict=True):
-        answer = _noted(answer, part, check)
+        _note(answer, part, check)
     settled = [part for part, check in zip(settled, checks, strict=True) if check == b"ok"]
     plans = [stream_settling.planned(link, member, part.hold, part.change) for part in settled]
     replies = link.call(*[_command(link, member, part, plan) for part, plan in zip(settled, plans, strict=True)])
     for part, plan, reply in zip(settled, plans, replies, strict=True):
         plain = reply if plan is None else stream_settling.noted(member, part.hold, plan, reply)
-        answer = _noted(answer, part, plain)
+        _note(answer, part, plain)
     if answer.failed:
         link.refresh()  # the incarnation may have changed under this connection
     return answer
 
 
-def _noted(answer: Settled, part: PartitionSettle, reply: Any) -> Settled:
+def _note(answer: Settled, part: PartitionSettle, reply: Any) -> None:
     partition = part.hold.partition
-    if reply == b"ok":
-        return answer
     if isinstance(reply, ResponseError):
-        if part.records:
-            answer.refused[partition] = explained(reply)
-            return answer
-        return answer._replace(failed=explained(reply))
-    if reply == b"void":
-        return answer._replace(failed="the server was restarted or replaced; ownership is being checked")
-    answer.lost.append(partition)
-    return answer
+        refuses = part.records and not is_passing(reply)
+        (answer.refused if refuses else answer.failed)[partition] = explained(reply)
+    elif reply == b"void":
+        answer.failed[partition] = "the server was restarted or replaced; ownership is being checked"
+    elif reply != b"ok":
+        answer.lost.append(partition)
 
 
 def _command(link: Link, member: RedisMember, part: PartitionSettle, plan: Plan | None) -> Command:

@@ -12,7 +12,7 @@ from onward.brokers.base import AsideRecord, BrokerLag, Progress
 from onward.brokers.core.holdings import Chunk
 from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.redis import reader, settling
-from onward.brokers.redis.doorbell import RedisDoorbell
+from onward.brokers.redis.doorbell import ClusterDoorbell, RedisDoorbell
 from onward.brokers.redis.keys import Keyspace, PartitionKeys
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.link import Link, LinkThread
@@ -36,7 +36,7 @@ class RedisAccess(NamedTuple):
     """The subscription's ways to the server."""
 
     thread: LinkThread
-    doorbell: RedisDoorbell
+    doorbell: RedisDoorbell | ClusterDoorbell
 
 
 class RedisSubscription(SubscriptionShell[RedisPlace]):
@@ -53,10 +53,11 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
     ) -> Sequence[Partition]:
         holds, lost = self._holdings.settleable(progress, aside)
-        if holds and clock.now() >= self._leases.sure_until:  # lapsed: they are fenced, whatever the server would say
-            self._leases.look_at(0.0)
-            lapsed = [*(each.partition for each in progress), *(record.partition for record in aside)]
-            return list(lost | dict.fromkeys(lapsed))
+        if lapsed := {each for each, hold in holds.items() if hold.own.sure_until <= clock.now()}:
+            self._leases.look_at(0.0)  # they are fenced, whatever the server would say
+            named = [*(each.partition for each in progress), *(record.partition for record in aside)]
+            lost |= dict.fromkeys([partition for partition in named if partition in lapsed])
+            holds = {partition: hold for partition, hold in holds.items() if partition not in lapsed}
         parts, refused = settling.parts(holds, progress, aside, gone)
         if parts:
             answer = await self._thread.run(lambda link: settling.settle(link, self._leases.member, parts))
@@ -66,7 +67,8 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
             if answer.lost or answer.failed:
                 self._leases.look_at(0.0)
             if answer.failed and not refused:
-                raise BrokerError(f"Redis did not settle: {answer.failed}")
+                raise BrokerError(f"Redis did not settle: {next(iter(answer.failed.values()))}")
+            refused |= answer.failed if refused else {}  # the others count as settled
         if refused:
             why = "; ".join(dict.fromkeys(refused.values()))
             raise AsideError(
@@ -80,6 +82,9 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         holds = dict.fromkeys(self._holdings.known(partitions), drained)
         if holds:
             await self._turned(self._leases.release(holds), self._timeout_s)
+
+    def troubles(self) -> Sequence[str]:
+        return [*super().troubles(), *filter(None, [self._doorbell.trouble])]
 
     async def lag(self) -> Mapping[Partition, BrokerLag]:
         """It also notices events that were removed before they were read."""
