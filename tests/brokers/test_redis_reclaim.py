@@ -18,9 +18,10 @@ from onward import Event, Onward, Retry, settings
 from onward.brokers import open_broker
 from onward.brokers.base import AsideRecord, Broker, Delivery, Filter, Progress, Revoked, State, record_id
 from onward.brokers.redis import Streams
+from onward.brokers.redis.keys import PartitionKeys
 from onward.event import Partition, Tries
 from onward.testing.scenario import LEASE_S, Member
-from tests.brokers.redis_stage import play, until
+from tests.brokers.redis_stage import own_server, play, until
 from tests.servers.redis import RedisServer
 
 GROUP = "eventrouter"
@@ -259,14 +260,38 @@ def test_entries_that_are_trimmed_between_adoption_and_reading_leave_a_stub(redi
             other = stage.other()
             ids = other.publish(6)
             other.create()
-            other.read(6)
+            other.read(5)
             other.fall_silent()
             broker = await stage.broker()
-            member = await stage.member(broker)
-            while not member.deliveries:
-                await member.receive(limit=1)
-            assert ids_of(member.deliveries) == ids[:1]
+            member = await (await stage.member(broker)).hold(1)  # it reads with the next receive
+            stage.client.xtrim(other.stream, minid=ids[2], approximate=False)
+            stage.client.xdel(other.stream, ids[3])
+            await member.take(3)
+            assert ids_of(member.deliveries) == [ids[2], ids[4], ids[5]]
+            letters = await dead_letters(broker, stage.topic)
+            assert [each.event.headers["onward-stream-id"] for each in letters] == [ids[0], ids[1], ids[3]]
+            assert figure(broker, "stream_lost", Partition(stage.topic, 0)) == 3
             await member.settle()
+            await member.until(lambda: other.pending() == {})
+
+    play(scene())
+
+
+def test_entries_that_are_trimmed_while_we_have_them_open_leave_a_stub_for_the_next_owner(
+    redis_server: RedisServer,
+) -> None:
+    """Trap 8."""
+
+    async def scene() -> None:
+        async with foreign(redis_server) as stage:
+            other = stage.other()
+            ids = other.publish(6)
+            broker = await stage.broker()
+            member = await stage.member(broker)
+            await member.take(6)
+            await member.settle(member.deliveries[:1])
+            assert list(other.pending()) == ids[1:]
+            member.handled = 0
             await member.subscription.close()
             stage.client.xtrim(other.stream, minid=ids[3], approximate=False)
             again = await stage.member(broker)
@@ -567,5 +592,131 @@ def test_a_new_owner_adopts_what_the_owner_before_had_open(redis_server: RedisSe
             (assigned,) = again.assigned.values()
             assert assigned.stored is not None
             assert assigned.stored.watermark == places[1]
+
+    play(scene())
+
+
+def test_a_member_that_has_lost_the_partition_adopts_nothing(redis_server: RedisServer) -> None:
+    """Another member owns it while this one waits for a live consumer. Its next renewal, which would tell it, is far."""
+
+    async def scene() -> None:
+        async with foreign(redis_server, lease_s=60) as stage:
+            other = stage.other()
+            other.publish(3)
+            other.create()
+            other.read(3)
+            async with kept_alive(other):
+                member = await stage.member()
+                await until_troubled(member, "pod-1")
+                key = PartitionKeys.foreign(other.stream).group(GROUP)
+                stage.client.hset(key, "owner", f"{10**15}:another:member")
+            await until(lambda: not member.subscription.troubles())
+            assert {consumer for consumer, _ in other.pending().values()} == {"pod-1"}
+            await member.quiet(IDLE_S)
+            assert not member.assigned
+
+    play(scene())
+
+
+def test_adoption_goes_on_after_a_restart_of_the_server() -> None:
+    async def scene() -> None:
+        with own_server() as server:
+            async with foreign(server) as stage:
+                other = stage.other()
+                ids = other.publish(3)
+                other.create()
+                other.read(3)
+                async with kept_alive(other):
+                    member = await stage.member()
+                    await until_troubled(member, "pod-1")
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.start)
+                await member.take(3)
+                assert ids_of(member.deliveries) == ids
+
+    play(scene())
+
+
+def test_a_failing_handler_leaves_its_entry_pending_until_it_succeeds(redis_server: RedisServer) -> None:
+    """Checklists 000 and 001: a failure does not acknowledge, for fresh entries and for reclaimed ones."""
+
+    async def scene() -> None:
+        async with foreign(redis_server) as stage:
+            other = stage.other()
+            other.create()
+            reclaimed, *_ = other.publish(1)
+            other.read(1)
+            other.fall_silent()
+            fresh, *_ = other.publish(1, start=1)
+            app = Onward(stage.url, **stage.options, retry=Retry(attempts=100, first_delay_s=0.01, factor=1))
+            calls: list[str] = []
+            healed = asyncio.Event()
+
+            @app.handler(stage.topic, group=GROUP)
+            async def handle(event: Event) -> None:
+                calls.append(event.headers["onward-stream-id"])
+                if not healed.is_set():
+                    raise ConnectionError("the gateway is away")
+
+            async with app.running():
+                await until(lambda: min(calls.count(reclaimed), calls.count(fresh)) > 3)
+                assert list(other.pending()) == [reclaimed, fresh]
+                healed.set()
+                await until(lambda: other.pending() == {})
+
+    play(scene())
+
+
+def test_nothing_is_lost_or_out_of_order_while_another_consumer_comes_and_goes(redis_server: RedisServer) -> None:
+    """It reads some entries now and then and dies with them. First runs of a key stay in order."""
+
+    async def scene() -> None:
+        async with foreign(redis_server) as stage:
+            other = stage.other()
+            app = Onward(stage.url, **stage.options)
+            handled: dict[str, list[int]] = {}
+            published: set[int] = set()
+
+            @app.handler(stage.topic, group=GROUP)
+            async def handle(value: int, event: Event) -> None:
+                handled.setdefault(event.key or "", []).append(value)
+
+            def values() -> set[int]:
+                return {value for each in handled.values() for value in each}
+
+            async with app.running():
+                for burst in range(4):
+                    other.publish(50, start=50 * burst)
+                    published.update(range(50 * burst, 50 * burst + 50))
+                    other.read(5, f"pod-{burst}")
+                    await until(lambda: values() == published)
+                await until(lambda: other.pending() == {})
+                assert set(other.consumers()) == {"onward"}
+            firsts = {key: list(dict.fromkeys(each)) for key, each in handled.items()}
+            assert all(each == sorted(each) for each in firsts.values())
+
+    play(scene())
+
+
+def test_the_metrics_have_the_names_and_labels_of_the_event_router(redis_server: RedisServer) -> None:
+    """Checklists 000 and 001: domain and shard are labels of their own, as its queries need them."""
+
+    async def scene() -> None:
+        async with foreign(redis_server, shards=2) as stage:
+            other = stage.other(1)
+            other.publish(3)
+            other.create()
+            other.read(3)
+            other.fall_silent()
+            app = Onward(stage.url, **stage.options, metrics_prefix="event_router")
+
+            @app.handler(stage.topic, group=GROUP)
+            async def handle(event: Event) -> None:
+                pass
+
+            labels = f'{{domain="{stage.topic}",shard="1"}}'
+            async with app.running():
+                await until(lambda: f"event_router_reclaim_messages_total{labels} 3.0" in app.metrics())
+                assert f"event_router_reclaim_latency_seconds_count{labels}" in app.metrics()
 
     play(scene())

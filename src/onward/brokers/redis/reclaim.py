@@ -97,10 +97,10 @@ class TopicReclaimer:
         for hold in list(self._claimed):
             self._adopt(hold)
         if clock.now() >= self._round_at:
-            self._round_at = clock.now() + self._adopter.every_s
             for hold in self._holdings.announced():
                 if hold.partition.topic == self.topic and not hold.revoking:
                     self._look(hold)
+            self._round_at = clock.now() + self._adopter.every_s
         self._schedule.kick(self._round_at)
 
     def _adopt(self, hold: RedisHold) -> None:
