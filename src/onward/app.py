@@ -23,7 +23,7 @@ from onward.failure.retry import Retry
 from onward.handler import EngineName, Function, Handler, bind, bind_once, check_choices, choose, type_filter
 from onward.inbox.base import Inbox
 from onward.observe.health import Health
-from onward.observe.metrics import Registry, exposition
+from onward.observe.metrics import Family, Registry, exposition
 from onward.observe.reading import Reading
 from onward.signals import stopping
 
@@ -65,6 +65,7 @@ class Onward:
         self._opened: Opened | None = None
         self._door = SyncDoor(self.settings, self._open)
         self._crew: Crew | None = None  # while the handlers run
+        self.registry.collect_from(self._broker_families)
         self._stops = 0  # calls of `stop` so far; a run stops when this grows after `run` was called
         _apps.add(self)
 
@@ -413,6 +414,12 @@ class Onward:
 
         families = [*figures(self.readings()), *self.registry.families()]
         return exposition(families, prefix=self.settings.metrics_prefix)
+
+    def _broker_families(self) -> list[Family]:
+        """The metrics that only this kind of broker has."""
+        from onward.observe.figures import of_broker
+
+        return of_broker(self._opened.broker.figures(), self.readings()) if self._opened is not None else []
 
 
 def _close_in_child() -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pytest
-from redis import Redis
 
 from onward.brokers.redis import log_scripts
 from onward.brokers.redis.scripts import Script
@@ -15,13 +15,19 @@ from tests.servers.redis import RedisServer
 _REFUSED = "return redis.error_reply('OOM refused by the test')"
 
 
+class Addressed(Protocol):
+    """A server, or several behind one URL."""
+
+    @property
+    def url(self) -> str: ...
+
+
 class RedisHarness:
     """A real Redis under the suites. To refuse, the server runs a script that checks for one thing more."""
 
-    def __init__(self, server: RedisServer, folder: Path) -> None:
+    def __init__(self, server: Addressed, folder: Path) -> None:
         self.folder = folder
         self.url = server.url
-        self.client = Redis(host=server.host, port=server.port)
 
     @contextmanager
     def refuse(self, event: Event) -> Iterator[None]:
@@ -33,7 +39,7 @@ class RedisHarness:
     @contextmanager
     def refuse_aside(self, larger_than: int = 0) -> Iterator[None]:
         """The server refuses records."""
-        check = f"for i = 0, tonumber(ARGV[6]) - 1 do if #ARGV[9 + 3 * i] > {larger_than} then {_REFUSED} end end\n"
+        check = f"for i = 0, tonumber(ARGV[7]) - 1 do if #ARGV[10 + 3 * i] > {larger_than} then {_REFUSED} end end\n"
         with self._checking("SETTLE", check):
             yield
 
@@ -48,11 +54,10 @@ class RedisHarness:
 @contextmanager
 def harnessed(server: RedisServer, folder: Path) -> Iterator[RedisHarness]:
     """An empty server under the suites, which leave it empty."""
-    harness = RedisHarness(server, folder)
-    harness.client.flushall()
-    yield harness
-    harness.client.flushall()
-    harness.client.close()
+    with server.client() as client:
+        client.flushall()
+        yield RedisHarness(server, folder)
+        client.flushall()
 
 
 SERVERS = [

@@ -23,6 +23,7 @@ from onward.brokers.base import (
     Count,
     Features,
     Fenced,
+    Figure,
     Filter,
     Finding,
     GroupInfo,
@@ -364,6 +365,9 @@ class ReferenceBroker:
     async def drop_topic(self, topic: str) -> None:
         for group in self._store.groups(topic):
             await self.drop_group(topic, group)
+
+    def figures(self) -> Sequence[Figure]:
+        return ()
 
     async def diagnose(self) -> Sequence[Finding]:
         return ()

@@ -9,7 +9,7 @@ import pytest
 from onward.brokers.base import Broker, Filter
 from onward.brokers.redis import courier as courier_module
 from onward.brokers.redis import log_scripts, topics
-from onward.brokers.redis.link import RedisAddress
+from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.scripts import Script
 from onward.errors import (
     Backlogged,

@@ -202,11 +202,20 @@ class TestGroupWatch:
 
     def test_a_token_of_ours_counts_only_while_the_server_is_the_one_that_confirmed_it(self) -> None:
         watch = GroupWatch("me", 10.0)
-        watch.confirmed("5:me", "inc")
+        watch.confirmed(HERE, "5:me", "inc")
         assert watch.seat(HERE, view("5:me"), "inc", 100.0).owner == "me"
         restarted = view("5:me", incarnation="other")
         assert watch.seat(HERE, restarted, "other", 100.0).owner == UNKNOWN, "a claim of another may be lost"
         assert watch.seat(HERE, restarted, "other", 111.0).owner is None
+
+    def test_two_partitions_on_two_nodes_may_have_the_same_token(self) -> None:
+        watch, there = GroupWatch("me", 10.0), Partition("orders", 1)
+        watch.confirmed(HERE, "5:me", "inc")
+        watch.confirmed(there, "5:me", "other")
+        assert watch.seat(HERE, view("5:me"), "inc", 100.0).owner == "me"
+        assert watch.seat(there, view("5:me", incarnation="other"), "other", 100.0).owner == "me"
+        watch.forget([there])
+        assert watch.seat(HERE, view("5:me"), "inc", 100.0).owner == "me"
 
     def test_the_highest_fence_is_remembered(self) -> None:
         watch = GroupWatch("me", 10.0)

@@ -9,8 +9,9 @@ import pytest
 
 from onward.brokers.base import PASSING, Broker
 from onward.brokers.redis import trimmer
+from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.doorbell import RedisDoorbell
-from onward.brokers.redis.link import Link, RedisAddress
+from onward.brokers.redis.link import ServerLink
 from onward.brokers.redis.positions import position_of
 from onward.errors import BrokerError
 from onward.event import Partition
@@ -32,7 +33,7 @@ def test_the_doorbell_rings_for_an_event_between_the_read_and_the_block(redis_se
         read_to = client.xadd(stage_key, {"e": "1"})
         client.xadd(stage_key, {"e": "2"})  # nobody waits yet
         rung, told = threading.Event(), threading.Event()
-        bell = RedisDoorbell(Link(_address(redis_server)), ["{doorbell}:news:g"], ring=rung.set, tell=told.set)
+        bell = RedisDoorbell(ServerLink(_address(redis_server)), ["{doorbell}:news:g"], ring=rung.set, tell=told.set)
         bell.start("test")
         try:
             bell.arm({stage_key: read_to.decode()})
@@ -47,7 +48,9 @@ def test_the_doorbell_rings_for_a_stream_that_was_added_while_it_blocked(redis_s
     with redis_server.client() as client:
         client.delete("{doorbell:1}")
         rung = threading.Event()
-        bell = RedisDoorbell(Link(_address(redis_server)), ["{doorbell}:news:h"], ring=rung.set, tell=lambda: None)
+        bell = RedisDoorbell(
+            ServerLink(_address(redis_server)), ["{doorbell}:news:h"], ring=rung.set, tell=lambda: None
+        )
         bell.start("test")
         try:
             time.sleep(0.3)  # it blocks on the news alone
@@ -200,13 +203,13 @@ def test_large_events_are_read_a_few_at_a_time(redis_server: RedisServer, monkey
             for n in range(0, 200, 20):
                 await broker.publish([event(stage.topic, "a", each, headers={"big": big}) for each in range(n, n + 20)])
             asked: list[int] = []
-            exchange = Link.call
+            exchange = ServerLink.call
 
-            def call(self: Link, *commands: Any) -> list[Any]:
+            def call(self: ServerLink, *commands: Any, copies: int = 0) -> list[Any]:
                 asked.extend(each[-1] for each in commands if each[0] == "XRANGE")
-                return exchange(self, *commands)
+                return exchange(self, *commands, copies=copies)
 
-            monkeypatch.setattr(Link, "call", call)
+            monkeypatch.setattr(ServerLink, "call", call)
             member = await (await stage.member(broker)).hold(1)
             while len(member.deliveries) < 200:
                 await member.receive(max_bytes=1 << 20)

@@ -15,12 +15,16 @@ from typing import Any
 import typer
 
 from onward import Event, Onward
+from onward.brokers.redis import lost_entries
+from onward.brokers.redis.stream_figures import StreamFigures
 from onward.cli import app as cli
 from onward.cli import policy
 from onward.failure import judge
 from onward.flow import dispatch, lag
 from onward.flow.entry import Stage
 from onward.observe import endpoint
+from onward.observe.figures import of_broker
+from onward.observe.metrics import exposition
 from onward.settings import _OTHER_NAMES as OTHER_VARIABLES
 from tests.docs.settings_page import names
 from tests.examples import ROOT
@@ -61,7 +65,7 @@ def variables() -> set[str]:
 
 
 def exported_metrics(folder: Path) -> set[str]:
-    """The families that a running application exports."""
+    """The families that a running application exports, on SQLite and on Redis."""
     app = Onward(f"sqlite:///{folder}/metrics.db")
 
     @app.handler("orders")
@@ -71,7 +75,8 @@ def exported_metrics(folder: Path) -> set[str]:
         async with app.running():
             return app.metrics()
 
-    return set(re.findall(r"^# TYPE (\w+)", asyncio.run(exported()), re.MULTILINE))
+    on_redis = exposition(of_broker(StreamFigures().figures(), []))
+    return set(re.findall(r"^# TYPE (\w+)", asyncio.run(exported()) + on_redis, re.MULTILINE))
 
 
 def exit_codes() -> set[int]:
@@ -87,10 +92,12 @@ def paths() -> set[str]:
 
 
 def reasons() -> set[str]:
-    """Why an event became a dead letter: what the judge of errors decides, and the crashes that the flow counts."""
+    """Why an event became a dead letter: what the judge of errors decides, the crashes that the flow counts, and the
+    entries that a stream has lost."""
     returned = re.findall(r'"([a-z]+)"', inspect.getsource(judge.ErrorJudge._reason))
     crashed = re.findall(r'reason="([a-z]+)"', inspect.getsource(dispatch))
-    return {*returned, *judge._REASONS.values(), *crashed}
+    lost = re.findall(r'reason="([a-z]+)"', inspect.getsource(lost_entries))
+    return {*returned, *judge._REASONS.values(), *crashed, *lost}
 
 
 def states() -> set[str]:

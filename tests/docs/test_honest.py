@@ -138,7 +138,7 @@ WRONG = [  # what a check must find; each of these was possible before
     ),
     (
         fixed_values.wrong_lists,
-        "| reason | |\n|-|-|\n| `worn_out` | |\n| `refused` | |\n| `undecodable` | |\n| `expired` | |\n| `crashed` | |",
+        "| reason |\n|-|\n| `worn_out` |\n| `refused` |\n| `undecodable` |\n| `expired` |\n| `crashed` |\n| `lost` |",
         "reason of a dead letter: worn_out does not exist, exhausted is missing",
     ),
     (

@@ -10,7 +10,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import msgspec
 
@@ -32,6 +32,9 @@ __all__ = [
     "Failure",
     "Features",
     "Fenced",
+    "Figure",
+    "FigureKind",
+    "FigureSample",
     "Filter",
     "Finding",
     "GroupInfo",
@@ -98,7 +101,7 @@ class Failure(msgspec.Struct, frozen=True):
     An event whose retry is still to come has one too, with the reason `failed`. It remembers the facts that a later
     dead letter needs, such as the time of the first failure."""
 
-    reason: str  # of a dead letter: exhausted, undecodable, expired, crashed, refused; of a retry: failed
+    reason: str  # of a dead letter: exhausted, undecodable, expired, crashed, refused, lost; of a retry: failed
     error: str  # the exception's type
     message: str
     traceback: str
@@ -262,6 +265,34 @@ class Finding(msgspec.Struct, frozen=True):
     level: Literal["ok", "warning", "error"]
     what: str
     cure: str = ""
+
+
+FigureKind = Literal["counter", "gauge", "histogram"]
+
+
+class FigureSample(NamedTuple):
+    """One value. For a histogram: the sum of the observations, and how many of them are in each bucket."""
+
+    labels: tuple[str, ...]
+    value: float
+    buckets: tuple[int, ...] = ()
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A metric that only this kind of broker has, as this process has counted it so far.
+
+    `bounds`: the upper ends of a histogram's buckets, ascending; it has one more bucket than bounds. `largest`: of the
+    gauges of several processes the largest counts, not their sum. `alias_of`: the metric has no samples of its own, but
+    those of this one, which every broker has by topic, group and partition."""
+
+    name: str  # without a prefix, and a counter without _total
+    kind: FigureKind
+    help: str
+    labels: tuple[str, ...]
+    samples: Sequence[FigureSample] = ()
+    bounds: tuple[float, ...] = ()
+    largest: bool = False
+    alias_of: str = ""
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
@@ -492,6 +523,10 @@ class Broker(Protocol):
     async def drop_topic(self, topic: str) -> None:
         """Delete the topic with its events, and every group's progress and records in it. Does nothing if the topic
         does not exist. Raises BrokerError while a member of any group is alive."""
+
+    def figures(self) -> Sequence[Figure]:
+        """The metrics that only this kind of broker has, with all names even if nothing was counted yet. It never asks
+        the server."""
 
     async def diagnose(self) -> Sequence[Finding]:
         """Examine the broker and report to the operator which checks are ok and which are not. Changes nothing."""

@@ -1,8 +1,9 @@
-"""Readings as families of metrics. Pure."""
+"""Readings, and what a broker counts, as families of metrics. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from onward.brokers.base import Figure
 from onward.observe.metrics import Family, Sample
 from onward.observe.reading import Reading
 
@@ -53,6 +54,21 @@ def figures(readings: Sequence[Reading]) -> list[Family]:
         samples = tuple(Sample((each.topic, each.group), getattr(each, field)) for each in readings)
         families.append(Family(name, "counter", text, _LABELS, samples))
     return [*families, *_partitions(readings)]
+
+
+def of_broker(found: Sequence[Figure], readings: Sequence[Reading]) -> list[Family]:
+    """The metrics that only one kind of broker has."""
+    known = {family.name: family.samples for family in _partitions(readings)}
+    return [_family(each, known[each.alias_of] if each.alias_of else _samples(each)) for each in found]
+
+
+def _samples(figure: Figure) -> tuple[Sample, ...]:
+    return tuple(Sample(*each) for each in figure.samples)
+
+
+def _family(figure: Figure, samples: tuple[Sample, ...]) -> Family:
+    fold: Literal["sum", "max"] = "max" if figure.largest else "sum"
+    return Family(figure.name, figure.kind, figure.help, figure.labels, samples, figure.bounds, fold)
 
 
 def _gauge(name: str, field: str, text: str, readings: Sequence[Reading]) -> Family:

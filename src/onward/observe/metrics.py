@@ -18,7 +18,7 @@ import msgspec
 
 log = logging.getLogger("onward")
 
-LABELS = frozenset({"topic", "group", "partition", "status"})
+LABELS = frozenset({"topic", "group", "partition", "status", "domain", "shard"})
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 _NAME = re.compile("[a-z][a-z0-9_]*")

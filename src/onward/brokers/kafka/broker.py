@@ -9,6 +9,7 @@ from onward.brokers.base import (
     Broker,
     Change,
     Features,
+    Figure,
     Finding,
     GroupInfo,
     MemberInfo,
@@ -165,6 +166,9 @@ class KafkaBroker:
             self._drop_group(topic, group)
         self._cluster.topics.delete(topic)
         self._placement.forget(topic)
+
+    def figures(self) -> Sequence[Figure]:
+        return ()
 
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()

@@ -121,7 +121,12 @@ class GroupRecords:
         for id_ in dict.fromkeys(ids):
             if aside_rows.is_id(id_):
                 wanted.setdefault(aside_rows.index_of(id_), []).append(aside_rows.place_of(id_))
-        homes = [Partition(spec.name, index) for spec in listed(link) for index in wanted if index < spec.partitions]
+        homes = [
+            Partition(spec.name, index)
+            for spec in listed(link, self._keyspace)
+            for index in wanted
+            if index < spec.partitions
+        ]
         has_rows = link.ask(*[("EXISTS", self._keyspace.of(each).rows(self._group)) for each in homes]) if homes else ()
         moved: dict[Partition, int] = {}
         for home, exists in zip(homes, has_rows, strict=True):
@@ -144,7 +149,7 @@ class GroupRecords:
             changes = list(self._changes(partition, zip(places, rows, strict=True), expect, to, current))
             if not changes:
                 break
-            names = [keys.group(self._group), *keys.aside(self._group), keys.moves(self._group)]
+            names = [keys.group(self._group), *keys.aside(self._group), keys.meta, keys.moves(self._group)]
             (answers,) = link.ask(MOVE(names, *[value for change in changes for value in change]))
             moved += sum(answers)
             places = [change[0] for change, done in zip(changes, answers, strict=True) if not done]
@@ -175,11 +180,12 @@ class GroupRecords:
         open_ = [each for each in found if each.state is not State.DEAD]
         for each, record in self._records(link, open_):
             _, row, body = aside_rows.stored(buried(record, _RECREATED, time.time()))
-            names = self._keyspace.of(each.partition).aside(self._group)[:2]
+            keys = self._keyspace.of(each.partition)
+            names = [keys.group(self._group), *keys.aside(self._group), keys.meta]
             link.ask(BURY(names, each.place, aside_rows.encoded(each.row), row, body))
 
     def _matching(self, link: Link, where: Filter, after: RecordPlace | None) -> Iterator[list[FoundRow]]:
-        for spec in listed(link):
+        for spec in listed(link, self._keyspace):
             if where.topic not in (None, spec.name) or (after is not None and spec.name < after.topic):
                 continue
             for index in range(spec.partitions):

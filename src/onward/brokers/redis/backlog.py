@@ -41,7 +41,7 @@ class BacklogLimit:
 
 
 def _backlogs(link: Link, keyspace: Keyspace, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, str]]:
-    """The bytes that some group has not finished, and the group that is furthest behind."""
+    """The bytes that some group has not finished, and the group that has the most of them."""
     found: dict[Partition, tuple[int, str]] = {}
     for _ in range(_TRIES):
         left = [each for each in partitions if each not in found]
@@ -57,11 +57,14 @@ def _backlogs(link: Link, keyspace: Keyspace, partitions: Sequence[Partition]) -
 
 
 def _figures(keys: PartitionKeys, groups: Sequence[str]) -> Command:
-    return BACKLOG([keys.stream, keys.meta, keys.marks, keys.groups, *[keys.group(group) for group in groups]])
+    return BACKLOG([*keys.log, *map(keys.group, groups)])
 
 
 def _complaint(topic: str, max_bytes: int, slowest: str) -> str:
-    over = f"topic {topic}: its unfinished events would exceed max_backlog_bytes={max_bytes:,}; "
+    over = (
+        f"topic {topic}: its unfinished events, including those set aside for a retry, would exceed "
+        f"max_backlog_bytes={max_bytes:,}; "
+    )
     if not slowest:
         return f"{over}no group reads it, so all of its events are kept; start its consumers, or raise the limit"
     return (

@@ -5,12 +5,13 @@ import contextlib
 import itertools
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from onward.brokers.base import (
     Broker,
     Change,
     Features,
+    Figure,
     Finding,
     GroupInfo,
     MemberInfo,
@@ -26,19 +27,24 @@ from onward.brokers.core.holdings import Holdings
 from onward.brokers.core.publishing import check_events, check_relay
 from onward.brokers.core.subscription import check_start
 from onward.brokers.redis import checkup, figures
+from onward.brokers.redis.address import RedisAddress
+from onward.brokers.redis.adoption import Adopter
 from onward.brokers.redis.aside import RedisAside
 from onward.brokers.redis.backlog import BacklogLimit
+from onward.brokers.redis.cluster_link import new_link
 from onward.brokers.redis.courier import RedisCourier
-from onward.brokers.redis.doorbell import RedisDoorbell
+from onward.brokers.redis.doorbell import ClusterDoorbell, RedisDoorbell
 from onward.brokers.redis.group_watch import GroupWatch
 from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.keys import Keyspace
-from onward.brokers.redis.lease_keeper import LeaseKeeper
+from onward.brokers.redis.lease_keeper import Chores, LeaseKeeper
 from onward.brokers.redis.lease_turn import RedisTurn
-from onward.brokers.redis.link import TIMEOUT_S, Link, LinkThread, RedisAddress, patiently
+from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, patiently
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
+from onward.brokers.redis.reclaim import Reclaimer, ReclaimTally, TopicReclaimer
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
+from onward.brokers.redis.stream_figures import StreamFigures
 from onward.brokers.redis.streams import mapped
 from onward.brokers.redis.subscription import RedisAccess, RedisSubscription
 from onward.brokers.redis.topics import RedisTopics, listed
@@ -59,9 +65,12 @@ async def open_broker(url: str, settings: Settings) -> Broker:
     address = RedisAddress.of(url, settings)
     facts = await asyncio.to_thread(_checked, address, settings)
     if is_weaker(facts.durability, settings.durability):
+        fails_over = address.kind == "sentinel" or facts.replicas
+        cure = "set replication=2 for events that survive a fail-over" if fails_over else ""
         raise BadSetting(
-            f"durability={settings.durability!r}: Redis at {address.name} has {facts.durability!r}; set appendonly yes "
-            "and appendfsync always (for window: everysec) there, or leave the setting out"
+            f"durability={settings.durability!r}: Redis at {address.name} has {facts.durability!r}; "
+            f"{cure or 'set appendonly yes and appendfsync always (for window: everysec) there'}, or leave the setting "
+            "out"
         )
     for finding in facts.findings() if facts.durability == "memory" else ():
         if finding.level != "ok":
@@ -70,9 +79,9 @@ async def open_broker(url: str, settings: Settings) -> Broker:
 
 
 def _checked(address: RedisAddress, settings: Settings) -> ServerFacts:
-    link = Link(address)
+    link = new_link(address)
     try:
-        facts = patiently(lambda: checkup.server_facts(link), _patience_s(settings))
+        facts = patiently(lambda: _usable(link, settings), _patience_s(settings))
         if missing := checkup.missing_commands(link):
             raise BrokerError(
                 f"Redis at {address.name}: the user has no permission for {', '.join(missing)}; grant it with "
@@ -88,6 +97,27 @@ def _patience_s(settings: Settings) -> float:
     return min(_OPEN_S, settings.publish_timeout_s)
 
 
+def _usable(link: Link, settings: Settings) -> ServerFacts:
+    """BrokerError: it cannot be used as the URL and the settings say."""
+    facts, address = _facts(link, settings), link.address
+    if facts.is_cluster != (address.kind == "cluster"):
+        cure = "redis+cluster://" if facts.is_cluster else "redis://"
+        what = "it is a node of a cluster" if facts.is_cluster else "it is no cluster"
+        raise BadSetting(f"Redis at {address.name}: {what}; write the URL as {cure}")
+    wanted = (settings.replication or 1) - 1
+    if facts.replicas < wanted:
+        raise LinkDown(
+            f"replication={settings.replication}: Redis at {address.name} has {facts.replicas} connected replicas, "
+            f"{wanted} are needed; start more replicas, or lower the setting",
+            sent=False,
+        )
+    return facts
+
+
+def _facts(link: Link, settings: Settings) -> ServerFacts:
+    return link.facts().promising(settings.replication or 1, fails_over=link.address.kind == "sentinel")
+
+
 class RedisBroker:
     def __init__(self, address: RedisAddress, facts: ServerFacts, settings: Settings) -> None:
         self.features = Features(
@@ -101,11 +131,11 @@ class RedisBroker:
         self._address = address
         self._settings = settings
         self._topics = RedisTopics(settings, Keyspace(mapped(settings.streams)))
-        self._thread = LinkThread(address, "query")
+        self._figures = StreamFigures()
+        self._thread = LinkThread(new_link(address), "query")
         backlog = BacklogLimit(self._topics, settings.max_backlog_bytes)
-        courier = RedisCourier(Link(address), self._topics, backlog, settings.publish_timeout_s)
-        self._publisher = RedisPublisher(courier, settings)
-        self._in_turn = asyncio.Lock()
+        courier = RedisCourier(new_link(address), self._topics, backlog, settings)
+        self._publisher = RedisPublisher(courier, settings, self._topics.keyspace)
         self._epochs = itertools.count(1)
         self._subscriptions: set[RedisSubscription] = set()
         self._closed = False
@@ -118,8 +148,8 @@ class RedisBroker:
             return
         names = {event.topic for event in events}
         known = {name: topic.partitions for name in names if (topic := self._topics.known(name)) is not None}
-        if len(known) < len(names) or self._in_turn.locked():
-            async with self._in_turn:  # calls take effect in the order they entered, even while a topic is looked up
+        if len(known) < len(names) or self._publisher.in_turn.locked():
+            async with self._publisher.in_turn:
                 sent = self._publisher.enter(events, await self._counts(events, names), relay)
         else:
             sent = self._publisher.enter(events, known, relay)
@@ -157,7 +187,7 @@ class RedisBroker:
         gone = frozenset[str]() if supervised is None else supervised.gone
         owner = f"{member}:{uuid.uuid4().hex}"
         enrolment = RedisMember(
-            group, owner, list(dict.fromkeys(topics)), start, self._epochs, gone, self._topics.keyspace
+            group, owner, list(dict.fromkeys(topics)), start, self._epochs, gone, self._topics.keyspace, self._figures
         )
         joining = asyncio.ensure_future(self._joined(enrolment))
         try:
@@ -170,23 +200,36 @@ class RedisBroker:
         settings, watch = self._settings, GroupWatch(member.owner, self._settings.lease_s)
         holdings: RedisHoldings = Holdings(Bell())
         patience_s = min(TIMEOUT_S, max(_LEAST_PATIENCE_S, settings.lease_s / 2))
-        turn = RedisTurn(Link(self._address, patience_s), member, watch, settings)
-        keeper = LeaseKeeper(
-            turn, member, JoinedTopics(self._topics, member), holdings, Trimmer(self._topics, settings)
-        )
+        turn = RedisTurn(new_link(self._address, patience_s), member, watch, settings)
+        chores = Chores(Trimmer(self._topics, settings, member.figures), self._reclaimer(member, holdings))
+        keeper = LeaseKeeper(turn, member, JoinedTopics(self._topics, member), holdings, chores)
         await asyncio.to_thread(patiently, keeper.join, _patience_s(settings))
-        doorbell = RedisDoorbell(
-            Link(self._address),
-            [member.news(topic) for topic in member.topics],
-            ring=holdings.bell.ring,
-            tell=lambda: keeper.look_at(0.0),
-        )
-        access = RedisAccess(LinkThread(self._address, f"reader-{member.group}"), doorbell)
+        doorbell = self._doorbell(member, ring=holdings.bell.ring, tell=lambda: keeper.look_at(0.0))
+        access = RedisAccess(LinkThread(new_link(self._address), f"reader-{member.group}"), doorbell)
         subscription = RedisSubscription(keeper, holdings, access, settings)
         self._subscriptions = {each for each in self._subscriptions if not each.is_closed} | {subscription}
         keeper.start()
         doorbell.start(member.group)
         return subscription
+
+    def _doorbell(
+        self, member: RedisMember, *, ring: Callable[[], None], tell: Callable[[], None]
+    ) -> RedisDoorbell | ClusterDoorbell:
+        news, address = [member.news(topic) for topic in member.topics], self._address
+        if address.kind == "cluster":
+            return ClusterDoorbell(lambda key: new_link(address, key=key), news, ring=ring, tell=tell)
+        return RedisDoorbell(new_link(address), news, ring=ring, tell=tell)
+
+    def _reclaimer(self, member: RedisMember, holdings: RedisHoldings) -> Reclaimer:
+        """Temporary groups have no consumer group at the server, so they have nothing to adopt."""
+        foreign = [each for each in member.topics if member.keyspace.mapped(each) and not member.is_passing]
+        tally = ReclaimTally(member.group)
+        return Reclaimer(
+            {
+                topic: TopicReclaimer(topic, Adopter(new_link(self._address), member, self._settings), holdings, tally)
+                for topic in foreign
+            }
+        )
 
     def aside(self, group: str) -> RedisAside:
         return RedisAside(group, self._thread, self._topics.keyspace)
@@ -197,7 +240,7 @@ class RedisBroker:
 
     async def topics(self) -> Sequence[TopicSpec]:
         self._check_open()
-        return await self._thread.run(listed)
+        return await self._thread.run(lambda link: listed(link, self._topics.keyspace))
 
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
         self._check_open()
@@ -216,10 +259,15 @@ class RedisBroker:
         await self._thread.run(lambda link: figures.drop_topic(link, self._topics, topic))
         self._topics.forget(topic)
 
+    def figures(self) -> Sequence[Figure]:
+        return self._figures.figures()
+
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()
         try:
-            return await self._thread.run(lambda link: checkup.findings(link, self._topics))
+            return await self._thread.run(
+                lambda link: checkup.findings(link, self._topics, self._settings, _facts(link, self._settings))
+            )
         except BrokerError as error:
             return [Finding("error", str(error), "start Redis, or correct the URL and the settings of the client")]
 

@@ -23,12 +23,14 @@ from onward.brokers.core.publishing import BEHIND, Key, Outgoing, Refusal, Windo
 from onward.brokers.redis import log_scripts
 from onward.brokers.redis.backlog import BacklogLimit
 from onward.brokers.redis.keys import RELAYS
-from onward.brokers.redis.link import Link, LinkDown, Pauses
+from onward.brokers.redis.link import Link, LinkDown, NoAnswer, Pauses
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
+from onward.brokers.redis.stream_scripts import PUBLISH_STREAM
 from onward.brokers.redis.topics import RedisTopics
 from onward.errors import Backlogged, BrokerError, OnwardError, RelayFenced
 from onward.event import Partition
+from onward.settings import Settings
 
 log = logging.getLogger("onward")
 
@@ -127,11 +129,12 @@ class WindowState:
 
 
 class RedisCourier:
-    def __init__(self, link: Link, topics: RedisTopics, backlog: BacklogLimit, timeout_s: float) -> None:
+    def __init__(self, link: Link, topics: RedisTopics, backlog: BacklogLimit, settings: Settings) -> None:
         self._link = link
         self._topics = topics
         self._backlog = backlog
-        self._timeout_s = timeout_s  # in errors
+        self._timeout_s = settings.publish_timeout_s  # in errors
+        self._copies = (settings.replication or 1) - 1
         self._producers: dict[Partition, Producer] = {}
         self._work: queue.SimpleQueue[tuple[RedisWindow, Done] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -218,7 +221,7 @@ class RedisCourier:
             ]
             commands += [self._command(state, call, producer, at) for at, call in enumerate(mine)]
         try:
-            replies = self._link.call(*seals, *commands)
+            replies = self._link.call(*seals, *commands, copies=self._copies)
         except LinkDown as error:
             if error.sent:
                 state.doubtful.update(at for mine in calls.values() for call in mine for at in call.items)
@@ -237,6 +240,12 @@ class RedisCourier:
         version = topic.version if topic is not None else ""
         names = [keys.stream, keys.meta, keys.producer(producer.name), keys.marks]
         shard, fence = call.relay or ("", 0)
+        if topic is not None and topic.streams is not None:  # of others
+            return PUBLISH_STREAM(
+                [*names[:3], keys.relays] if call.relay else names[:3],
+                *(version, producer.number + at, shard, f"{fence:019d}"),
+                *[state.window.items[each].packed.data for each in call.items],
+            )
         allowance = self._backlog.allowance(call.partition, topic.partitions if topic is not None else 1)
         return log_scripts.PUBLISH(
             [*names, keys.relays] if call.relay else names,
@@ -256,13 +265,22 @@ class RedisCourier:
         accepted = producer.number - 1  # before this round
         for call, reply in zip(calls, replies, strict=True):
             if isinstance(reply, ResponseError) or reply[0] not in (b"ok", b"gap"):
+                self._doubt(state, calls, replies)
                 return self._failed(state, call, reply)
             if reply[0] == b"gap":
+                self._doubt(state, calls, replies)
                 self._note_gap(call.partition, accepted - reply[1])
                 break
             producer.number += 1
             state.accept(call)
         return ""
+
+    def _doubt(self, state: WindowState, calls: Sequence[ScriptCall], replies: Sequence[Any]) -> None:
+        """Of these calls, those without an answer may have been carried out."""
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, NoAnswer) and reply.sent:
+                state.doubtful.update(call.items)
+                self._producer(call.partition).is_doubtful = True
 
     def _note_gap(self, partition: Partition, lost: int) -> None:
         """A call was sent again behind this one, because the server had forgotten the script. Or it has lost calls."""

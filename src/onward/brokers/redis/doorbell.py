@@ -14,6 +14,7 @@ from onward.errors import BrokerError
 
 _BLOCK_MS = 1_000  # less than the time in which an answer must come
 _FRESH_S = 2.5  # an XREAD that has no answer for longer proves nothing
+_MOST_BELLS = 64  # of a member on a cluster: each is a thread and a connection
 _REARM_S = 0.05  # how soon a reader usually has read what the bell rang for
 
 
@@ -92,9 +93,11 @@ class RedisDoorbell:
             self._know_news()
         with self._changed:
             if not self._rearmed and not self._closed:
-                self._changed.wait(_REARM_S)
+                self._changed.wait(_REARM_S if self._news or self._armed else None)
             self._rearmed = False
             streams = {**self._news, **self._armed}
+            if not streams:
+                return
             self._blocked = Blocked(frozenset(streams), clock.now(), now=True)
         try:
             (found,) = self._link.ask(("XREAD", "COUNT", 1, "BLOCK", _BLOCK_MS, "STREAMS", *streams, *streams.values()))
@@ -105,6 +108,8 @@ class RedisDoorbell:
 
     def _know_news(self) -> None:
         """Look once, and from then on listen from the last entry: what happened before the connection is not missed."""
+        if not self._news:
+            return
         found = self._link.ask(*[("XREVRANGE", stream, "+", "-", "COUNT", 1) for stream in self._news])
         for stream, entries in zip(self._news, found, strict=True):
             self._news[stream] = entries[0][0].decode() if entries else "0-0"
@@ -126,3 +131,57 @@ class RedisDoorbell:
                 self._rearmed = True  # nothing to read: block again at once
         if has_events:
             self._ring()
+
+
+class ClusterDoorbell:
+    """On a cluster an XREAD can only name streams of one slot, so each stream has a doorbell of its own, up to a limit.
+    A stream beyond it is looked at once a second."""
+
+    def __init__(
+        self,
+        link: Callable[[str], Link],
+        news: Sequence[str],
+        *,
+        ring: Callable[[], None],
+        tell: Callable[[], None],
+    ) -> None:
+        """`link`: to the node that has this stream."""
+        self._link = link
+        self._ring = ring
+        self._tell = tell
+        self._name = ""
+        self._changing = threading.Lock()
+        self._closed = False
+        self._bells = {stream: self._bell(stream, [stream]) for stream in news}
+
+    def arm(self, ids: Mapping[str, str]) -> int:
+        """As RedisDoorbell. A doorbell that blocks blocks with its only stream: none must be unblocked."""
+        with self._changing:
+            room = 0 if self._closed else max(0, _MOST_BELLS - len(self._bells))
+            for stream in sorted(ids.keys() - self._bells.keys())[:room]:
+                self._bells[stream] = self._bell(stream, ())
+                self._bells[stream].start(self._name)
+        for stream in ids.keys() & self._bells.keys():
+            self._bells[stream].arm({stream: ids[stream]})
+        return 0
+
+    def is_quiet(self, ids: Mapping[str, str]) -> bool:
+        return all(stream in self._bells and self._bells[stream].is_quiet({stream: id_}) for stream, id_ in ids.items())
+
+    @property
+    def trouble(self) -> str:
+        return next(filter(None, [bell.trouble for bell in tuple(self._bells.values())]), "")
+
+    def start(self, name: str) -> None:
+        self._name = name
+        for bell in self._bells.values():
+            bell.start(name)
+
+    def stop(self) -> None:
+        with self._changing:
+            self._closed = True
+            for bell in self._bells.values():
+                bell.stop()
+
+    def _bell(self, stream: str, news: Sequence[str]) -> RedisDoorbell:
+        return RedisDoorbell(self._link(stream), news, ring=self._ring, tell=self._tell)

@@ -11,6 +11,7 @@ from onward.brokers.redis.keys import TOPICS, PartitionKeys, TopicKeys
 from onward.brokers.redis.lease_scripts import DROP, STANDING
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.positions import position_of
+from onward.brokers.redis.stream_groups import other_consumers
 from onward.brokers.redis.topics import RedisTopics, find
 from onward.errors import BrokerError
 
@@ -23,6 +24,12 @@ class GroupPlace(NamedTuple):
     topic: str
     group: str
     keys: Sequence[PartitionKeys]  # by partition
+    is_foreign: bool = False  # the streams belong to other programs, and have real groups
+
+    @property
+    def real_groups(self) -> list[tuple[str, str]]:
+        """Streams of others, and the group in them."""
+        return [(each.stream, self.group) for each in self.keys] if self.is_foreign else []
 
 
 class OwnedPlace(NamedTuple):
@@ -39,7 +46,7 @@ def groups(link: Link, topics: RedisTopics, topic: str) -> list[GroupInfo]:
 
 def owners(link: Link, topics: RedisTopics, topic: str, group: str) -> list[MemberInfo]:
     """The members whose leases on partitions count."""
-    spec = find(link, topic)
+    spec = find(link, topics.keyspace, topic)
     if spec is None:
         return []
     _, owned = _read(link, GroupPlace(topic, group, topics.keys(spec)))
@@ -47,16 +54,16 @@ def owners(link: Link, topics: RedisTopics, topic: str, group: str) -> list[Memb
 
 
 def drop_group(link: Link, topics: RedisTopics, topic: str, group: str) -> None:
-    spec = find(link, topic)
+    spec = find(link, topics.keyspace, topic)
     if spec is not None:
-        place = GroupPlace(topic, group, topics.keys(spec))
+        place = GroupPlace(topic, group, topics.keys(spec), topics.keyspace.streams(topic) is not None)
         _check_unused(link, place)
         _drop(link, place)
 
 
 def drop_topic(link: Link, topics: RedisTopics, topic: str) -> None:
     """The topic's own entry goes first, so that no process finds half a topic."""
-    spec = find(link, topic)
+    spec = find(link, topics.keyspace, topic)
     if spec is None:
         return
     places = _places(link, topics, topic)
@@ -65,12 +72,14 @@ def drop_topic(link: Link, topics: RedisTopics, topic: str) -> None:
     link.ask(("DEL", TopicKeys(topic).topic), ("SREM", TOPICS, topic))
     for place in places:
         _drop(link, place)
-    keys = topics.keys(spec)
-    link.ask(*[("UNLINK", each.stream, each.meta, each.marks, each.groups, each.passing, each.relays) for each in keys])
+    keys, streams = topics.keys(spec), topics.keyspace.streams(topic)
+    link.ask(*[("UNLINK", each.meta, each.marks, each.groups, each.passing, each.relays) for each in keys])
+    if streams is None:  # streams of others stay
+        link.ask(*[("UNLINK", each.stream) for each in keys])
 
 
 def _places(link: Link, topics: RedisTopics, topic: str) -> list[GroupPlace]:
-    spec = find(link, topic)
+    spec = find(link, topics.keyspace, topic)
     if spec is None:
         return []
     keys = topics.keys(spec)
@@ -78,7 +87,8 @@ def _places(link: Link, topics: RedisTopics, topic: str) -> list[GroupPlace]:
     passing = link.ask(*[("SMEMBERS", each.passing) for each in keys])
     names = {name.decode() for found in groups for name in found}
     names |= {name.decode() for found in _existing(link, keys, passing) for name in found}
-    return [GroupPlace(topic, name, keys) for name in sorted(names)]
+    is_foreign = topics.keyspace.streams(topic) is not None
+    return [GroupPlace(topic, name, keys, is_foreign) for name in sorted(names)]
 
 
 def _existing(link: Link, keys: Sequence[PartitionKeys], passing: Sequence[Iterable[bytes]]) -> list[list[bytes]]:
@@ -124,8 +134,9 @@ def _set(keys: PartitionKeys, group: str) -> str:
 
 def _check_unused(link: Link, place: GroupPlace) -> None:
     info, _ = _read(link, place)
-    if info.members:
-        raise _in_use(place, [member.name for member in info.members])
+    names = [member.name for member in info.members] or other_consumers(link, place.real_groups)
+    if names:
+        raise _in_use(place, names)
 
 
 def _in_use(place: GroupPlace, names: Sequence[str]) -> BrokerError:
@@ -141,5 +152,7 @@ def _drop(link: Link, place: GroupPlace) -> None:
     left = [owner.decode() for owner in link.ask(*commands) if owner]
     if left:  # it has claimed since we looked
         raise _in_use(place, sorted({member_of(owner_of(owner)).name for owner in left}))
+    if place.real_groups:
+        link.call(*[("XGROUP", "DESTROY", *each) for each in place.real_groups])
     names = TopicKeys(place.topic)
     link.ask(("DEL", names.members(group), names.news(group)))

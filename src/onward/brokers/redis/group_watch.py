@@ -75,7 +75,8 @@ class GroupWatch:
         self._me = me
         self._lease_s = lease_s
         self._observed = Observed()
-        self._confirmed: dict[str, str] = {}  # by token of ours: the incarnation that confirmed it last
+        # By partition: our token, which other partitions may have too, and the incarnation that confirmed it last.
+        self._confirmed: dict[Partition, tuple[str, str]] = {}
         self._fences: dict[Partition, int] = {}  # the highest ever seen
         self.next_expiry = math.inf  # of another member's lease
 
@@ -98,18 +99,18 @@ class GroupWatch:
             alive[name] = name == self._me or not self._is_over(place, member.lease_s, now)
         return alive
 
-    def confirmed(self, token: str, incarnation: str) -> None:
+    def confirmed(self, partition: Partition, token: str, incarnation: str) -> None:
         """The server accepted our claim, or our renewal before the lease had lapsed."""
-        self._confirmed[token] = incarnation
+        self._confirmed[partition] = token, incarnation
 
-    def forget(self, tokens: Iterable[str], members: Iterable[str] = ()) -> None:
-        for token in tokens:
-            self._confirmed.pop(token, None)
+    def forget(self, partitions: Iterable[Partition], members: Iterable[str] = ()) -> None:
+        for partition in partitions:
+            self._confirmed.pop(partition, None)
         self._observed.forget(set(members))
 
-    def is_certain(self, token: str, incarnation: str) -> bool:
+    def is_certain(self, partition: Partition, token: str, incarnation: str) -> bool:
         """No claim of another member can be lost: the server has been the same one since it confirmed ours."""
-        return self._confirmed.get(token) == incarnation
+        return self._confirmed.get(partition) == (token, incarnation)
 
     def highest_fence(self, partition: Partition) -> int:
         return self._fences.get(partition, 0)
@@ -122,7 +123,7 @@ class GroupWatch:
         if view.owner == "":
             return None
         owner = UNKNOWN if view.owner == UNKNOWN else owner_of(view.owner)
-        if owner == self._me and self.is_certain(view.owner, incarnation):
+        if owner == self._me and self.is_certain(partition, view.owner, incarnation):
             return owner  # leasing compares the fence: what we do not hold any more is free
         lease_s = view.lease_s if owner != UNKNOWN else max(view.lease_s, self._lease_s)
         self._observed.saw(str(partition), (view.incarnation, view.owner, view.beat), now)

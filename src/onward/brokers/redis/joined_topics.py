@@ -7,6 +7,7 @@ from onward.brokers.redis.lease_scripts import JOIN
 from onward.brokers.redis.lease_turn import Look
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisMember, start_text
+from onward.brokers.redis.stream_scripts import JOIN_STREAM
 from onward.brokers.redis.topics import RedisTopic, RedisTopics
 from onward.errors import BrokerError
 from onward.event import Partition
@@ -64,8 +65,9 @@ class JoinedTopics:
         member = self._member
         for _ in range(_TRIES):
             topic = self._topics[name] = self._catalogue.resolve(link, name)
+            join = JOIN if topic.streams is None else JOIN_STREAM
             commands = [
-                JOIN(
+                join(
                     member.join_keys(keys),
                     *(
                         link.incarnation(keys.meta),
@@ -73,6 +75,7 @@ class JoinedTopics:
                         self._starts.get(log_id, start),
                         member.group,
                         member.ttl_ms,
+                        member.real_group,
                     ),
                 )
                 for keys, log_id in zip(topic.keys, topic.log_ids, strict=True)

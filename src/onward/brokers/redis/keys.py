@@ -54,6 +54,11 @@ class PartitionKeys(NamedTuple):
     def relays(self) -> str:
         return f"{self.prefix}:relays"
 
+    @property
+    def log(self) -> list[str]:
+        """What counts the events of the log, and the groups that hold them back."""
+        return [self.stream, self.meta, self.marks, self.groups]
+
     def producer(self, name: str) -> str:
         return f"{self.prefix}:p:{name}"
 
@@ -95,10 +100,12 @@ class TopicKeys(NamedTuple):
 
 
 class Keyspace:
-    """The keys of each partition. A topic has streams of its own, unless it is mapped to streams of others."""
+    """The keys of each partition. A topic has streams of its own, unless it is mapped to streams of others: by our
+    settings, or as the server has it stored. Any thread may ask."""
 
-    def __init__(self, streams: Mapping[str, Streams]) -> None:
-        self._streams = dict(streams)
+    def __init__(self, mapped: Mapping[str, Streams]) -> None:
+        self._mapped = dict(mapped)
+        self._stored: dict[str, Streams | None] = {}
         self._known: dict[Partition, PartitionKeys] = {}
 
     def of(self, partition: Partition) -> PartitionKeys:
@@ -107,13 +114,30 @@ class Keyspace:
             known = self._known[partition] = self._made(partition)
         return known
 
+    def mapped(self, topic: str) -> Streams | None:
+        """The streams of others that our settings map the topic to."""
+        return self._mapped.get(topic)
+
+    def learn(self, topic: str, stored: Streams | None) -> None:
+        """The topic exists, on these streams of others, or, with None, on its own."""
+        if self._stored.get(topic, self._mapped.get(topic)) != stored:
+            self.forget(topic)
+        self._stored[topic] = stored
+
+    def forget(self, topic: str) -> None:
+        """It was dropped: what our settings say counts again."""
+        self._stored.pop(topic, None)
+        for partition in [each for each in tuple(self._known) if each.topic == topic]:
+            self._known.pop(partition, None)
+
     def streams(self, topic: str) -> Streams | None:
-        return self._streams.get(topic)
+        """The streams of others that the topic is on, as far as we know."""
+        return self._stored.get(topic, self._mapped.get(topic))
 
     def _made(self, partition: Partition) -> PartitionKeys:
-        foreign = self._streams.get(partition.topic)
+        streams = self.streams(partition.topic)
         return (
-            PartitionKeys.own(partition) if foreign is None else PartitionKeys.foreign(foreign.stream(partition.index))
+            PartitionKeys.own(partition) if streams is None else PartitionKeys.foreign(streams.stream(partition.index))
         )
 
 

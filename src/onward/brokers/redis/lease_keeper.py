@@ -7,7 +7,8 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +21,7 @@ from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.lease_turn import Look, RedisTurn, TurnDone
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisMember, RedisPlace
+from onward.brokers.redis.reclaim import Reclaimer
 from onward.brokers.redis.trimmer import Trimmer
 from onward.brokers.redis.turn_schedule import TurnSchedule
 from onward.errors import BrokerError, GroupDropped, OnwardError
@@ -28,22 +30,29 @@ from onward.event import Partition
 log = logging.getLogger("onward")
 
 _EXPIRY_SLACK_S = 0.02
+_LOOK_AGAIN_S = 0.3  # while a node does not answer
 _notice = msgspec.msgpack.Decoder(tuple[str, State | None, float | None]).decode
+
+
+class Chores(NamedTuple):
+    """What an owner does for its partitions beside reading them."""
+
+    trimmer: Trimmer
+    reclaimer: Reclaimer
 
 
 class LeaseKeeper:
     def __init__(
-        self, turn: RedisTurn, member: RedisMember, joined: JoinedTopics, holdings: RedisHoldings, trimmer: Trimmer
+        self, turn: RedisTurn, member: RedisMember, joined: JoinedTopics, holdings: RedisHoldings, chores: Chores
     ) -> None:
         self.member = member
         self.failure: OnwardError | None = None
         self._turn = turn
         self._joined = joined
         self._holdings = holdings
-        self._trimmer = trimmer
+        self._chores = chores
         self._schedule = TurnSchedule()
         self._requests: Requests[RedisPlace] = Requests()
-        self._sure = 0.0
         self._polled = clock.now()
 
     # -- called by the subscription -------------------------------------------------------------------------------
@@ -54,7 +63,8 @@ class LeaseKeeper:
 
     @property
     def sure_until(self) -> float:
-        return self._sure if self._holdings.held else clock.now() + self._lease_s
+        """The earliest of all that is held."""
+        return min([hold.own.sure_until for hold in self._holdings.all()], default=clock.now() + self._lease_s)
 
     @property
     def troubles(self) -> list[str]:
@@ -67,6 +77,7 @@ class LeaseKeeper:
             f"no partition of topic {topic} changes its owner in group {self.group}: {why}"
             for topic, why in dict(self._turn.unlisted).items()
         ]
+        standing += self._chores.reclaimer.troubles
         trouble = self._turn.link.trouble
         return [f"leases of group {self.group} cannot be renewed: {trouble}", *standing] if trouble else standing
 
@@ -96,14 +107,16 @@ class LeaseKeeper:
         link.connect()
         self._joined.join(link)
         if self.member.gone:
-            self._turn.free_gone(self._turn.look(self._joined.partitions, (), 0.0))
+            self._turn.free_gone(self._turn.look(self._joined.partitions, ()))
 
     def start(self) -> None:
         self.look_at(0.0)
+        self._chores.reclaimer.start(self.group, ring=lambda: self.look_at(0.0))
         threading.Thread(target=self._run, name=f"onward-redis-leases-{self.group}", daemon=True).start()
 
     def stop(self) -> None:
         self._schedule.close()
+        self._chores.reclaimer.stop()
 
     def _next_turn(self) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
@@ -127,16 +140,16 @@ class LeaseKeeper:
                 self._turn.link.trouble = ""
             except LinkDown:
                 self._holdings.restore()
-                self._schedule.failed(by=max(self._sure, clock.now() + 0.1))
+                self._schedule.failed(by=max(self.sure_until, clock.now() + 0.1))
             except BrokerError as error:
                 self._holdings.restore()
                 self._turn.link.trouble = str(error)
-                self._schedule.failed(by=max(self._sure, clock.now() + 0.1))
+                self._schedule.failed(by=max(self.sure_until, clock.now() + 0.1))
             except OnwardError as error:  # the topic is not as we expect any more: nothing of ours fits it
                 self._fail(error)
             except Exception:
                 log.exception("Redis: a turn of group %s failed; it is tried again", self.group)
-                self._schedule.failed(by=max(self._sure, clock.now() + 0.1))
+                self._schedule.failed(by=max(self.sure_until, clock.now() + 0.1))
         self._turn.link.close()
 
     def _take_turn(self) -> None:
@@ -144,10 +157,10 @@ class LeaseKeeper:
             requests, held = self._requests.taken(), dict(self._holdings.held)
         if self.failure is not None:
             return answer(requests.waiters)
-        lapsed = self._lapse(held)
-        self._turn.link.refresh()  # the incarnation may change under a connection; the answer may take long
-        lapsed = lapsed or self._lapse(held)
-        kept = {} if lapsed else held
+        lapsed = self._lapse(held.values())
+        self._turn.link.connect()  # which may take long
+        lapsed += self._lapse([hold for hold in held.values() if hold not in lapsed])
+        kept = {partition: hold for partition, hold in held.items() if hold not in lapsed}
         if requests.leaving:
             self._leave(requests, kept)
         elif clock.now() - self._polled > self._turn.settings.max_poll_gap_s:
@@ -155,42 +168,47 @@ class LeaseKeeper:
         else:
             self._keep(requests, kept, lapsed)
 
-    def _lapse(self, held: Mapping[Partition, RedisHold]) -> list[RedisHold]:
+    def _lapse(self, held: Iterable[RedisHold]) -> list[RedisHold]:
         """A lease that was not renewed in time is over for good, whatever the server would say: it may have lost the
         writes of the member that took over."""
-        if not held or clock.now() < self._sure:
-            return []
-        lapsed = list(held.values())
-        self._holdings.drop(lapsed, fenced=True)
+        now = clock.now()
+        lapsed = [hold for hold in held if hold.own.sure_until <= now]
+        if lapsed:
+            self._holdings.drop(lapsed, fenced=True)
         return lapsed
 
     def _keep(
         self, requests: Requests[RedisPlace], held: Mapping[Partition, RedisHold], lapsed: list[RedisHold]
     ) -> None:
         turn, partitions = self._turn, self._joined.partitions
-        look = turn.look(partitions, list(held.values()), self._sure)
+        look = turn.look(partitions, list(held.values()))
         turn.broken, turn.unlisted = look.broken, look.unlisted
         dropped, deleted = self._joined.vanished(look, turn.link)
         if dropped:
             return self._fail(GroupDropped(_dropped(self.group, dropped)))
         now = clock.now()
         again = look.moved_logs
-        mine = {hold.partition: hold for hold in look.renewed if hold not in again}
+        # What must go is given back, also if it could not be renewed.
+        going = [hold for hold in held.values() if hold in requests.asked or hold.deadline <= now]
+        mine = {hold.partition: hold for hold in (*look.renewed, *going) if hold not in (*again, *look.lost)}
         situation = Situation(self.member.owner, mine, requests.asked, requests.retiring)
         decisions = leasing.decide(situation, turn.seats(look, partitions, now), now)
         decisions.lost += look.lost
+        decisions.revoked += self._chores.reclaimer.returns(set(decisions.renewed) - set(decisions.revoked))
         self._withhold(decisions)
         certain = [hold for hold in lapsed if turn.is_certain(hold)]
         done = turn.act(look, decisions, [*again, *certain])
         decisions.lost += again
-        is_sure = len(look.renewed) + len(look.lost) == len(held)
-        self._follow(requests, decisions, done, look, sure=look.sent + self._lease_s if is_sure else None)
-        self._schedule.kick(look.sent + self._lease_s / 3)
+        self._follow(requests, decisions, done, look)
+        self._schedule.kick(min(look.sent + self._lease_s / 3, self.sure_until))
+        if look.is_partial:
+            self._schedule.kick(clock.now() + _LOOK_AGAIN_S)
         if deleted:
             self._joined.rejoin(turn.link, deleted)
         if deleted or done.missed or again:
             self._schedule.kick(clock.now() + _EXPIRY_SLACK_S)
-        self._trimmer.work(turn.link, list(self._holdings.held))
+        self._chores.trimmer.work(turn.link, [hold.partition for hold in look.renewed])
+        turn.link.refresh()  # the incarnation may change under a connection: the next turn uses it
 
     def _wind_down(
         self, requests: Requests[RedisPlace], held: Mapping[Partition, RedisHold], lapsed: Sequence[RedisHold]
@@ -202,9 +220,9 @@ class LeaseKeeper:
         turn.link.connect()
         certain = [hold for hold in lapsed if turn.is_certain(hold)]
         look = Look(clock.now())
-        self._follow(requests, decisions, turn.act(look, decisions, certain), look, sure=None)
+        self._follow(requests, decisions, turn.act(look, decisions, certain), look)
         if self._holdings.held:
-            self._schedule.kick(self._sure)
+            self._schedule.kick(self.sure_until)
 
     def _leave(self, requests: Requests[RedisPlace], held: Mapping[Partition, RedisHold]) -> None:
         releases = {}
@@ -223,13 +241,7 @@ class LeaseKeeper:
                 decisions.revoked.append(hold)
 
     def _follow(
-        self,
-        requests: Requests[RedisPlace],
-        decisions: Decisions[RedisPlace],
-        done: TurnDone,
-        look: Look,
-        *,
-        sure: float | None,
+        self, requests: Requests[RedisPlace], decisions: Decisions[RedisPlace], done: TurnDone, look: Look
     ) -> None:
         """The server has answered: memory follows."""
         holdings, settings, now = self._holdings, self._turn.settings, clock.now()
@@ -237,16 +249,19 @@ class LeaseKeeper:
             holdings.drop([*decisions.lost, *decisions.overdue], fenced=True)
             holdings.drop([*decisions.released, *decisions.unannounced], fenced=False)
             holdings.revoke(decisions.revoked, grace_s=settings.revoke_grace_s)
+            for hold in (*look.renewed, *done.claimed):
+                hold.own.sure_until = look.sent + self._lease_s
             for hold in done.claimed:
                 waits = hold.assigned.unclean and not hold.own.is_gone
                 hold.ready_at = now + (settings.takeover_grace_s if waits else 0.0)
+                self._chores.reclaimer.claimed(hold)
                 holdings.add(hold)
             for message in _moved(look):
                 holdings.report(message)
+                if (holder := holdings.held.get(message.partition)) and holder.own.shard:
+                    holder.own.shard.moved(message)
             self._requests.done(requests)
             self._requests.retiring = decisions.retires
-            if sure is not None:
-                self._sure = sure
         holdings.bell.ring()
         answer(requests.waiters)
         self._schedule.kick(min(self._turn.watch.next_expiry + _EXPIRY_SLACK_S, holdings.deadline))

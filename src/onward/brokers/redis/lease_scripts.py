@@ -1,7 +1,7 @@
 """Scripts of topics, groups and leases. `inc` is the server's incarnation: a restart or a fail-over, which can lose the
 last writes, changes it. A script with another incarnation than the stored one answers `void` and writes nothing."""
 
-from onward.brokers.redis.scripts import HEX, NOW, SPARE, STREAM, Script
+from onward.brokers.redis.scripts import BEFORE, HEX, NOW, SPARE, STREAM, Script
 
 # KEYS stream meta marks; ARGV inc log version. Makes what is missing; answers the version and the log that are stored.
 DECLARE = Script(
@@ -19,10 +19,11 @@ return {ARGV[3], ARGV[2]}
 """
 )
 
-# KEYS stream meta g, the set that it belongs to; ARGV inc log start group ttl_ms. ttl_ms is empty unless the group is a
-# passing one. Answers the position at which a new group starts.
+# KEYS stream meta g, the set that it belongs to, marks; ARGV inc log start group ttl_ms. ttl_ms is empty unless the
+# group is a passing one. Answers the position at which a new group starts. What was removed before is not missing.
 JOIN = Script(
     HEX
+    + BEFORE
     + STREAM
     + """
 if redis.call('HGET', KEYS[2], 'log') ~= ARGV[2] then return 'log' end
@@ -34,6 +35,8 @@ local fence = redis.call('HGET', KEYS[2], 'fence') or '0'
 redis.call('HSET', KEYS[3], 'inc', ARGV[1], 'owner', '', 'beat', '0', 'fence', fence, 'lease', '0', 'at', '0')
 redis.call('HSET', KEYS[3], 'clean', '1', 'gone', '', 'waits', '0')
 redis.call('HSET', KEYS[3], 'log', ARGV[2], 'watermark', w, 'above', '', 'tries', '')
+local _, count = upcoming(KEYS[1], KEYS[2], KEYS[5], w)
+redis.call('HSET', KEYS[3], 'count', count and string.format('%.0f', count) or '', 'aside', '0')
 redis.call('SADD', KEYS[4], ARGV[4])
 if ARGV[5] ~= '' then redis.call('PEXPIRE', KEYS[3], ARGV[5]) end
 redis.call('HSET', KEYS[2], 'done', '0')
@@ -83,7 +86,7 @@ if news == 'missing' then
 end
 if h[7] ~= log then
   if news == '' then news = 'new' end
-  redis.call('HSET', KEYS[1], 'log', log, 'watermark', '0000000000000000', 'above', '', 'tries', '')
+  redis.call('HSET', KEYS[1], 'log', log, 'watermark', '0000000000000000', 'above', '', 'tries', '', 'count', '')
 end
 local now = now_ms()
 local fence = math.max(tonumber(h[4]), tonumber(ARGV[5]), now) + 1
@@ -93,7 +96,7 @@ redis.call('HSET', KEYS[1], 'owner', token, 'fence', number, 'clean', '0', 'leas
 redis.call('HSET', KEYS[1], 'at', string.format('%.0f', now))
 redis.call('HINCRBY', KEYS[1], 'beat', 1)
 redis.call('DEL', KEYS[4])
-return {'ok', token, log, news, redis.call('HMGET', KEYS[1], 'watermark', 'above', 'tries')}
+return {'ok', token, log, news, redis.call('HMGET', KEYS[1], 'watermark', 'above', 'tries', 'count')}
 """
 )
 
@@ -175,12 +178,13 @@ if ARGV[4] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
 DROP = Script(
     NOW
     + """
-local h = redis.call('HMGET', KEYS[1], 'owner', 'at', 'lease', 'fence')
+local h = redis.call('HMGET', KEYS[1], 'owner', 'at', 'lease', 'fence', 'aside')
 if h[1] and h[1] ~= '' and h[1] ~= '?' and now_ms() < tonumber(h[2]) + tonumber(h[3]) then return h[1] end
 local fence = redis.call('HGET', KEYS[2], 'fence') or '0'
 if h[4] and redis.call('EXISTS', KEYS[2]) == 1 and tonumber(h[4]) > tonumber(fence) then
   redis.call('HSET', KEYS[2], 'fence', h[4])
 end
+if h[5] and redis.call('HEXISTS', KEYS[2], 'aside') == 1 then redis.call('HINCRBY', KEYS[2], 'aside', '-' .. h[5]) end
 redis.call('SREM', KEYS[3], ARGV[1])
 redis.call('DEL', KEYS[1], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
 return ''

@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,8 +27,11 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import HEARD, NEWS
 from onward.brokers.redis.member import RedisHold, RedisMember, RedisPlace
 from onward.brokers.redis.progress import decoded
+from onward.brokers.redis.projection import Projection
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.server_errors import explained
+from onward.brokers.redis.server_errors import explained, is_passing
+from onward.brokers.redis.stream_scripts import CLAIM_STREAM
+from onward.brokers.redis.stream_shard import StreamShard
 from onward.event import Partition
 from onward.settings import Settings
 
@@ -46,7 +49,8 @@ class Look(msgspec.Struct):
     views: dict[Partition, LeaseView] = {}
     broken: dict[Partition, str] = {}  # why a partition cannot be looked at
     members: dict[str, dict[str, ListedMember]] = {}  # by topic
-    unlisted: dict[str, str] = {}  # by topic: why its members cannot be read, so that no partition changes its owner
+    unlisted: dict[str, str] = {}  # by topic: why its members could not be read
+    is_partial: bool = False  # a node did not answer, or a slot is on its way to another one: look again soon
     notices: dict[RedisHold, list[bytes]] = {}
 
     @property
@@ -72,10 +76,11 @@ class RedisTurn:
         self._beat = 0
         self.broken: dict[Partition, str] = {}  # why a partition could not be looked at
         self.unlisted: dict[str, str] = {}  # by topic: why its members could not be read
+        self._listed: dict[str, dict[str, ListedMember]] = {}  # by topic: the members that were listed last
 
     def is_certain(self, hold: RedisHold) -> bool:
         """No claim of another member can be lost: the server is the one that confirmed ours."""
-        return self.watch.is_certain(hold.own.token, self._incarnation(hold.partition))
+        return self.watch.is_certain(hold.partition, hold.own.token, self._incarnation(hold.partition))
 
     def _incarnation(self, partition: Partition) -> str:
         """Of the server that has this partition."""
@@ -83,29 +88,38 @@ class RedisTurn:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def look(self, partitions: Sequence[Partition], held: Sequence[RedisHold], sure_until: float) -> Look:
-        """Renew what is held, then look. A renewal comes first and has one key, so that it needs nothing else.
-        `sure_until`: what is held lapses then, and must not be renewed any more."""
-        self.link.connect()
+    def look(self, partitions: Sequence[Partition], held: Sequence[RedisHold]) -> Look:
+        """Renew what is held, then look. A renewal comes first and has one key, so that it needs nothing else. Its time
+        is taken before we make sure that the server is the right one: no other server was before that time."""
         look = Look(clock.now())
+        self.link.confirm()
+        before, held = held, _unlapsed(held)
+        look.broken = {hold.partition: "its lease has lapsed" for hold in before if hold not in held}
         topics = self._member.topics
         lists = [("HGETALL", self._member.members(topic)) for topic in topics]
         commands = [*map(self._renewal, held), *map(self._view, partitions), *lists]
         replies = iter(self.link.call(*commands))
         void = self._renewals(look, held, replies) | self._views(look, partitions, replies)
-        for topic, pairs in zip(topics, replies, strict=True):
-            if isinstance(pairs, ResponseError):
-                look.unlisted[topic] = explained(pairs)
-                continue
-            look.members[topic] = {
-                name.decode(): ListedMember.of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)
-            }
+        self._members(look, topics, replies)
         if void:
-            self._revalidate(look, void, [hold for hold in held if hold.partition in void], sure_until)
+            self._revalidate(look, void, [hold for hold in held if hold.partition in void])
         for hold in look.renewed:
-            self.watch.confirmed(hold.own.token, self._incarnation(hold.partition))
+            self.watch.confirmed(hold.partition, hold.own.token, self._incarnation(hold.partition))
         self._read_notices(look)
         return look
+
+    def _members(self, look: Look, topics: Iterable[str], replies: Iterator[Any]) -> None:
+        """While a node does not answer, the members that were listed last count. A list that cannot be read at all
+        leaves its topic out, so that no partition of it changes its owner."""
+        for topic, pairs in zip(topics, replies, strict=True):
+            if not isinstance(pairs, ResponseError):
+                self._listed[topic] = look.members[topic] = {
+                    name.decode(): ListedMember.of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)
+                }
+                continue
+            look.unlisted[topic] = explained(pairs)
+            if is_passing(pairs) and topic in self._listed:
+                look.members[topic] = self._listed[topic]
 
     def _read_notices(self, look: Look) -> None:
         noticed = [hold for hold in look.renewed if (view := look.views.get(hold.partition)) and view.notices]
@@ -122,10 +136,7 @@ class RedisTurn:
         for partition in partitions:
             if partition.topic in seats:
                 seats[partition.topic].append(self._seat(look, partition, renewed.get(partition), now))
-        return [
-            TopicView(topic, found, self.watch.members(topic, look.members[topic], now))
-            for topic, found in seats.items()
-        ]
+        return [TopicView(topic, found, self._alive(look, topic, now)) for topic, found in seats.items()]
 
     def _seat(self, look: Look, partition: Partition, renewed: RedisHold | None, now: float) -> Seat:
         """What cannot be looked at is ours if we renewed it. Otherwise it counts as owned, so that nobody claims it."""
@@ -137,11 +148,19 @@ class RedisTurn:
             return Seat(partition, UNKNOWN, -1)
         return self.watch.seat(partition, view, view.incarnation, now)
 
-    def _revalidate(self, look: Look, void: set[Partition], held: Sequence[RedisHold], sure_until: float) -> None:
+    def _alive(self, look: Look, topic: str, now: float) -> dict[str, bool]:
+        """If the list had no answer, its members count as alive, and their silence is measured from now on."""
+        listed = look.members.get(topic, {})
+        if topic not in look.unlisted:
+            return self.watch.members(topic, listed, now)
+        self.watch.forget((), [member_place(topic, name) for name in listed])
+        return dict.fromkeys(listed, True)
+
+    def _revalidate(self, look: Look, void: set[Partition], held: Sequence[RedisHold]) -> None:
         """The server was restarted or replaced since these were written. Read its incarnation again and write it; then
         what we hold can be renewed, and every other member waits for a lease."""
         self.link.refresh()
-        held = held if clock.now() < sure_until else ()
+        held = _unlapsed(held)
         partitions = sorted(void)
         voids = [scripts.VOID([self._member.key(each)], self._incarnation(each)) for each in partitions]
         commands = [*voids, *map(self._renewal, held), *map(self._view, partitions)]
@@ -168,6 +187,7 @@ class RedisTurn:
                 void.add(hold.partition)
             elif isinstance(reply, ResponseError):
                 look.broken[hold.partition] = explained(reply)
+                look.is_partial |= is_passing(reply)
             else:
                 look.lost.append(hold)
         return void
@@ -178,6 +198,7 @@ class RedisTurn:
             reply = next(replies)
             if isinstance(reply, ResponseError):
                 look.broken[partition] = explained(reply)
+                look.is_partial |= is_passing(reply)
                 continue
             view = look.views[partition] = LeaseView.of(reply)
             if view.is_there and view.incarnation != self._incarnation(partition):
@@ -197,8 +218,9 @@ class RedisTurn:
         heard = [self._heard(hold, len(found)) for hold, found in look.notices.items()]
         is_news = bool(free) or self._changes_list(look, decisions)
         news = [self._news(topic) for topic in self._member.topics if is_news]
-        replies = self.link.call(*releases, *listing, *claims, *heard, *news)
-        self.watch.forget([hold.own.token for hold, _, _ in free])
+        copies = (self.settings.replication or 1) - 1 if claims else 0
+        replies = self.link.call(*releases, *listing, *claims, *heard, *news, copies=copies)
+        self.watch.forget([hold.partition for hold, _, _ in free])
         answers = replies[len(releases) + len(listing) :][: len(claims)]
         claimed = [self._claimed(seat, answer) for seat, answer in zip(decisions.claims, answers, strict=True)]
         return TurnDone([hold for hold in claimed if hold is not None], any(hold is None for hold in claimed))
@@ -253,7 +275,9 @@ class RedisTurn:
 
     def _claim(self, seat: Seat, view: LeaseView) -> Command:
         waits = int(not seat.clean and not seat.is_gone and self.settings.takeover_grace_s > 0)
-        return scripts.CLAIM(
+        streams = self._member.keyspace.mapped(seat.partition.topic)
+        claim = scripts.CLAIM if streams is None else CLAIM_STREAM
+        return claim(
             self._member.claim_keys(seat.partition),
             self._incarnation(seat.partition),
             view.owner,
@@ -263,6 +287,7 @@ class RedisTurn:
             int(self.settings.lease_s * 1000),
             waits,
             uuid.uuid4().hex,
+            self._member.real_group,
         )
 
     def _claimed(self, seat: Seat, answer: Any) -> RedisHold | None:
@@ -270,14 +295,26 @@ class RedisTurn:
             return None
         token, log_id, news = (field.decode() for field in answer[1:4])
         partition, fence = seat.partition, int(token.partition(":")[0])
-        self.watch.confirmed(token, self._incarnation(partition))
+        self.watch.confirmed(partition, token, self._incarnation(partition))
         self.watch.saw_fence(partition, fence)
         if news:
             log.error("%s of group %s begins again: %s", partition, self._member.group, _NEWS[news])
         epoch = next(self._member.epochs)
         stored = decoded(partition, epoch, answer[4])
+        count = int(answer[4][3]) if answer[4][3] else None
         assigned = Assigned(partition, epoch, fence, log_id, stored, not seat.clean)
-        return Hold(assigned, RedisPlace(token, is_gone=seat.is_gone), position=int(answer[4][0], 16))
+        position = int(answer[4][0], 16)
+        place = RedisPlace(token, is_gone=seat.is_gone, count=count, shard=self._shard(assigned, position))
+        return Hold(assigned, place, position=position)
+
+    def _shard(self, assigned: Assigned, position: int) -> StreamShard | None:
+        streams = self._member.keyspace.mapped(assigned.partition.topic)
+        if streams is None:
+            return None
+        projection = Projection(assigned.stored, position) if self._member.real_group else None
+        shard = StreamShard(assigned, streams.stream(assigned.partition.index), streams, projection)
+        shard.incarnation = self._incarnation(assigned.partition)
+        return shard
 
     def _heard(self, hold: RedisHold, count: int) -> Command:
         keys = self._member.keyspace.of(hold.partition)
@@ -292,6 +329,12 @@ _NEWS = {
     "shorter": "its stream is shorter than what was done of it; events are lost, and its log has a new id",
     "new": "its log is another one; all of its events run",
 }
+
+
+def _unlapsed(held: Iterable[RedisHold]) -> list[RedisHold]:
+    """Without what has lapsed, which must not be renewed any more."""
+    now = clock.now()
+    return [hold for hold in held if now < hold.own.sure_until]
 
 
 def _succeeded(reply: Any) -> list[bytes]:

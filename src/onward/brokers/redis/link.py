@@ -1,88 +1,55 @@
-"""One connection to the server, for one thread at a time.
+"""Connections to Redis, each for one thread at a time.
 
 redis-py's own retries are off: they would store twice what was stored once. Replies come as the server sent them,
 without redis-py's callbacks, which make a dict of every entry.
 """
 
 import asyncio
+import contextlib
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar
 
-from redis.backoff import NoBackoff
-from redis.connection import URL_QUERY_ARGUMENT_PARSERS, Connection, parse_url
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
-from redis.retry import Retry
+from redis.exceptions import TimeoutError as NoReply
 
+from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.keys import type_of
 from onward.brokers.redis.permissions import PROBE, TRIALS, is_denied_in_script, missing, refused
 from onward.brokers.redis.scripts import Command, keys_of, with_text
 from onward.brokers.redis.server_errors import LOADING, code_of, explained, is_passing, is_wrong_type, wrong_types
-from onward.brokers.redis.server_facts import INFO, ServerFacts
-from onward.errors import BadSetting, BrokerError, Closed
-from onward.settings import Settings, redacted
+from onward.brokers.redis.server_facts import INFO, ServerFacts, info_of
+from onward.errors import BrokerError, Closed
 
 T = TypeVar("T")
-
-_parse_url: Callable[[str], Any] = parse_url
-_parsers: Mapping[str, Any] = URL_QUERY_ARGUMENT_PARSERS
 
 TIMEOUT_S = 5.0  # of one answer
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
-_OURS = frozenset({"decode_responses", "health_check_interval", "protocol", "retry", "retry_on_error"})
-_OURS |= {"retry_on_timeout", "socket_timeout"}
 _CLOSE_S = 2.0
 
 
 class LinkDown(BrokerError):
     """There is no answer, or only one that means "not now". `sent`: the commands may have been carried out. `final`:
-    another attempt would not help."""
+    another attempt would not help. `hung`: it took too long."""
 
-    def __init__(self, why: str, *, sent: bool, final: bool = False) -> None:
+    def __init__(self, why: str, *, sent: bool, final: bool = False, hung: bool = False) -> None:
         super().__init__(why)
         self.sent = sent
         self.final = final
+        self.hung = hung
 
 
-class RedisAddress(NamedTuple):
-    """Where the server is, and how to connect to it."""
+class NoAnswer(ResponseError):
+    """In place of a reply: the node that has the key does not answer, or too few replicas have the write. `sent`: the
+    command may have been carried out."""
 
-    name: str  # without secrets
-    options: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, url: str, settings: Settings) -> "RedisAddress":
-        try:
-            options = cast("dict[str, Any]", _parse_url(url)) | {
-                name: _client_value(name, value) for name, value in settings.client.items()
-            }
-        except (ValueError, TypeError) as error:
-            raise BadSetting(f"{redacted(url)}: {error}") from error
-        if taken := sorted(_OURS & options.keys()):
-            raise BadSetting(f"client {taken[0]!r}: Onward sets it itself; remove it")
-        path = url.partition("://")[2].partition("/")[2]
-        if path and not path.isdigit():
-            raise BadSetting(f"{redacted(url)}: {path!r} is no database; use a number, such as /0, or nothing")
-        return cls(redacted(url), options)
-
-    def connection(self, timeout_s: float) -> Any:
-        """`timeout_s`: for connecting, and for each answer."""
-        options: dict[str, Any] = {"socket_connect_timeout": timeout_s, "socket_keepalive": True}
-        options |= self.options
-        kind = options.pop("connection_class", Connection)
-        try:
-            return kind(**options, socket_timeout=timeout_s, protocol=2, retry=Retry(NoBackoff(), 0))
-        except TypeError as error:
-            raise BadSetting(f"client settings of {self.name}: {error}; use the names of redis-py") from error
-
-
-def _client_value(name: str, value: Any) -> Any:
-    """In a URL all values are texts."""
-    parser = _parsers.get(name)
-    return parser(value) if parser is not None and isinstance(value, str) else value
+    def __init__(self, why: str, *, sent: bool) -> None:
+        super().__init__(why)
+        self.sent = sent
 
 
 class Pauses:
@@ -99,34 +66,61 @@ class Pauses:
         self._next_s = _FIRST_PAUSE_S
 
 
-class Link:
-    def __init__(self, address: RedisAddress, timeout_s: float = TIMEOUT_S) -> None:
-        """`timeout_s`: how long an answer may take."""
-        self.address = address
-        self._timeout_s = timeout_s
-        self._incarnation = ""
-        self.trouble = ""  # why the last call had no answer
-        self._connection: Any = None  # of redis-py, whose connections have no annotations
+class Link(ABC):
+    """The way to a server or to the nodes of a cluster. An incarnation is asked for after `connect`, and right before
+    the call that it is for."""
 
-    def call(self, *commands: Command) -> list[Any]:
-        """The replies, in order; one may be a ResponseError. LinkDown: there is no answer."""
-        self.connect()
-        replies = self._exchange(commands)
-        unknown = [at for at, reply in enumerate(replies) if _is_unknown_script(reply)]
-        if unknown:
-            again = self._exchange([with_text(commands[at]) for at in unknown])
-            for at, reply in zip(unknown, again, strict=True):
-                replies[at] = reply
-        if any(is_wrong_type(reply) or is_denied_in_script(reply) for reply in replies):
-            replies = [self._named(command, reply) for command, reply in zip(commands, replies, strict=True)]
-        if any(isinstance(reply, ResponseError) and code_of(reply) == "READONLY" for reply in replies):
-            self.close()  # a fail-over has made it a replica: the next call looks again
-        return replies
+    def __init__(self, address: RedisAddress) -> None:
+        self.address = address
+        self.trouble = ""  # why the last call had no answer
+
+    @abstractmethod
+    def call(self, *commands: Command, copies: int = 0) -> list[Any]:
+        """The replies, in order; one may be a ResponseError. LinkDown: there is no answer at all. A reply counts only
+        when so many replicas have `copies` of what was written; otherwise it is NoAnswer."""
+
+    @abstractmethod
+    def connect(self) -> None:
+        """LinkDown: no server answers, or it cannot be used."""
+
+    @abstractmethod
+    def confirm(self) -> None:
+        """Connect, and make sure that this is still the server to use."""
+
+    @property
+    @abstractmethod
+    def is_connected(self) -> bool:
+        """As far as we know: a connection that was cut shows it at the next call."""
+
+    @abstractmethod
+    def incarnation(self, key: str) -> str:
+        """Of the server that has this key, when we connected to it."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Read the incarnations again."""
+
+    @abstractmethod
+    def facts(self) -> ServerFacts:
+        """What the server says of itself; of a cluster, the weakest of its masters."""
+
+    @abstractmethod
+    def infos(self, sections: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """What INFO says, by the name of each server; "" if there is only one."""
+
+    @abstractmethod
+    def denied(self) -> list[str]:
+        """The commands that the user has no permission for, as far as the server can tell."""
+
+    @abstractmethod
+    def close(self) -> None: ...
 
     def ask(self, *commands: Command) -> list[Any]:
         """As `call`, for commands that must all succeed. BrokerError: one did not; LinkDown: it may in a moment."""
         replies = self.call(*commands)
         for reply in replies:
+            if isinstance(reply, NoAnswer):
+                raise LinkDown(str(reply), sent=reply.sent) from reply
             if isinstance(reply, ResponseError):
                 why = f"Redis at {self.address.name}: {explained(reply)}"
                 if not is_passing(reply):
@@ -135,58 +129,105 @@ class Link:
                 raise LinkDown(why, sent=False) from reply
         return replies
 
+
+class ServerLink(Link):
+    """One connection to one server."""
+
+    def __init__(self, address: RedisAddress, timeout_s: float = TIMEOUT_S) -> None:
+        """`timeout_s`: how long an answer may take."""
+        super().__init__(address)
+        self._timeout_s = timeout_s
+        self._incarnation = ""
+        self._connection: Any = None  # of redis-py, whose connections have no annotations
+
+    def call(self, *commands: Command, copies: int = 0) -> list[Any]:
+        self.connect()
+        replies = self.exchange(commands)
+        unknown = [at for at, reply in enumerate(replies) if is_unknown_script(reply)]
+        if unknown:
+            again = self.exchange([with_text(commands[at]) for at in unknown])
+            for at, reply in zip(unknown, again, strict=True):
+                replies[at] = reply
+        if any(isinstance(reply, ResponseError) and code_of(reply) == "READONLY" for reply in replies):
+            self.close()  # a fail-over has made it a replica: the next call looks again
+            return replies
+        replies = self.named(commands, replies)
+        return self.confirmed(replies, copies) if copies else replies
+
     def connect(self) -> None:
         """The incarnation is read first on every new connection."""
         if self._connection is not None:
             return
-        connection = self.address.connection(self._timeout_s)
-        try:
-            connection.connect()
-        except (RedisError, OSError) as error:
-            connection.disconnect()
-            raise self._down(error, sent=False) from error
-        self._connection = connection
-        facts = self.facts()
+        self.open()
+        facts = self._info({})
         if why := LOADING if facts.is_loading else facts.obstacle():
             self.close()
             self.trouble = f"Redis at {self.address.name}: {why}"
-            raise LinkDown(self.trouble, sent=False, final=not facts.is_loading)
+            is_replaced = self.address.kind == "sentinel" and not facts.is_master  # the Sentinels will know
+            raise LinkDown(self.trouble, sent=False, final=not facts.is_loading and not is_replaced)
         self._incarnation = facts.incarnation
         self.trouble = ""
 
+    def open(self) -> None:
+        """Connect, whatever the server is."""
+        connection = None
+        try:
+            connection = self.address.connection(self._timeout_s)
+            connection.connect()
+        except (RedisError, OSError) as error:
+            if connection is not None:
+                connection.disconnect()
+            raise self._down(error, sent=False) from error
+        self._connection = connection
+
+    def confirm(self) -> None:
+        """A former master that was suspended accepts writes until the Sentinels reach it. If none of them answers, no
+        other master is known."""
+        if self.address.kind == "sentinel" and self._connection is not None:
+            with contextlib.suppress(RedisError, OSError):
+                if self.address.master() != (self._connection.host, self._connection.port):
+                    self.close()
+        self.connect()
+
     @property
     def is_connected(self) -> bool:
-        """As far as we know: a connection that was cut shows it at the next call."""
         return self._connection is not None
 
     def incarnation(self, key: str) -> str:
-        """Of the server that has this key, when we connected to it."""
         return self._incarnation
 
     def refresh(self) -> None:
-        """Read the incarnations again."""
         self.connect()
-        self._incarnation = self.facts().incarnation
+        self._incarnation = self._info({}).incarnation
 
-    def facts(self, config: Mapping[str, str] | None = None) -> ServerFacts:
-        sections = self._exchange([("INFO", section) for section in INFO])
+    def facts(self) -> ServerFacts:
+        """With what CONFIG says, where it may be asked: without it, the weaker durability is assumed."""
+        self.connect()
+        (reply,) = self.exchange([("CONFIG", "GET", "appendfsync")])
+        known = not isinstance(reply, ResponseError) and reply
+        return self._info({"appendfsync": reply[1].decode()} if known else {})
+
+    def _info(self, config: dict[str, str]) -> ServerFacts:
+        sections = self.exchange([("INFO", section) for section in INFO])
         for reply in sections:
             if isinstance(reply, ResponseError):
                 self.close()
                 self.trouble = f"Redis at {self.address.name}: {explained(reply)}"
                 raise LinkDown(self.trouble, sent=False, final=not is_passing(reply)) from reply
-        return ServerFacts.of(sections, config or {})
+        return ServerFacts.of(sections, config)
+
+    def infos(self, sections: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        return {"": info_of(self.ask(*[("INFO", section) for section in sections]))}
 
     def denied(self) -> list[str]:
-        """The commands that the user has no permission for, as far as the server can tell."""
         self.connect()
-        (reply,) = self._exchange([PROBE])
+        (reply,) = self.exchange([PROBE])
         if (names := missing(reply)) is not None:
             return names
-        (begun,) = self._exchange([("MULTI",)])
+        (begun,) = self.exchange([("MULTI",)])
         if isinstance(begun, ResponseError):
             return []  # without a transaction the commands would be carried out
-        *replies, ended = self._exchange([*TRIALS, ("DISCARD",)])
+        *replies, ended = self.exchange([*TRIALS, ("DISCARD",)])
         if isinstance(ended, ResponseError):
             self.close()
         return refused(replies)
@@ -196,12 +237,16 @@ class Link:
             self._connection.disconnect()
             self._connection = None
 
-    def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+    def exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies of an open connection as they come."""
+        self.send(commands)
+        return self.receive(len(commands))
+
+    def send(self, commands: Sequence[Command]) -> None:
         connection = self._connection
         assert connection is not None, "connected"
         try:
             connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-            return [_reply(connection) for _ in commands]
         except (RedisError, OSError) as error:
             self.close()
             raise self._down(error, sent=True) from error
@@ -209,24 +254,55 @@ class Link:
             self.close()
             raise
 
+    def receive(self, count: int) -> list[Any]:
+        connection = self._connection
+        assert connection is not None, "connected"
+        try:
+            return [_reply(connection) for _ in range(count)]
+        except (RedisError, OSError) as error:
+            self.close()
+            raise self._down(error, sent=True) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def confirmed(self, replies: list[Any], copies: int) -> list[Any]:
+        """The replies, when so many replicas have what this connection wrote last."""
+        (found,) = self.exchange([("WAIT", copies, int(self._timeout_s * 1000 / 2))])
+        if not isinstance(found, ResponseError) and found >= copies:
+            return replies
+        why = explained(found) if isinstance(found, ResponseError) else f"{found} of {copies} replicas have the write"
+        lacking = f"Redis at {self.address.name}: {why}"
+        return [reply if isinstance(reply, ResponseError) else NoAnswer(lacking, sent=True) for reply in replies]
+
+    def named(self, commands: Sequence[Command], replies: list[Any]) -> list[Any]:
+        """An error about a type names the key that has it; one about a permission, the commands."""
+        if not any(is_wrong_type(reply) or is_denied_in_script(reply) for reply in replies):
+            return replies
+        return [self._named(command, reply) for command, reply in zip(commands, replies, strict=True)]
+
     def _down(self, error: Exception, *, sent: bool) -> LinkDown:
         why = explained(error) if isinstance(error, RedisError) else str(error)
         cure = "is it running, and are host and port right?"
         self.trouble = f"Redis at {self.address.name} does not answer: {why.rstrip('.')}; {cure}"
         if isinstance(error, AuthenticationError):
             self.trouble = f"Redis at {self.address.name}: {why}"
-        return LinkDown(self.trouble, sent=sent, final=isinstance(error, AuthenticationError))
+        final, hung = isinstance(error, AuthenticationError), isinstance(error, NoReply | TimeoutError)
+        return LinkDown(self.trouble, sent=sent, final=final, hung=hung)
 
     def _named(self, command: Command, reply: Any) -> Any:
-        """Of an error about a type: with the key that has it. Of one about a permission: with the commands."""
         if is_denied_in_script(reply):
             return ResponseError(f"NOPERM no permission for '{'|'.join(self.denied())}' command ({reply})")
         if not is_wrong_type(reply):
             return reply
         keys = keys_of(command)
-        types = self._exchange([("TYPE", key) for key in keys])
+        types = self.exchange([("TYPE", key) for key in keys])
         found = [(key, type_.decode(), type_of(key)) for key, type_ in zip(keys, types, strict=True)]
         return ResponseError(f"WRONGTYPE {wrong_types(found)}")
+
+
+def is_unknown_script(reply: Any) -> bool:
+    return isinstance(reply, ResponseError) and code_of(reply) == "NOSCRIPT"
 
 
 def _reply(connection: Any) -> Any:
@@ -234,10 +310,6 @@ def _reply(connection: Any) -> Any:
         return connection.read_response()
     except ResponseError as error:
         return error
-
-
-def _is_unknown_script(reply: Any) -> bool:
-    return isinstance(reply, ResponseError) and code_of(reply) == "NOSCRIPT"
 
 
 def patiently(call: Callable[[], T], within_s: float, is_over: Callable[[], bool] = bool) -> T:
@@ -256,8 +328,8 @@ class LinkThread:
     """A thread with a connection of its own, for calls from event loops. A caller that is cancelled leaves its call on
     its way: it is carried out, and nothing reads a wrong answer."""
 
-    def __init__(self, address: RedisAddress, name: str) -> None:
-        self._link = Link(address)
+    def __init__(self, link: Link, name: str) -> None:
+        self._link = link
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onward-redis-{name}")
         self._closed = False
 

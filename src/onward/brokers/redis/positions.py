@@ -23,5 +23,9 @@ def id_of(position: int) -> str:
     return f"{position >> _SEQ_BITS}-{position & _SEQ_MASK}"
 
 
+def ms_of(position: int) -> int:
+    return position >> _SEQ_BITS
+
+
 def hex_of(position: int) -> str:
     return f"{position:016x}"

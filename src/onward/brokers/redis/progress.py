@@ -20,11 +20,14 @@ class ProgressFields(NamedTuple):
     watermark: str = ""
     above: bytes = b""
     tries: bytes = b""
+    before: int | str = ""  # how many events were appended before the watermark; empty: unknown
 
 
-def encoded(progress: Progress) -> ProgressFields:
+def encoded(progress: Progress, before: int | None) -> ProgressFields:
+    """`before`: how many events were appended before the watermark."""
     above = _encode(progress.done_above) if progress.done_above else b""
-    return ProgressFields(hex_of(progress.watermark), above, _encode(progress.tries) if progress.tries else b"")
+    tries = _encode(progress.tries) if progress.tries else b""
+    return ProgressFields(hex_of(progress.watermark), above, tries, "" if before is None else before)
 
 
 def decoded(partition: Partition, epoch: int, fields: Sequence[bytes]) -> Progress | None:

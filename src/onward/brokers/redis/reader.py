@@ -13,17 +13,20 @@ from redis.exceptions import ResponseError
 
 from onward import clock
 from onward.brokers.core.holdings import Chunk
+from onward.brokers.redis.anchors import verified
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings, RedisMember
 from onward.brokers.redis.positions import id_of, position_of
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
+from onward.brokers.redis.stream_reading import decoded
+from onward.brokers.redis.stream_shard import DecodedEntries
 from onward.event import Delivery, Event
 
 log = logging.getLogger("onward")
 
 _REST_S = 5.0  # between two attempts to read what cannot be read
-_SHORT_REST_S = 0.3  # while the server cannot answer for now
+_SHORT_REST_S = 0.2  # while a node does not answer, or a slot is on its way to another one
 _MOST = 1_000  # entries of one partition in one reply
 _decode = msgspec.msgpack.Decoder(Event).decode
 
@@ -36,7 +39,8 @@ class Read(NamedTuple):
     asked: int
     is_ours: bool
     error: str = ""
-    is_passing: bool = False  # the error
+    is_passing: bool = False  # the keeper of the leases reports the error
+    decoded: DecodedEntries | None = None  # of a stream of others
 
     @property
     def is_exhausted(self) -> bool:
@@ -66,16 +70,24 @@ def wanted(holdings: RedisHoldings, limit: int, max_bytes: int) -> list[tuple[Re
 def read(link: Link, member: RedisMember, wants: Sequence[tuple[RedisHold, int]]) -> list[Read]:
     commands: list[Command] = []
     link.connect()
+    unsure = [Read(hold, (), count, False) for hold, count in wants if verified(link, member, hold) != b"ok"]
+    wants = [(hold, count) for hold, count in wants if all(each.hold is not hold for each in unsure)]
     for hold, count in wants:
         keys = member.keyspace.of(hold.partition)
         commands.append(("XRANGE", keys.stream, id_of(hold.ahead.position), "+", "COUNT", count))
         commands.append(("HMGET", keys.group(member.group), "owner", "inc"))
     replies = link.call(*commands)
     answers = zip(wants, replies[::2], replies[1::2], strict=True)
-    return [
+    found = [
         _answer(link.incarnation(member.key(hold.partition)), hold, count, entries, owner)
         for (hold, count), entries, owner in answers
     ]
+    found = [each if each.hold.own.shard is None else _foreign(link, member, each) for each in found]
+    return [*found, *unsure]
+
+
+def _foreign(link: Link, member: RedisMember, found: Read) -> Read:
+    return found._replace(decoded=decoded(link, member, found.hold, list(found.entries)))
 
 
 def _answer(incarnation: str, hold: RedisHold, count: int, entries: Any, owner: Any) -> Read:
@@ -88,18 +100,28 @@ def _answer(incarnation: str, hold: RedisHold, count: int, entries: Any, owner: 
 
 def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     """Decode what was read and keep it. An entry that cannot be decoded stops its partition, and only that one."""
-    hold, own = found.hold, found.hold.own
-    deliveries, size, damage = _deliveries(hold, member.keyspace.of(hold.partition).stream, found.entries)
-    if deliveries:
-        holdings.stock([(hold, Chunk(deliveries, size))])
-        own.mean_bytes = size / len(deliveries)
+    hold, own, reached = found.hold, found.hold.own, 0
+    if own.shard is not None and own.shard.intruders:
+        return
+    if found.is_passing:
+        own.rests_until = clock.now() + _SHORT_REST_S
+        return
+    if found.decoded is None:
+        deliveries, size, damage = _deliveries(hold, member.keyspace.of(hold.partition).stream, found.entries)
+    else:
+        deliveries, size, damage, reached = found.decoded.passed_on
+    if deliveries or reached:
+        chunks = [(hold, Chunk(deliveries, size))] if deliveries else []
+        holdings.stock(chunks, [(hold, reached)] if reached else ())
+        own.mean_bytes = size / len(deliveries) if deliveries else own.mean_bytes
+        own.count.add(found.decoded.positions if found.decoded else [delivery.position for delivery in deliveries])
+        member.figures.batch(hold.partition, len(found.entries))
     own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else 4 * own.batch))
     damage = damage or found.error
     if damage and damage != own.damage:
         log.error("%s of group %s stands still: %s", hold.partition, member.group, damage)
     own.damage = damage
-    rest_s = _SHORT_REST_S if found.is_passing else _REST_S
-    own.rests_until = clock.now() + rest_s if damage else 0.0
+    own.rests_until = clock.now() + _REST_S if damage else 0.0
 
 
 def _deliveries(hold: RedisHold, stream: str, entries: Sequence[Any]) -> tuple[list[Delivery], int, str]:

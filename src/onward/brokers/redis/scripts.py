@@ -7,11 +7,13 @@ from typing import Any
 
 Command = tuple[Any, ...]
 
-# A position in hex from an entry's id, and back. ms and seq are exact in Lua, their combination is not.
+# A position in hex from an entry's id, and back. ms and seq are exact in Lua, their combination is not. An id that does
+# not fit into a position is above all of them.
 HEX = """
 local function hex(id)
   local ms, seq = id:match('^(%d+)-(%d+)$')
   ms, seq = tonumber(ms), tonumber(seq)
+  if ms >= 4398046511104 or seq > 2097152 then return 'ffffffffffffffff' end
   return string.format('%011x%05x', ms * 2 + math.floor(seq / 1048576), seq % 1048576)
 end
 local function id(h)
@@ -41,20 +43,34 @@ local function last_id(stream)
   for i = 1, #x, 2 do if x[i] == 'last-generated-id' then return x[i + 1] end end
 end
 """
-# Bytes and events before a position: those before the nearest mark, and what lies between.
+# How many bytes and events were ever appended before a position. It counts back from the next mark, or from the end, so
+# that it is exact also when another program has removed the entries before the position. nil: nothing counts here.
 BEFORE = """
-local function before(stream, marks, h)
-  local mark = redis.call('ZREVRANGEBYLEX', marks, '(' .. h .. ';', '-', 'LIMIT', 0, 1)[1]
-  local from, bytes, count = '0000000000000000', 0, 0
-  if mark then from, bytes, count = mark:match('^(%x+):(%d+):(%d+)$') end
-  bytes, count = tonumber(bytes), tonumber(count)
-  if from < h then
-    for _, entry in ipairs(redis.call('XRANGE', stream, id(from), '(' .. id(h), 'COUNT', 2000)) do
-      count = count + 1
-      bytes = bytes + #entry[2][2]
-    end
+local function before(stream, meta, marks, h)
+  local m = redis.call('HMGET', meta, 'bytes', 'count')
+  if not m[2] then return nil end
+  local stop, bytes, count = '+', tonumber(m[1]), tonumber(m[2])
+  local mark = redis.call('ZRANGEBYLEX', marks, '[' .. h, '+', 'LIMIT', 0, 1)[1]
+  if mark then
+    local at, b, c = mark:match('^(%x+):(%d+):(%d+)$')
+    if at == h then return tonumber(b), tonumber(c) end
+    stop, bytes, count = '(' .. id(at), tonumber(b), tonumber(c)
+  end
+  for _, entry in ipairs(redis.call('XRANGE', stream, id(h), stop, 'COUNT', 2000)) do
+    count = count - 1
+    bytes = bytes - #entry[2][2]
   end
   return bytes, count
+end
+-- Of the first entry that is there at a position or above: what was appended before it, and the entry.
+local function upcoming(stream, meta, marks, h)
+  local first = redis.call('XRANGE', stream, id(h), '+', 'COUNT', 1)[1]
+  if first then
+    local bytes, count = before(stream, meta, marks, hex(first[1]))
+    return bytes, count, first[1]
+  end
+  local m = redis.call('HMGET', meta, 'bytes', 'count')
+  return tonumber(m[1]), tonumber(m[2]), nil
 end
 local function lowest(first)
   if redis.call('SCARD', KEYS[first]) ~= #KEYS - first then return 'again' end
@@ -65,6 +81,22 @@ local function lowest(first)
     if not low or w < low then low, at = w, i - first end
   end
   return low, at
+end
+"""
+
+
+# The bytes of a record that wait or are held. A row begins with its state, see aside_rows.RecordRow.
+ASIDE = """
+local function weight(rows, bodies, place)
+  local row = redis.call('HGET', rows, place)
+  if not row or row:sub(3, 6) == 'dead' then return 0 end
+  return redis.call('HSTRLEN', bodies, place)
+end
+local function weighed(g, meta, change)
+  if change == 0 then return end
+  for _, key in ipairs({g, meta}) do
+    if redis.call('HEXISTS', key, 'log') == 1 then redis.call('HINCRBY', key, 'aside', change) end
+  end
 end
 """
 
@@ -89,7 +121,7 @@ def with_text(command: Command) -> Command:
 
 def keys_of(command: Command) -> Command:
     """The keys of a script, of an XREAD, or of a command with one key."""
-    if command[0] == "EVALSHA":
+    if command[0] in ("EVALSHA", "EVAL"):
         return command[3 : 3 + command[2]]
     if command[0] == "XREAD":
         names = command[command.index("STREAMS") + 1 :]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 # Nothing was done, and the same call may succeed in a moment: a fail-over, a restart, a long script, a full disk, a
-# slot on its way to another node.
-_PASSING_ERRORS = ("BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "READONLY", "TRYAGAIN")
+# slot on its way to another node. After NOANSWER it may have been done, and the number or the token of the call tells.
+_PASSING_ERRORS = frozenset({"ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOANSWER"})
+_PASSING_ERRORS |= {"NOREPLICAS", "READONLY", "TRYAGAIN"}
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+)\b")  # before 7.0 the text is in that of the script's own error
 _COMMAND = re.compile(r"'([A-Za-z|]+)' command")
 
@@ -21,6 +22,9 @@ _CURES = {
     "MISCONF": "it cannot write to its disk; free some space",
     "BUSY": "it runs a script of another program that does not end (SCRIPT KILL ends it)",
     "EXECABORT": "it refused a transaction",
+    "MOVED": "the slot of the key is on another node of the cluster; use redis+cluster://",
+    "TRYAGAIN": "the slot of the key moves to another node of the cluster",
+    "CLUSTERDOWN": "the cluster has no master for some of its slots; restart or replace the node that failed",
 }
 
 
@@ -36,6 +40,9 @@ def code_of(error: RedisError) -> str:
         "MasterDownError": "MASTERDOWN",
         "ClusterDownError": "CLUSTERDOWN",
         "TryAgainError": "TRYAGAIN",
+        "MovedError": "MOVED",
+        "AskError": "ASK",
+        "NoAnswer": "NOANSWER",
     }
     if name in known:
         return known[name]

@@ -1,11 +1,13 @@
 """What a server says of itself, and whether it can be used. Pure."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from onward.brokers.base import Durability, Finding
 
 OLDEST = (6, 2)
+_REPLICA = re.compile(r"slave\d+")
 INFO = ("server", "replication", "persistence", "memory")  # the sections that are read
 
 
@@ -17,11 +19,13 @@ class ServerFacts(NamedTuple):
     durability: Durability
     eviction: str  # maxmemory-policy
     max_memory: int
+    replicas: int  # that are connected and up to date
+    is_cluster: bool
 
     @classmethod
     def of(cls, sections: Sequence[bytes], config: Mapping[str, str]) -> "ServerFacts":
         """`config`: what CONFIG GET says, as far as it may be asked."""
-        info = dict(_pairs(b"\n".join(sections).decode()))
+        info = info_of(sections)
         run_id, replication_id = info.get("run_id", ""), info.get("master_replid", "")
         return cls(
             version=info.get("redis_version", ""),
@@ -31,7 +35,18 @@ class ServerFacts(NamedTuple):
             durability=_durability(info, config),
             eviction=info.get("maxmemory_policy", "noeviction"),
             max_memory=int(info.get("maxmemory", "0")),
+            replicas=sum("state=online" in value for name, value in info.items() if _REPLICA.fullmatch(name)),
+            is_cluster=info.get("redis_mode") == "cluster",
         )
+
+    def promising(self, replication: int, *, fails_over: bool) -> "ServerFacts":
+        """With the durability that publish can promise. A server that a replica may replace loses what the replica does
+        not have, whatever is on its own disk."""
+        if replication > 1:
+            return self._replace(durability="replicated")
+        if self.durability == "fsync" and (fails_over or self.replicas):
+            return self._replace(durability="window")
+        return self
 
     @property
     def evicts(self) -> bool:
@@ -55,6 +70,11 @@ class ServerFacts(NamedTuple):
         yield Finding("ok", f"Redis {self.version} answers, and is a master")
         if self.durability == "fsync":
             yield Finding("ok", "durability fsync: what publish accepted survives a power cut")
+        elif self.durability == "replicated":
+            yield Finding("ok", "durability replicated: what publish accepted survives the loss of the master")
+        elif self.durability == "window" and self.replicas:
+            cure = "set replication=2 where no event may be lost, or appendfsync always on a server without replicas"
+            yield Finding("warning", "durability window: a crash or a fail-over may lose the last moments", cure)
         elif self.durability == "window":
             cure = "set appendfsync always where no event may be lost"
             yield Finding("warning", "durability window: a crash may lose the last second", cure)
@@ -70,10 +90,22 @@ def is_weaker(durability: Durability, wanted: Durability | None) -> bool:
     return wanted is not None and _RANKS[durability] < _RANKS[wanted]
 
 
+def weakest(facts: Sequence[ServerFacts]) -> ServerFacts:
+    """Of the masters of a cluster: the first one, with the lowest durability and the fewest replicas of all."""
+    promised = [each.promising(1, fails_over=False).durability for each in facts]
+    durability = min(promised, key=_RANKS.__getitem__)
+    return facts[0]._replace(durability=durability, replicas=min(each.replicas for each in facts))
+
+
 def _durability(info: Mapping[str, str], config: Mapping[str, str]) -> Durability:
     if info.get("aof_enabled") != "1":
         return "memory"
     return "fsync" if config.get("appendfsync") == "always" else "window"
+
+
+def info_of(sections: Sequence[bytes]) -> dict[str, str]:
+    """What INFO answered, by name."""
+    return dict(_pairs(b"\n".join(sections).decode()))
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

@@ -7,13 +7,16 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from onward.brokers.base import AsideRecord, Progress, record_log
-from onward.brokers.redis import log_scripts
+from onward.brokers.redis import log_scripts, stream_settling
+from onward.brokers.redis.anchors import verified
 from onward.brokers.redis.aside_rows import index_of, is_id, place_of, stored
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import ProgressFields, encoded
+from onward.brokers.redis.projection import ListChange, Plan
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.server_errors import explained
+from onward.brokers.redis.server_errors import explained, is_passing
+from onward.brokers.redis.stream_scripts import SETTLE_STREAM
 from onward.event import Partition
 
 Stored = tuple[str, bytes, bytes]
@@ -26,6 +29,7 @@ class PartitionSettle(NamedTuple):
     progress: ProgressFields
     records: Sequence[Stored]
     gone: Sequence[str]  # places
+    change: ListChange = ListChange()  # in a stream of others
 
 
 class Settled(NamedTuple):
@@ -41,7 +45,11 @@ def parts(
     gone: Sequence[str],
 ) -> tuple[list[PartitionSettle], dict[Partition, str]]:
     """By partition, and the partitions whose records cannot be encoded."""
-    fields = {each.partition: encoded(each) for each in progress if each.partition in holds}
+    fields = {
+        each.partition: encoded(each, holds[each.partition].own.count.before(each.watermark))
+        for each in progress
+        if each.partition in holds
+    }
     records: dict[Partition, list[Stored]] = {}
     refused: dict[Partition, str] = {}
     for record in aside:
@@ -56,7 +64,12 @@ def parts(
             places.setdefault(partition, []).append(place_of(id_))
     touched = dict.fromkeys([*fields, *records, *places])
     found = [
-        PartitionSettle(holds[each], fields.get(each, ProgressFields()), records.get(each, ()), places.get(each, ()))
+        PartitionSettle(
+            *(holds[each], fields.get(each, ProgressFields()), records.get(each, ()), places.get(each, ())),
+            ListChange()
+            if holds[each].own.shard is None
+            else ListChange.of(each, progress, aside, places.get(each, ())),
+        )
         for each in touched
         if each not in refused
     ]
@@ -71,10 +84,16 @@ def _homes(holds: Iterable[RedisHold], id_: str) -> list[Partition]:
 
 def settle(link: Link, member: RedisMember, settled: Sequence[PartitionSettle]) -> Settled:
     link.connect()
-    replies = link.call(*[_command(link, member, part) for part in settled])
+    checks = [verified(link, member, part.hold) for part in settled]
     answer = Settled([], {}, {})
-    for part, reply in zip(settled, replies, strict=True):
-        _note(answer, part, reply)
+    for part, check in zip(settled, checks, strict=True):
+        _note(answer, part, check)
+    settled = [part for part, check in zip(settled, checks, strict=True) if check == b"ok"]
+    plans = [stream_settling.planned(link, member, part.hold, part.change) for part in settled]
+    replies = link.call(*[_command(link, member, part, plan) for part, plan in zip(settled, plans, strict=True)])
+    for part, plan, reply in zip(settled, plans, replies, strict=True):
+        plain = reply if plan is None else stream_settling.noted(member, part.hold, plan, reply)
+        _note(answer, part, plain)
     if answer.failed:
         link.refresh()  # the incarnation may have changed under this connection
     return answer
@@ -83,16 +102,25 @@ def settle(link: Link, member: RedisMember, settled: Sequence[PartitionSettle]) 
 def _note(answer: Settled, part: PartitionSettle, reply: Any) -> None:
     partition = part.hold.partition
     if isinstance(reply, ResponseError):
-        (answer.refused if part.records else answer.failed)[partition] = explained(reply)
+        refuses = part.records and not is_passing(reply)
+        (answer.refused if refuses else answer.failed)[partition] = explained(reply)
     elif reply == b"void":
         answer.failed[partition] = "the server was restarted or replaced; ownership is being checked"
     elif reply != b"ok":
         answer.lost.append(partition)
 
 
-def _command(link: Link, member: RedisMember, part: PartitionSettle) -> Command:
+def _command(link: Link, member: RedisMember, part: PartitionSettle, plan: Plan | None) -> Command:
     keys, group = member.keyspace.of(part.hold.partition), member.group
-    names = [keys.group(group), *(keys.aside(group) if part.records or part.gone else ())]
+    has_aside = part.records or part.gone or (plan and plan.acks)
+    names = [keys.group(group), *((*keys.aside(group), keys.meta) if has_aside else ())]
     records = [value for record in part.records for value in record]
     fixed = (link.incarnation(keys.meta), part.hold.own.token, *part.progress, len(part.records))
-    return log_scripts.SETTLE(names, *fixed, *records, *part.gone)
+    if plan is None:
+        return log_scripts.SETTLE(names, *fixed, *records, *part.gone)
+    return SETTLE_STREAM([keys.stream, *names], group, *plan.arguments(), *fixed, *records, *part.gone)
+
+
+def projection_of(hold: RedisHold) -> PartitionSettle:
+    """Nothing is settled, but the real group is made to show what was handed out."""
+    return PartitionSettle(hold, ProgressFields(), (), ())

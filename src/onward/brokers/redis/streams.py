@@ -30,6 +30,15 @@ class Streams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def partitions(self) -> int:
         return self.shards or 1
 
+    @property
+    def place(self) -> tuple[str, int | None]:
+        """What all processes must agree on."""
+        return self.name, self.shards
+
+    @property
+    def place_text(self) -> str:
+        return repr(self.name) if self.shards is None else f"{self.name!r}, shards={self.shards}"
+
     def stream(self, index: int) -> str:
         return self.name if self.shards is None else f"{self.name}:{index}"
 

@@ -12,6 +12,7 @@ from onward.brokers.base import (
     Broker,
     Change,
     Features,
+    Figure,
     Finding,
     GroupInfo,
     MemberInfo,
@@ -213,6 +214,9 @@ class SqliteBroker:
             self._packer.catalogue.forget()
 
         await self._writer.call(drop)
+
+    def figures(self) -> Sequence[Figure]:
+        return ()
 
     async def diagnose(self) -> Sequence[Finding]:
         self._check_open()

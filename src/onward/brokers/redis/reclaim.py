@@ -1,0 +1,195 @@
+"""Reclaiming: a thread for each topic that is on streams of another program, so that no topic waits for another one.
+
+It adopts the partitions that were claimed, one after another. In rounds it looks for entries that other consumers have
+left since then: such a partition is given back, claimed again and adopted."""
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from onward import clock
+from onward.brokers.core.holdings import ReadAhead
+from onward.brokers.redis.adoption import Adopted, Adopter, Waits
+from onward.brokers.redis.event_count import EventCount
+from onward.brokers.redis.link import LinkDown
+from onward.brokers.redis.member import RedisHold, RedisHoldings
+from onward.brokers.redis.turn_schedule import TurnSchedule
+from onward.errors import BrokerError
+from onward.event import Partition
+
+log = logging.getLogger("onward")
+
+
+class ReclaimTally:
+    """Counts over all topics of a member, so that a round has one line in the log."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._lock = threading.Lock()
+        self._working = 0
+        self._taken: dict[Partition, int] = {}
+
+    def begin(self) -> None:
+        with self._lock:
+            self._working += 1
+
+    def end(self, partition: Partition, taken: int) -> None:
+        """The last one of a round writes the line."""
+        with self._lock:
+            self._working -= 1
+            if taken:
+                self._taken[partition] = self._taken.get(partition, 0) + taken
+            if self._working or not self._taken:
+                return
+            found, self._taken = self._taken, {}
+        parts = ", ".join(f"{count} of {partition}" for partition, count in sorted(found.items()))
+        log.info("group %s reclaimed %d entries of other consumers: %s", self._group, sum(found.values()), parts)
+
+
+class TopicReclaimer:
+    """The streams of one topic."""
+
+    def __init__(self, topic: str, adopter: Adopter, holdings: RedisHoldings, tally: ReclaimTally) -> None:
+        self.topic = topic
+        self.troubles: dict[Partition, str] = {}
+        self.ring: Callable[[], None] = lambda: None  # the keeper of the leases has something to do
+        self._adopter = adopter
+        self._holdings = holdings
+        self._tally = tally
+        self._claimed: dict[RedisHold, float] = {}  # not adopted yet: when they may be announced
+        self._returns: deque[RedisHold] = deque()  # to give back, so that they are adopted again
+        self._schedule = TurnSchedule()
+        self._round_at = 0.0
+
+    def claimed(self, hold: RedisHold) -> None:
+        """It is announced when it is adopted."""
+        self._claimed[hold] = hold.ready_at
+        hold.ready_at = math.inf
+        self._schedule.kick()
+
+    def asked(self) -> list[RedisHold]:
+        """Each ownership once: the next round asks again, if that is still needed."""
+        return [self._returns.popleft() for _ in range(len(self._returns))]
+
+    def start(self, group: str) -> None:
+        threading.Thread(target=self._run, name=f"onward-redis-reclaim-{group}-{self.topic}", daemon=True).start()
+
+    def stop(self) -> None:
+        self._schedule.close()
+
+    def _run(self) -> None:
+        while self._schedule.wait():
+            try:
+                self._work()
+                self._schedule.succeeded()
+            except LinkDown:  # the keeper of the leases reports it
+                self._schedule.failed(by=math.inf)
+            except Exception:
+                log.exception("Redis: reclaiming of topic %s failed; it is tried again", self.topic)
+                self._schedule.failed(by=math.inf)
+        self._adopter.close()
+
+    def _work(self) -> None:
+        for hold in list(self._claimed):
+            self._adopt(hold)
+        if clock.now() >= self._round_at:
+            for hold in self._holdings.announced():
+                if hold.partition.topic == self.topic and not hold.revoking:
+                    self._look(hold)
+            self._round_at = clock.now() + self._adopter.every_s
+        self._schedule.kick(self._round_at)
+
+    def _adopt(self, hold: RedisHold) -> None:
+        partition = hold.partition
+        if self._holdings.held.get(partition) is not hold:
+            self._forget(hold)
+            return
+        self._tally.begin()
+        taken = 0
+        try:
+            answer = self._adopter.adopt(hold)
+            if isinstance(answer, Adopted):
+                taken = answer.taken
+                self._announce(hold, answer)
+        except LinkDown:
+            raise
+        except BrokerError as error:
+            answer = Waits(str(error), self._adopter.look_s)
+        finally:
+            self._tally.end(partition, taken)
+        if isinstance(answer, Waits):
+            self._troubled(partition, f"{partition} is not read: {answer.why}")
+            self._schedule.kick(clock.now() + answer.for_s)
+        else:
+            self._forget(hold)
+
+    def _announce(self, hold: RedisHold, adopted: Adopted) -> None:
+        with self._holdings.lock:
+            hold.assigned = msgspec.structs.replace(hold.assigned, stored=adopted.progress)
+            hold.ahead = ReadAhead(adopted.progress.watermark)
+            hold.own.count = EventCount(adopted.before)
+            if hold.own.shard is not None:
+                hold.own.shard.adopted(adopted.progress, adopted.leftovers, adopted.pending)
+            hold.ready_at = self._claimed[hold]
+        self._holdings.bell.ring()
+
+    def _forget(self, hold: RedisHold) -> None:
+        self._claimed.pop(hold, None)
+        self.troubles.pop(hold.partition, None)
+
+    def _look(self, hold: RedisHold) -> None:
+        """An error in one stream does not stop the round."""
+        try:
+            why, has_left = self._adopter.others(hold)
+        except LinkDown:
+            raise
+        except BrokerError as error:
+            why, has_left = str(error), False
+        if why:
+            self._troubled(hold.partition, why)
+        else:
+            self.troubles.pop(hold.partition, None)
+        if has_left and not why:
+            self._returns.append(hold)
+            self.ring()
+
+    def _troubled(self, partition: Partition, why: str) -> None:
+        if self.troubles.get(partition) != why:
+            log.warning("%s", why)
+        self.troubles[partition] = why
+
+
+class Reclaimer:
+    """All topics of a member that are on streams of another program."""
+
+    def __init__(self, topics: Mapping[str, TopicReclaimer]) -> None:
+        self._topics = topics
+
+    def start(self, group: str, ring: Callable[[], None]) -> None:
+        for topic in self._topics.values():
+            topic.ring = ring
+            topic.start(group)
+
+    def stop(self) -> None:
+        for topic in self._topics.values():
+            topic.stop()
+
+    def claimed(self, hold: RedisHold) -> None:
+        if (topic := self._topics.get(hold.partition.topic)) is not None:
+            topic.claimed(hold)
+
+    def returns(self, held: Iterable[RedisHold]) -> list[RedisHold]:
+        """Which of these must be given back now, to be adopted again."""
+        if not self._topics:
+            return []
+        asked = {hold for topic in self._topics.values() for hold in topic.asked()}
+        asked |= {hold for hold in held if hold.own.shard and hold.own.shard.intruders}
+        return [hold for hold in held if hold in asked and hold.announced and not hold.revoking]
+
+    @property
+    def troubles(self) -> list[str]:
+        return [why for topic in self._topics.values() for why in list(topic.troubles.values())]
