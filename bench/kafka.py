@@ -92,7 +92,7 @@ class Track:
         """`whole`: every event of the topic must be done at the end."""
         return Contestant(
             name,
-            lambda group: self._child("kafka_app", url=self.server.url, topic=topic, group=group, **more),
+            lambda group: self._child("server_app", url=self.server.url, topic=topic, group=group, **more),
             settles=topic if whole else None,
         )
 

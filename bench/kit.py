@@ -48,6 +48,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     peak_kb: int
     verdict: Verdict
+    server_s: float = 0.0  # processor time of the server, where it was measured
 
     @property
     def per_wall_s(self) -> float:

@@ -40,7 +40,7 @@ async def _batches(bench: Bench) -> None:
                     for chunk in batches(rows, BATCH):
                         _insert(db, chunk)
     beside = f"executemany, {BATCH} rows a transaction: {bare}"
-    _report(bench, f"publish, calls of {BATCH} events (fsync)", ours, bare, beside, target=0.5)
+    report(bench, f"publish, calls of {BATCH} events (fsync)", ours, bare, beside, target=0.5)
     _read_back(bench, "published in batches", path, size * rounds + 1)
 
 
@@ -59,7 +59,7 @@ async def _singles(bench: Bench) -> None:
                 with bare.timed(len(rows)):
                     for row in rows:
                         _insert(db, [row])
-    _report(bench, f"publish, {CALLERS} callers of single events", ours, bare, f"one row a transaction: {bare}")
+    report(bench, f"publish, {CALLERS} callers of single events", ours, bare, f"one row a transaction: {bare}")
     _read_back(bench, "published by concurrent callers", path, size * rounds)
 
 
@@ -88,7 +88,7 @@ def _insert(db: sqlite3.Connection, rows: Sequence[Row]) -> None:
     db.execute("COMMIT")
 
 
-def _report(bench: Bench, what: str, ours: Pace, bare: Pace, beside: str, target: float | None = None) -> None:
+def report(bench: Bench, what: str, ours: Pace, bare: Pace, beside: str, target: float | None = None) -> None:
     ratio = ratios(ours.per_wall_s, bare.per_wall_s)
     bench.add(
         Figure(

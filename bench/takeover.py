@@ -1,7 +1,7 @@
-"""How long the keys of a killed worker wait: `python -m bench.takeover [--url URL] [--rounds N]`.
+"""How long the keys of a member that ends wait: `python -m bench.takeover [--url URL] [--rounds N] [--case CASE]`.
 
-Each round starts `onward run --workers 2` with the default settings and kills the worker that handled a key with
-SIGKILL. It publishes the key's next event at once, and waits until that event is handled.
+Each round starts two members of a group, and ends the one that handled a key. It publishes further events of that key
+at once, and waits until the other member handles one.
 """
 
 import argparse
@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 from bench.kit import child_environment, folder, spread
@@ -22,11 +23,13 @@ from onward import Onward
 
 KEYS = 16
 PATIENCE_S = 120.0
+EVERY_S = 0.01
+LEASE_S = 10.0
 APPLICATION = """
 import os, time
 from onward import Onward
 
-app = Onward({url!r})
+app = Onward({url!r}, lease_s={lease_s})
 
 
 @app.handler({topic!r}, group="bench")
@@ -35,37 +38,68 @@ async def note(number: int) -> None:
 """
 
 
+class Case(NamedTuple):
+    """How the two members run, and the signal that ends one of them."""
+
+    commands: Sequence[Sequence[str]]  # of `onward run`
+    signal: signal.Signals
+
+
+CASES = {
+    "worker killed": Case([["--workers", "2"]], signal.SIGKILL),
+    "process killed": Case([[], []], signal.SIGKILL),
+    "clean leave": Case([[], []], signal.SIGTERM),
+}
+
+Handled = AsyncIterator[tuple[int, int, float]]  # process, number and time
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.takeover", description=__doc__)
     parser.add_argument("--url", help="the broker; by default an SQLite file in a new folder")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--case", choices=CASES, default="worker killed")
     options = parser.parse_args()
     with folder() as path:
         url = options.url or f"sqlite:///{path}/takeover.db"
         took_s = []
         for number in range(1, options.rounds + 1):
-            took_s.append(asyncio.run(measure(url, path)))
+            took_s.append(asyncio.run(measure(url, path, CASES[options.case])))
             print(f"round {number}: {took_s[-1]:.2f} s", flush=True)
-    print(f"kill -9 to the next event of the same key: {spread(took_s, '.2f')} s")
+    print(f"{options.case}, to the next event of the same key: {spread(took_s, '.2f')} s")
 
 
-async def measure(url: str, path: Path) -> float:
+async def measure(url: str, path: Path, case: Case, lease_s: float = LEASE_S) -> float:
     topic = f"takeover-{uuid4().hex[:8]}"
-    (path / "takeover_app.py").write_text(APPLICATION.format(url=url, topic=topic))
-    async with Onward(url) as app, _running(path) as handled, asyncio.timeout(PATIENCE_S):
+    (path / "takeover_app.py").write_text(APPLICATION.format(url=url, topic=topic, lease_s=lease_s))
+    async with Onward(url) as app, _running(path, case.commands) as handled, asyncio.timeout(PATIENCE_S):
         await _owners(app, topic, handled)
-        await asyncio.sleep(random.uniform(2, 7))  # all partitions are shared out, and the leases have a random age
+        await asyncio.sleep(random.uniform(0.2, 0.7) * lease_s)  # all partitions are shared out; leases of any age
         key, pid = next(iter((await _owners(app, topic, handled)).items()))
-        killed_at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        await app.publish(topic, KEYS, key=key)
-        while True:
-            _, number, at = await anext(handled)
-            if number == KEYS:
-                return at - killed_at
+        ended_at = time.monotonic()
+        os.kill(pid, case.signal)
+        publishing = asyncio.create_task(_publish(app, topic, key))
+        try:
+            while True:
+                handler, number, at = await anext(handled)
+                if number >= KEYS and handler != pid:
+                    return at - ended_at
+        finally:
+            publishing.cancel()
+            with suppress(asyncio.CancelledError):
+                await publishing
 
 
-async def _owners(app: Onward, topic: str, handled: "AsyncIterator[tuple[int, int, float]]") -> dict[str, int]:
+async def _publish(app: Onward, topic: str, key: str) -> None:
+    """A member that leaves may still handle the first ones."""
+    number = KEYS
+    while True:
+        await app.publish(topic, number, key=key)
+        number += 1
+        await asyncio.sleep(EVERY_S)
+
+
+async def _owners(app: Onward, topic: str, handled: Handled) -> dict[str, int]:
     """Which process handles each key, once both processes have some."""
     while True:
         await app.publish_many(topic, [(f"key-{number}", number) for number in range(KEYS)])
@@ -79,27 +113,39 @@ async def _owners(app: Onward, topic: str, handled: "AsyncIterator[tuple[int, in
 
 
 @asynccontextmanager
-async def _running(path: Path) -> AsyncIterator["AsyncIterator[tuple[int, int, float]]"]:
-    """Run two supervised workers. Yields the lines that their handlers print: process, number and time."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "onward", "run", "takeover_app:app", "--workers", "2"),
-        cwd=path,
-        env=child_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+async def _running(path: Path, commands: Sequence[Sequence[str]]) -> AsyncIterator[Handled]:
+    """Run the members. Yields the lines that their handlers print to one pipe."""
+    reading, writing = os.pipe()
+    processes = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "onward", "run", "takeover_app:app", *command),
+            cwd=path,
+            env=child_environment(),
+            stdout=writing,
+            stderr=subprocess.DEVNULL,
+        )
+        for command in commands
+    ]
+    os.close(writing)
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb"))
 
-    async def lines() -> AsyncIterator[tuple[int, int, float]]:
-        assert process.stdout is not None
-        async for line in process.stdout:
+    async def lines() -> Handled:
+        async for line in reader:
             pid, number, at = line.split()
             yield int(pid), int(number), float(at)
 
     try:
         yield lines()
     finally:
-        process.terminate()
-        await process.wait()
+        for process in processes:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.terminate()
+        for process in processes:
+            await process.wait()
+        pipe.close()
 
 
 if __name__ == "__main__":

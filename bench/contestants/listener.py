@@ -5,15 +5,17 @@ import time
 
 import msgspec
 
+from bench.contestants.lap import looped
 from bench.witness import Verdict, Witness
-from bench.workload import TOPIC, application
+from onward import Onward
 
 READY = "ready"
 STUCK_S = 60.0
 
 
 class Tick(msgspec.Struct):
-    number: int  # below 0: to warm up
+    key: str
+    number: int  # of this key's ticks, from 0; below 0: to warm up
     sent: float  # time.monotonic, which all processes of a machine share
 
 
@@ -22,19 +24,19 @@ class Delays(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
-def run(path: str, events: int) -> Delays:
-    app = application(path)
+def run(url: str, topic: str, events: int) -> Delays:
+    app = Onward(url)
     witness = Witness(events)
     delays_ms: list[float] = []
     ready = False
 
-    @app.handler(TOPIC, group="listener")
+    @app.handler(topic, group="listener")
     async def handle(tick: Tick) -> None:
         nonlocal ready
         now = time.monotonic()
         if tick.number >= 0:
             delays_ms.append((now - tick.sent) * 1e3)
-            if witness.saw("tick", tick.number):
+            if witness.saw(tick.key, tick.number):
                 app.stop()
         elif not ready:
             ready = True
@@ -44,5 +46,5 @@ def run(path: str, events: int) -> Delays:
         asyncio.get_running_loop().call_later(STUCK_S, app.stop)
         await app.run()
 
-    asyncio.run(bounded())
+    looped(bounded())
     return Delays(delays_ms, witness.verdict())

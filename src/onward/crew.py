@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
@@ -27,7 +28,7 @@ from onward.failure.dead import DeadLetters
 from onward.failure.monitor import Hook, Monitor
 from onward.failure.watch import Tally, Thresholds
 from onward.flow.consumer import Consumer
-from onward.flow.lag import PartitionLag
+from onward.flow.lag import PartitionLag, total
 from onward.flow.quarantine import Quarantine
 from onward.handler import Handler
 from onward.inbox.base import Ground, Inbox
@@ -108,20 +109,21 @@ class Crew:
         return Health(not troubles, tuple(map(storable, troubles)))
 
     def readings(self) -> list[Reading]:
-        return [
-            Reading(
-                topic=handler.topic,
-                group=handler.group,
-                engine=handler.engine,
-                declined=consumer.declined,
-                partitions=partition_readings(consumer),
-                **msgspec.structs.asdict(consumer.behind()),
-                **self._dead_depth(handler),
-                **msgspec.structs.asdict(consumer.health()),
-                **msgspec.structs.asdict(consumer.plane.counts),
-            )
-            for handler, consumer in zip(self._handlers, self.consumers, strict=False)
-        ]
+        return [self._reading(*each) for each in zip(self._handlers, self.consumers, strict=False)]
+
+    def _reading(self, handler: Handler, consumer: Consumer) -> Reading:
+        lags = consumer.lags()
+        return Reading(
+            topic=handler.topic,
+            group=handler.group,
+            engine=handler.engine,
+            declined=consumer.declined,
+            partitions=tuple(_partition_reading(partition, lag) for partition, lag in sorted(lags.items())),
+            **msgspec.structs.asdict(total(lags.values(), time.time())),
+            **self._dead_depth(handler),
+            **msgspec.structs.asdict(consumer.health()),
+            **msgspec.structs.asdict(consumer.plane.counts),
+        )
 
     async def _consume(self, started: Callable[[], None]) -> None:
         quarantine = Quarantine()
@@ -274,11 +276,6 @@ class Crew:
         tally = self._counted.get((handler.topic, handler.group))
         depth, age_s = (tally.depth, tally.oldest_age_s) if tally is not None else (None, None)
         return {"dead_letters": depth, "dead_oldest_s": age_s}
-
-
-def partition_readings(consumer: Consumer) -> tuple[PartitionReading, ...]:
-    """The current figures of each partition that the consumer holds."""
-    return tuple(_partition_reading(partition, lag) for partition, lag in sorted(consumer.lags().items()))
 
 
 def _partition_reading(partition: Partition, lag: PartitionLag) -> PartitionReading:

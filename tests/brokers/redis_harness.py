@@ -60,7 +60,15 @@ def harnessed(server: RedisServer, folder: Path) -> Iterator[RedisHarness]:
         client.flushall()
 
 
-@pytest.fixture
-def harness(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisHarness]:
-    with harnessed(redis_server, tmp_path) as harness:
+SERVERS = [
+    pytest.param("redis_server", marks=pytest.mark.servers),
+    pytest.param("old_redis_server", marks=[pytest.mark.servers, pytest.mark.more]),
+    pytest.param("valkey_server", marks=[pytest.mark.servers, pytest.mark.more]),
+]
+
+
+@pytest.fixture(params=SERVERS)
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisHarness]:
+    """On Redis 7, and in `make test-more` on the oldest version and on Valkey."""
+    with harnessed(request.getfixturevalue(request.param), tmp_path) as harness:
         yield harness

@@ -1,7 +1,7 @@
 """A member in a process of its own, which outlives restarts of the server: `python redis_member.py TASK`.
 
-It writes each event that it handled to the effects file, with its partition, position and fence, and ends when its
-stdin closes.
+It writes each event that it handled to the effects file, with its partition, position, fence and process, and ends
+when its stdin closes.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ async def main() -> None:
     @app.handler(task["topic"], group=task["group"], concurrency=20)
     async def handle(event: Event) -> None:
         run = current()
-        line = f"{event.key} {int(event.value or b'')} {run.partition.index} {run.position} {run.fence} {event.id}\n"
-        os.write(effects, line.encode())
+        place = f"{run.partition.index} {run.position} {run.fence} {os.getpid()}"
+        os.write(effects, f"{event.key} {int(event.value or b'')} {place} {event.id}\n".encode())
 
     await app.run()
 

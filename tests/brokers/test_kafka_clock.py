@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -15,28 +14,12 @@ import pytest
 from onward.testing.scenario import event, first_times
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import Stage, play, staged, until
+from tests.brokers.wall_clock import WallClock
 
 __all__ = ["harness"]
 
 SESSION_S = 6.0
 KEYS = 12
-
-
-class Clock:
-    """The wall clock of the processes that are started with `environment`."""
-
-    def __init__(self, folder: Path) -> None:
-        library = folder / "clock_step.so"
-        source = Path(__file__).with_name("clock_step.c")
-        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, source], check=True)
-        self._file = folder / "offset"
-        self._file.write_bytes(struct.pack("q", 0))
-        self.environment = {"LD_PRELOAD": str(library), "ONWARD_CLOCK_FILE": str(self._file)}
-
-    def set_back(self, seconds: int) -> None:
-        """Set the clock back, counted from its first value."""
-        with self._file.open("r+b") as file:
-            file.write(struct.pack("q", -seconds))
 
 
 class Effects:
@@ -84,7 +67,7 @@ def test_a_clock_set_back_by_a_minute_and_by_three_hours_stops_no_member(
     wall clock: without our own waits, a member would stop for as long as the clock was set back."""
 
     async def scene() -> None:
-        clock, effects, members, sent = Clock(tmp_path), Effects(tmp_path / "effects"), [], 0
+        clock, effects, members, sent = WallClock(tmp_path), Effects(tmp_path / "effects"), [], 0
         async with staged(harness, partitions=4, lease_s=SESSION_S) as stage:
             broker = await stage.broker()
 
@@ -106,7 +89,7 @@ def test_a_clock_set_back_by_a_minute_and_by_three_hours_stops_no_member(
                 await all_is_handled(45.0)
                 effects.longest_s, alone = 0.0, len(effects.ownerships)
                 for back_s in (60, 3 * 3600 + 60):
-                    clock.set_back(back_s)
+                    clock.step(-back_s)
                     await (publish_for if busy else asyncio.sleep)(2 * SESSION_S)
                     if busy:
                         assert effects.longest_s < SESSION_S
@@ -114,7 +97,7 @@ def test_a_clock_set_back_by_a_minute_and_by_three_hours_stops_no_member(
                     await all_is_handled(SESSION_S)
                 assert len(effects.ownerships) == alone, "the member was taken for dead"
                 members.append(member(stage, effects.path, clock.environment))
-                clock.set_back(4 * 3600)
+                clock.step(-4 * 3600)
                 await publish_for(2 * SESSION_S)
                 await all_is_handled(SESSION_S)
                 assert len(effects.ownerships) > alone, "the second member took no partition"

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +156,30 @@ def test_nothing_is_settled_or_read_before_a_restarted_server_has_confirmed_the_
             await member.take(4)
             assert stage.client.hget(key, "inc") != b"of another server", "read before it was confirmed"
             assert member.assigned == before
+
+    play(scene())
+
+
+def test_a_replication_id_that_changes_under_open_connections_stops_nobody() -> None:
+    """A master changes it an hour after its last replica has left. Some connections know the new one, some the old."""
+
+    async def scene() -> None:
+        with own_server("--enable-debug-command", "yes") as server:
+            async with staged(server, lease_s=10.0) as stage:
+                broker = await stage.broker()
+                member = await (await stage.member(broker)).hold(1)
+                await broker.publish(stage.events(3))
+                await member.take(3)
+                before = dict(member.assigned)
+                client: Any = stage.client
+                client.execute_command("DEBUG", "CHANGE-REPL-ID")
+                for each in client.client_list():
+                    if each["cmd"] == "hmget":  # the reader's last command
+                        client.client_kill(each["addr"])
+                await broker.publish(stage.events(3, start=3))
+                await member.until(lambda: len(member.deliveries) == 6, 20.0)
+                await _settled(member)
+                assert member.assigned == before
 
     play(scene())
 

@@ -11,9 +11,11 @@ from onward.brokers.redis import log_scripts
 from onward.brokers.redis.positions import position_of
 from onward.event import Partition
 from onward.testing.aside import make_record
+from onward.testing.scenario import Member
 from tests.brokers.redis_stage import now_ms, own_server, play, set_id, staged, until
 from tests.brokers.test_redis_leases import size
 from tests.servers.redis import RedisServer
+from tests.servers.redis_pair import RedisPair
 
 
 def test_after_flushall_the_topic_is_another_log_and_starts_at_its_beginning(redis_server: RedisServer) -> None:
@@ -174,15 +176,55 @@ def test_a_restarted_server_gives_no_position_twice_and_none_below_a_cursor(redi
                 await asyncio.to_thread(server.forget, before)
                 await broker.publish(stage.events(2, start=4))
                 await member.until(lambda: {4, 5} <= set(member.values), 60.0)
-                positions: dict[int, set[Any]] = {}
-                for each in member.deliveries:
-                    positions.setdefault(each.position, set()).add(each.event.id)
-                assert all(len(ids) == 1 for ids in positions.values()), "a position names two events"
-                assert min(each.position for each in member.deliveries if int(each.event.value or b"") > 3) > max(
-                    each.position for each in member.deliveries if int(each.event.value or b"") < 4
-                ), "a new event lies below a cursor"
+                check_positions(member)
 
     play(scene())
+
+
+def check_positions(member: Member) -> None:
+    """The events before the loss are 0 to 3."""
+    positions: dict[int, set[str]] = {}
+    for each in member.deliveries:
+        positions.setdefault(each.position, set()).add(each.event.id)
+    assert all(len(ids) == 1 for ids in positions.values()), "a position names two events"
+    before = [each.position for each in member.deliveries if int(each.event.value or b"") < 4]
+    after = [each.position for each in member.deliveries if int(each.event.value or b"") > 3]
+    assert min(after) > max(before), "a new event lies below a cursor"
+
+
+def test_a_promoted_replica_that_lagged_gives_no_position_below_a_cursor(caplog: pytest.LogCaptureFixture) -> None:
+    """Scenario 8: the clock of the lost master was ahead, and what it had accepted last is reported as lost."""
+
+    async def scene(pair: RedisPair) -> None:
+        async with staged(pair.master, url=pair.url, lease_s=6.0) as stage:
+            broker = await stage.broker()
+            member = await (await stage.member(broker)).hold(1)
+            await broker.publish(stage.events(2))
+            await member.take(2)
+            assert not await member.settle()
+            pair.catch_up()
+            pair.lag()
+            set_id(stage, f"{now_ms(stage) + 20_000}-0")
+            await broker.publish(stage.events(2, start=2))
+            await member.take(4)
+            await asyncio.to_thread(pair.promote)
+            await broker.publish(stage.events(2, start=4))
+            await member.until(lambda: {4, 5} <= set(member.values), 60.0)
+            check_positions(member)
+            assert member.values.count(0) == 1, "what was settled before the loss ran again"
+            with pair.replica.client() as client:
+                length: Any = client.xlen(stage.keys.stream)
+                assert length == 4, "the replica had what was not copied"
+            await member.until(lambda: not member.subscription.troubles(), 20.0)
+
+    pair = RedisPair()
+    try:
+        pair.start()
+        with caplog.at_level(logging.ERROR, "onward"):
+            play(scene(pair))
+    finally:
+        pair.close()
+    assert "Redis lost events" in caplog.text
 
 
 def test_open_lifts_an_empty_stream_too(redis_server: RedisServer) -> None:

@@ -162,6 +162,29 @@ def test_a_producer_whose_call_is_unknown_is_sealed(redis_server: RedisServer) -
     play(scene())
 
 
+def test_a_publisher_that_closes_leaves_no_key_behind_unless_a_call_is_in_doubt(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        with redis_server.proxy() as proxy:
+            async with staged(redis_server, url=proxy.url) as stage:
+                clean, doubtful = await stage.broker(), await stage.broker()
+                await clean.publish(stage.events(3))
+                await clean.close()
+                assert not list(stage.client.scan_iter(f"{stage.keys.producer('')}*"))
+                await doubtful.publish(stage.events(1, start=3))
+                proxy.mute()
+                publishing = asyncio.ensure_future(doubtful.publish(stage.events(1, start=4)))
+                await until(lambda: stage.length == 5)
+                proxy.cut()
+                proxy.mend()
+                await publishing
+                await doubtful.close()
+                (left,) = stage.client.scan_iter(f"{stage.keys.producer('')}*")
+                assert 0 < int(stage.client.ttl(left)) <= 3_600, "a late copy would be stored"
+                assert stage.length == 5
+
+    play(scene())
+
+
 def test_a_server_that_is_away_refuses_in_time_and_nothing_of_it_is_stored(redis_server: RedisServer) -> None:
     async def scene() -> None:
         with own_server() as server:

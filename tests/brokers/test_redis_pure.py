@@ -1,6 +1,8 @@
 """The pure parts of the Redis broker."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 from redis.connection import SSLConnection
@@ -9,11 +11,13 @@ from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from onward import clock
 from onward.brokers.core.publishing import Outgoing, Refusal, Window
+from onward.brokers.redis import permissions
 from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.aside_rows import id_at, is_id, place_of
 from onward.brokers.redis.courier import Packed, WindowState
 from onward.brokers.redis.group_watch import UNKNOWN, GroupWatch, LeaseView, ListedMember
 from onward.brokers.redis.keys import PartitionKeys, TopicKeys, type_of
+from onward.brokers.redis.permissions import TRIALS
 from onward.brokers.redis.positions import hex_of, id_of, joined, position_of
 from onward.brokers.redis.scripts import HEX
 from onward.brokers.redis.server_errors import code_of, explained, is_passing
@@ -137,6 +141,11 @@ class TestServerFacts:
         assert not is_weaker("memory", None)
 
 
+def all_scripts() -> list[str]:
+    folder = Path(permissions.__file__).parent
+    return [path.read_text() for path in folder.glob("*scripts.py")]
+
+
 class TestErrors:
     def test_those_that_pass(self) -> None:
         for text in ("LOADING Redis is loading", "BUSY Redis is busy", "TRYAGAIN Multiple keys", "MISCONF Errors"):
@@ -148,6 +157,18 @@ class TestErrors:
     def test_codes_that_redis_py_cuts_off(self) -> None:
         assert code_of(OutOfMemoryError("command not allowed")) == "OOM"
         assert code_of(ResponseError("something else")) == ""
+
+    def test_codes_that_an_old_server_puts_into_the_error_of_a_script(self) -> None:
+        where = "Error running script (call to f_b35c2d): @user_script:30: @user_script: 30:"
+        replica = ResponseError(f"{where} -READONLY You can't write against a read only replica.")
+        assert code_of(replica) == "READONLY"
+        assert is_passing(replica)
+        assert code_of(ResponseError(f"{where} -OOM command not allowed when used memory > 'maxmemory'.")) == "OOM"
+
+    def test_every_command_of_a_script_is_asked_for_at_start(self) -> None:
+        used = {name for text in all_scripts() for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}
+        assert len(used) > 20
+        assert used <= {name for name, *_ in TRIALS}
 
     def test_a_permission_names_its_command(self) -> None:
         text = explained(ResponseError("NOPERM this user has no permissions to run the 'client|unblock' command"))
@@ -230,7 +251,7 @@ class TestWindowState:
         state = WindowState(window(*["a"] * 1_100))
         assert [len(call.items) for call in state.calls(HERE)] == [500, 500, 100]
         rest = state.calls(HERE)[1:]
-        state.accept(state.calls(HERE)[0].items)
+        state.accept(state.calls(HERE)[0])
         assert state.calls(HERE) == rest, "a number would stand for other events"
         state = WindowState(window(*["a"] * 4, size=400_000))
         assert [len(call.items) for call in state.calls(HERE)] == [2, 2]

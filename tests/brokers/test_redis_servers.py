@@ -283,7 +283,7 @@ def test_a_script_of_another_program_that_does_not_end_is_waited_for() -> None:
     """BUSY at every step."""
 
     async def scene() -> None:
-        with own_server("--busy-reply-threshold", "50") as server:
+        with own_server("--lua-time-limit", "50") as server:
             async with staged(server, lease_s=10.0, publish_timeout_s=10.0) as stage:
                 broker = await stage.broker()
                 member = await (await stage.member(broker)).hold(1)

@@ -102,6 +102,12 @@ class TestGivingUp:
     def test_a_late_crash_without_a_hello_is_still_a_failed_start(self) -> None:
         assert CRASH_AT_START._replace(lived_s=20.0).at_start
 
+    def test_never_for_a_broker_that_is_away(self) -> None:
+        """Some brokers are asked when they are opened, others only when the first handler joins its group."""
+        away = CRASH_AT_START._replace(code=UNREACHABLE)
+        assert not hopeless(*[away] * 10)
+        assert not hopeless(*[away._replace(greeted=True)] * 10)
+
     def test_at_once_when_the_module_is_bad(self) -> None:
         assert hopeless(BAD_MODULE)
         assert hopeless(BAD_MODULE._replace(greeted=True)), "a mistake may be noticed only when it subscribes"

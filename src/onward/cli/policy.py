@@ -79,8 +79,9 @@ def delay_s(record: Record) -> float:
 
 
 def is_hopeless(record: Record, end: End, *, limit: int, ever_worked: bool, others_work: bool) -> bool:
-    """Is another start pointless? Never while other children work: they go on, even if one cannot be replaced."""
-    if others_work:
+    """Is another start pointless? Never while other children work: they go on, even if one cannot be replaced. Nor
+    while the broker cannot be reached: it may be back for the next start."""
+    if others_work or end.code == UNREACHABLE:
         return False
     return (end.at_start and record.failed_starts >= limit) or (end.code == USAGE and not ever_worked)
 

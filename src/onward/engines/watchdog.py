@@ -15,7 +15,7 @@ from onward.engines.where import LIBRARIES
 log = logging.getLogger("onward")
 
 LIMIT_S = 0.1
-_BEAT_S = 0.025
+_BEAT_S = 0.05
 _QUIET_S = 60.0  # the shortest time between two log lines about the same function
 
 _OURS = str(Path(__file__).parent.parent)

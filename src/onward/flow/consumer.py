@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -30,7 +29,7 @@ from onward.errors import BadHandler, BrokerError, Closed, GroupDropped, StoreLo
 from onward.event import Delivery, Partition
 from onward.flow.actions import Actions
 from onward.flow.broker_tasks import BrokerTasks
-from onward.flow.lag import Behind, PartitionLag, total
+from onward.flow.lag import PartitionLag
 from onward.flow.limits import Limits
 from onward.flow.plane import ControlPlane
 from onward.flow.quarantine import Quarantine
@@ -208,10 +207,6 @@ class Consumer:
         undelivered = self._subscribed.undelivered
         found = self.plane.lag(now())
         return {partition: PartitionLag(lag, undelivered.get(partition, _UNKNOWN)) for partition, lag in found.items()}
-
-    def behind(self) -> Behind:
-        """How far behind this member is, over all its partitions."""
-        return total(self.lags().values(), time.time())
 
     @property
     def troubles(self) -> list[str]:

@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from onward.brokers.base import (
     Broker,
@@ -38,7 +37,7 @@ from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.keys import Keyspace
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.lease_turn import RedisTurn
-from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, Pauses
+from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, patiently
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
@@ -46,7 +45,7 @@ from onward.brokers.redis.streams import mapped
 from onward.brokers.redis.subscription import RedisAccess, RedisSubscription
 from onward.brokers.redis.topics import RedisTopics, listed
 from onward.brokers.redis.trimmer import Trimmer
-from onward.errors import BadSetting, BrokerError, Closed, OnwardError
+from onward.errors import BadSetting, BrokerError, Closed, OnwardError, PublishError
 from onward.event import Event
 from onward.settings import Settings, check_name
 
@@ -76,24 +75,22 @@ async def open_broker(url: str, settings: Settings) -> Broker:
 
 
 def _checked(address: RedisAddress, settings: Settings) -> ServerFacts:
-    link, pauses = new_link(address), Pauses()
-    deadline = time.monotonic() + min(_OPEN_S, settings.publish_timeout_s)
+    link = new_link(address)
     try:
-        while True:
-            try:
-                facts = _usable(link, settings)
-                if missing := checkup.missing_commands(link):
-                    raise BrokerError(
-                        f"Redis at {address.name}: the user has no permission for {', '.join(missing)}; grant it with "
-                        "ACL SETUSER, for the keys ~{* and ~onward:*"
-                    )
-                return facts
-            except LinkDown as error:
-                if error.final or time.monotonic() > deadline:
-                    raise
-                time.sleep(pauses.next_s())
+        facts = patiently(lambda: _usable(link, settings), _patience_s(settings))
+        if missing := checkup.missing_commands(link):
+            raise BrokerError(
+                f"Redis at {address.name}: the user has no permission for {', '.join(missing)}; grant it with "
+                "ACL SETUSER, for the keys ~{* and ~onward:*"
+            )
+        return facts
     finally:
         link.close()
+
+
+def _patience_s(settings: Settings) -> float:
+    """For a server that is away when it is needed for the first time."""
+    return min(_OPEN_S, settings.publish_timeout_s)
 
 
 def _usable(link: Link, settings: Settings) -> ServerFacts:
@@ -149,16 +146,25 @@ class RedisBroker:
         known = {name: topic.partitions for name in names if (topic := self._topics.known(name)) is not None}
         if len(known) < len(names) or self._in_turn.locked():
             async with self._in_turn:  # calls take effect in the order they entered, even while a topic is looked up
-                counts = {name: await self._count(name) for name in names}
-                sent = self._publisher.enter(events, counts, relay)
+                sent = self._publisher.enter(events, await self._counts(events, names), relay)
         else:
             sent = self._publisher.enter(events, known, relay)
         await sent
 
+    async def _counts(self, events: Sequence[Event], names: Iterable[str]) -> dict[str, int]:
+        try:
+            return {name: await self._count(name) for name in names}
+        except Closed:
+            raise
+        except BrokerError as error:
+            why = f"Redis: {len(events)} events were not accepted: {error}"
+            raise PublishError(why, refused=events) from error
+
     async def _count(self, name: str) -> int:
         known = self._topics.known(name)
         if known is None:
-            known = await self._thread.run(lambda link: self._topics.resolve(link, name))
+            within_s = self._settings.publish_timeout_s
+            known = await self._thread.run(lambda link: self._topics.resolve(link, name), within_s=within_s)
         return known.partitions
 
     async def subscribe(
@@ -194,7 +200,7 @@ class RedisBroker:
         keeper = LeaseKeeper(
             turn, member, JoinedTopics(self._topics, member), holdings, Trimmer(self._topics, settings)
         )
-        await asyncio.to_thread(keeper.join)
+        await asyncio.to_thread(patiently, keeper.join, _patience_s(settings))
         doorbell = self._doorbell(member, ring=holdings.bell.ring, tell=lambda: keeper.look_at(0.0))
         access = RedisAccess(LinkThread(new_link(self._address), f"reader-{member.group}"), doorbell)
         subscription = RedisSubscription(keeper, holdings, access, settings)

@@ -17,7 +17,7 @@ def missing_commands(link: Link) -> list[str]:
     (reply,) = link.call(permissions.PROBE)
     if isinstance(reply, ResponseError) and code_of(reply) == "NOPERM":
         link.ask(permissions.PROBE)
-    return permissions.missing(reply)
+    return link.denied()
 
 
 def findings(link: Link, topics: RedisTopics, facts: ServerFacts) -> list[Finding]:

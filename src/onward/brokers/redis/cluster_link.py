@@ -22,9 +22,8 @@ from onward.brokers.redis.link import (
     Pauses,
     ServerLink,
     is_unknown_script,
-    keys_of,
 )
-from onward.brokers.redis.scripts import Command, with_text
+from onward.brokers.redis.scripts import Command, keys_of, with_text
 from onward.brokers.redis.server_errors import explained, is_passing
 from onward.brokers.redis.server_facts import ServerFacts, weakest
 
@@ -172,6 +171,10 @@ class ClusterLink(Link):
                 raise node.trouble
         return weakest([node.link.facts() for node in self._ready()])
 
+    def denied(self) -> list[str]:
+        self.connect()
+        return sorted({name for node in self._ready() for name in node.link.denied()})
+
     def close(self) -> None:
         for node in self._nodes.values():
             node.close()
@@ -243,7 +246,7 @@ class ClusterLink(Link):
         anywhere = next((host for host, node in self._nodes.items() if node.is_ready), None)
         for at, command in enumerate(commands):
             keys = () if command[0] in _KEYLESS else keys_of(command)
-            host = self._slots[_slot(_streams_key(command) or keys[0])] if keys else anywhere
+            host = self._slots[_slot(keys[0])] if keys else anywhere
             if host is None:
                 replies[at] = NoAnswer(f"Redis at {self.address.name}: no node has the slot of {keys[0]}", sent=False)
             else:
@@ -318,11 +321,6 @@ class ClusterLink(Link):
 def _slot(key: str) -> int:
     slot: int = key_slot(key.encode())
     return slot
-
-
-def _streams_key(command: Command) -> str:
-    """Of XREAD: its first stream."""
-    return command[command.index("STREAMS") + 1] if command[0] == "XREAD" else ""
 
 
 def _named(host: Host, asked: Host) -> Host:

@@ -5,12 +5,14 @@ with its number and stored once. A number never stands for other events: after a
 and the old one is sealed, so that a late copy of a call stores nothing.
 """
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -37,6 +39,9 @@ _ASK_AGAIN_S = 1_800.0  # half the time that the server remembers a producer
 _SKEW_MS = 60_000  # how far the clocks of two servers may differ
 
 
+_partition = lru_cache(maxsize=4_096)(Partition)
+
+
 class Packed(NamedTuple):
     data: bytes
     relay: Relay | None
@@ -51,17 +56,18 @@ Fate = tuple[Sequence[int], Refusal]  # events by their index, and why they are 
 class Producer:
     """Our name and number in one partition."""
 
-    __slots__ = ("name", "number", "sealing", "used")
+    __slots__ = ("is_doubtful", "name", "number", "sealing", "used")
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
         self.number = 1  # of the next call
+        self.is_doubtful = False  # a late copy of one of its calls may still arrive
         self.sealing: list[str] = []  # former names, to be sealed before the next call
         self.used = clock.now()
 
     def rename(self) -> None:
         self.sealing.append(self.name)
-        self.name, self.number = uuid.uuid4().hex, 1
+        self.name, self.number, self.is_doubtful = uuid.uuid4().hex, 1, False
 
 
 class ScriptCall(NamedTuple):
@@ -81,27 +87,25 @@ class WindowState:
         self.open: dict[Partition, list[int]] = {}
         self.doubtful: set[int] = set()  # sent, and not answered
         for at, item in enumerate(window.items):
-            self.open.setdefault(Partition(item.event.topic, item.partition), []).append(at)
+            self.open.setdefault(_partition(item.event.topic, item.partition), []).append(at)
 
     def calls(self, partition: Partition) -> list[ScriptCall]:
         """The open events of a partition in calls: always the same ones while nothing was answered."""
-        calls, items, size = [], list[int](), 0
+        calls, items, size, first = [], list[int](), 0, None
         for at in self.open[partition]:
-            item = self.window.items[at]
-            new_size = size + len(item.packed.data)
-            relay = self.window.items[items[0]].packed.relay if items else item.packed.relay
-            if items and (len(items) >= _CALL_EVENTS or new_size > _CALL_BYTES or relay != item.packed.relay):
-                calls.append(ScriptCall(partition, tuple(items), size, relay))
+            data, relay = self.window.items[at].packed
+            if items and (len(items) >= _CALL_EVENTS or size + len(data) > _CALL_BYTES or relay != first):
+                calls.append(ScriptCall(partition, tuple(items), size, first))
                 items, size = [], 0
             items.append(at)
-            size += len(item.packed.data)
+            size, first = size + len(data), relay
         if items:
-            calls.append(ScriptCall(partition, tuple(items), size, self.window.items[items[0]].packed.relay))
+            calls.append(ScriptCall(partition, tuple(items), size, first))
         return calls
 
-    def accept(self, items: Iterable[int]) -> None:
-        self.window.answers |= dict.fromkeys(items)
-        self._close()
+    def accept(self, call: ScriptCall) -> None:
+        self.window.answers |= dict.fromkeys(call.items)
+        self._close([call.partition])
 
     def refuse(self, items: Sequence[int], refusal: Refusal) -> None:
         """With everything of the same keys behind them."""
@@ -114,12 +118,13 @@ class WindowState:
         for at in [at for each in self.open.values() for at in each if at not in answers]:
             if at > first.get(all_items[at].lane, at):
                 answers[at] = BEHIND._replace(unknown=at in self.doubtful)
-        self._close()
+        self._close(list(self.open))
 
-    def _close(self) -> None:
-        answers = self.window.answers
-        left = {each: [at for at in items if at not in answers] for each, items in self.open.items()}
-        self.open = {each: items for each, items in left.items() if items}
+    def _close(self, partitions: Sequence[Partition]) -> None:
+        """Only these: with many partitions, a look at all of them for each call would take longer than the calls."""
+        for each in partitions:
+            if left := [at for at in self.open.pop(each, ()) if at not in self.window.answers]:
+                self.open[each] = left
 
 
 class RedisCourier:
@@ -152,7 +157,19 @@ class RedisCourier:
             except Exception:  # each event must have an answer
                 log.exception("Redis: a window of events could not be sent")
             done(window)
+        self._forget_producers()
         self._link.close()
+
+    def _forget_producers(self) -> None:
+        """Delete what the server remembers of us, where every call has its answer. The rest it forgets in an hour."""
+        names = [
+            ("DEL", self._topics.keyspace.of(partition).producer(producer.name))
+            for partition, producer in self._producers.items()
+            if producer.number > 1 and not producer.is_doubtful
+        ]
+        if names and self._link.is_connected:
+            with contextlib.suppress(LinkDown):
+                self._link.call(*names)
 
     def _carry(self, state: WindowState) -> None:
         deadline, pauses, seen_relays = state.window.deadline, Pauses(), False
@@ -207,6 +224,8 @@ class RedisCourier:
         except LinkDown as error:
             if error.sent:
                 state.doubtful.update(at for mine in calls.values() for call in mine for at in call.items)
+                for partition in calls:
+                    self._producer(partition).is_doubtful = True
             raise
         answers = iter(replies[len(seals) :])
         if not any(isinstance(reply, ResponseError) for reply in replies[: len(seals)]):
@@ -239,7 +258,7 @@ class RedisCourier:
         for call, reply in zip(calls, replies, strict=True):
             if not isinstance(reply, ResponseError) and reply[0] == b"ok":
                 producer.number += 1
-                state.accept(call.items)
+                state.accept(call)
                 continue
             for each, lost in zip(calls, replies, strict=True):
                 if isinstance(lost, NoAnswer) and lost.sent:

@@ -14,6 +14,7 @@ from onward.errors import BrokerError
 
 _BLOCK_MS = 1_000  # less than the time in which an answer must come
 _FRESH_S = 2.5  # an XREAD that has no answer for longer proves nothing
+_MOST_BELLS = 64  # of a member on a cluster: each is a thread and a connection
 _REARM_S = 0.05  # how soon a reader usually has read what the bell rang for
 
 
@@ -49,8 +50,13 @@ class RedisDoorbell:
     def is_quiet(self, ids: Mapping[str, str]) -> bool:
         """It listens from these ids, and nothing has come."""
         with self._changed:
-            is_fresh = clock.now() - self._blocked.since < _FRESH_S
-            return is_fresh and self._armed == ids and ids.keys() <= self._blocked.streams
+            listens = self._blocked.now and clock.now() - self._blocked.since < _FRESH_S
+            return listens and self._armed == ids and ids.keys() <= self._blocked.streams
+
+    @property
+    def trouble(self) -> str:
+        """Why it cannot listen. Without a connection the keeper of the leases says so."""
+        return self._link.trouble if self._link.is_connected else ""
 
     def start(self, name: str) -> None:
         threading.Thread(target=self._run, name=f"onward-redis-doorbell-{name}", daemon=True).start()
@@ -66,10 +72,12 @@ class RedisDoorbell:
             try:
                 self._listen()
                 pauses.reset()
+                self._link.trouble = ""
             except LinkDown:
                 self._client = 0
                 self._pause(pauses.next_s())
-            except BrokerError:  # such as a missing permission: receive looks by itself
+            except BrokerError as error:  # such as a missing permission: receive looks by itself
+                self._link.trouble = f"events arrive up to a second late: {error}"
                 self._pause(1.0)
         self._link.close()
 
@@ -126,7 +134,8 @@ class RedisDoorbell:
 
 
 class ClusterDoorbell:
-    """On a cluster an XREAD can only name streams of one slot, so each stream has a doorbell of its own."""
+    """On a cluster an XREAD can only name streams of one slot, so each stream has a doorbell of its own, up to a limit.
+    A stream beyond it is looked at once a second."""
 
     def __init__(
         self,
@@ -148,7 +157,8 @@ class ClusterDoorbell:
     def arm(self, ids: Mapping[str, str]) -> int:
         """As RedisDoorbell. A doorbell that blocks blocks with its only stream: none must be unblocked."""
         with self._changing:
-            for stream in ids.keys() - self._bells.keys() if not self._closed else ():
+            room = 0 if self._closed else max(0, _MOST_BELLS - len(self._bells))
+            for stream in sorted(ids.keys() - self._bells.keys())[:room]:
                 self._bells[stream] = self._bell(stream, ())
                 self._bells[stream].start(self._name)
         for stream in ids.keys() & self._bells.keys():
@@ -157,6 +167,10 @@ class ClusterDoorbell:
 
     def is_quiet(self, ids: Mapping[str, str]) -> bool:
         return all(stream in self._bells and self._bells[stream].is_quiet({stream: id_}) for stream, id_ in ids.items())
+
+    @property
+    def trouble(self) -> str:
+        return next(filter(None, [bell.trouble for bell in tuple(self._bells.values())]), "")
 
     def start(self, name: str) -> None:
         self._name = name

@@ -64,6 +64,10 @@ class LeaseKeeper:
         damaged = {hold.partition: hold.own.damage for hold in self._holdings.all() if hold.own.damage}
         broken = damaged | dict(self._turn.broken)
         standing = [f"{partition} of group {self.group} stands still: {why}" for partition, why in broken.items()]
+        standing += [
+            f"no partition of topic {topic} changes its owner in group {self.group}: {why}"
+            for topic, why in dict(self._turn.unlisted).items()
+        ]
         trouble = self._turn.link.trouble
         return [f"leases of group {self.group} cannot be renewed: {trouble}", *standing] if trouble else standing
 
@@ -142,7 +146,7 @@ class LeaseKeeper:
         if self.failure is not None:
             return answer(requests.waiters)
         lapsed = self._lapse(held.values())
-        self._turn.link.connect()  # which may take long
+        self._turn.link.refresh()  # the incarnation may change under a connection; the answer may take long
         lapsed += self._lapse([hold for hold in held.values() if hold not in lapsed])
         kept = {partition: hold for partition, hold in held.items() if hold not in lapsed}
         if requests.leaving:
@@ -166,7 +170,7 @@ class LeaseKeeper:
     ) -> None:
         turn, partitions = self._turn, self._joined.partitions
         look = turn.look(partitions, list(held.values()))
-        turn.broken = look.broken
+        turn.broken, turn.unlisted = look.broken, look.unlisted
         dropped, deleted = self._joined.vanished(look, turn.link)
         if dropped:
             return self._fail(GroupDropped(_dropped(self.group, dropped)))

@@ -46,7 +46,7 @@ class Look(msgspec.Struct):
     views: dict[Partition, LeaseView] = {}
     broken: dict[Partition, str] = {}  # why a partition cannot be looked at
     members: dict[str, dict[str, ListedMember]] = {}  # by topic
-    unlisted: set[str] = set()  # topics whose list of members had no answer: the one before stands here
+    unlisted: dict[str, str] = {}  # by topic: why its members could not be read
     is_partial: bool = False  # a node did not answer, or a slot is on its way to another one: look again soon
     notices: dict[RedisHold, list[bytes]] = {}
 
@@ -72,6 +72,7 @@ class RedisTurn:
         self._member = member
         self._beat = 0
         self.broken: dict[Partition, str] = {}  # why a partition could not be looked at
+        self.unlisted: dict[str, str] = {}  # by topic: why its members could not be read
         self._listed: dict[str, dict[str, ListedMember]] = {}  # by topic: the members that were listed last
 
     def is_certain(self, hold: RedisHold) -> bool:
@@ -105,15 +106,17 @@ class RedisTurn:
         return look
 
     def _members(self, look: Look, topics: Iterable[str], replies: Iterator[Any]) -> None:
-        for topic in topics:
-            pairs = next(replies)
-            if isinstance(pairs, ResponseError):
-                look.unlisted.add(topic)
-            else:
-                self._listed[topic] = {
+        """While a node does not answer, the members that were listed last count. A list that cannot be read at all
+        leaves its topic out, so that no partition of it changes its owner."""
+        for topic, pairs in zip(topics, replies, strict=True):
+            if not isinstance(pairs, ResponseError):
+                self._listed[topic] = look.members[topic] = {
                     name.decode(): ListedMember.of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)
                 }
-            look.members[topic] = self._listed.get(topic, {})
+                continue
+            look.unlisted[topic] = explained(pairs)
+            if is_passing(pairs) and topic in self._listed:
+                look.members[topic] = self._listed[topic]
 
     def _read_notices(self, look: Look) -> None:
         noticed = [hold for hold in look.renewed if (view := look.views.get(hold.partition)) and view.notices]
@@ -125,10 +128,11 @@ class RedisTurn:
     def seats(self, look: Look, partitions: Iterable[Partition], now: float) -> list[TopicView]:
         """As leasing takes it."""
         self.watch.begin()
-        seats: dict[str, list[Seat]] = {topic: [] for topic in self._member.topics}
+        seats: dict[str, list[Seat]] = {topic: [] for topic in look.members}
         renewed = {hold.partition: hold for hold in look.renewed}
         for partition in partitions:
-            seats[partition.topic].append(self._seat(look, partition, renewed.get(partition), now))
+            if partition.topic in seats:
+                seats[partition.topic].append(self._seat(look, partition, renewed.get(partition), now))
         return [TopicView(topic, found, self._alive(look, topic, now)) for topic, found in seats.items()]
 
     def _seat(self, look: Look, partition: Partition, renewed: RedisHold | None, now: float) -> Seat:

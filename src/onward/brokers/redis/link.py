@@ -7,6 +7,7 @@ without redis-py's callbacks, which make a dict of every entry.
 import asyncio
 import contextlib
 import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,9 @@ from redis.exceptions import TimeoutError as NoReply
 
 from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.keys import type_of
-from onward.brokers.redis.permissions import PROBE, is_denied_in_script, missing
-from onward.brokers.redis.scripts import Command, with_text
-from onward.brokers.redis.server_errors import code_of, explained, is_wrong_type, wrong_types
+from onward.brokers.redis.permissions import PROBE, TRIALS, is_denied_in_script, missing, refused
+from onward.brokers.redis.scripts import Command, keys_of, with_text
+from onward.brokers.redis.server_errors import LOADING, code_of, explained, is_passing, is_wrong_type, wrong_types
 from onward.brokers.redis.server_facts import INFO, ServerFacts
 from onward.errors import BrokerError, Closed
 
@@ -32,8 +33,8 @@ _CLOSE_S = 2.0
 
 
 class LinkDown(BrokerError):
-    """There is no answer. `sent`: the commands may have been carried out. `final`: another attempt would not help.
-    `hung`: it took too long."""
+    """There is no answer, or only one that means "not now". `sent`: the commands may have been carried out. `final`:
+    another attempt would not help. `hung`: it took too long."""
 
     def __init__(self, why: str, *, sent: bool, final: bool = False, hung: bool = False) -> None:
         super().__init__(why)
@@ -104,16 +105,24 @@ class Link(ABC):
         """What the server says of itself; of a cluster, the weakest of its masters."""
 
     @abstractmethod
+    def denied(self) -> list[str]:
+        """The commands that the user has no permission for, as far as the server can tell."""
+
+    @abstractmethod
     def close(self) -> None: ...
 
     def ask(self, *commands: Command) -> list[Any]:
-        """As `call`, for commands that must all succeed. BrokerError: one did not."""
+        """As `call`, for commands that must all succeed. BrokerError: one did not; LinkDown: it may in a moment."""
         replies = self.call(*commands)
         for reply in replies:
             if isinstance(reply, NoAnswer):
                 raise LinkDown(str(reply), sent=reply.sent) from reply
             if isinstance(reply, ResponseError):
-                raise BrokerError(f"Redis at {self.address.name}: {explained(reply)}") from reply
+                why = f"Redis at {self.address.name}: {explained(reply)}"
+                if not is_passing(reply):
+                    raise BrokerError(why) from reply
+                self.trouble = why
+                raise LinkDown(why, sent=False) from reply
         return replies
 
 
@@ -147,7 +156,7 @@ class ServerLink(Link):
             return
         self.open()
         facts = self._info({})
-        if why := "it still loads its data" if facts.is_loading else facts.obstacle():
+        if why := LOADING if facts.is_loading else facts.obstacle():
             self.close()
             self.trouble = f"Redis at {self.address.name}: {why}"
             is_replaced = self.address.kind == "sentinel" and not facts.is_master  # the Sentinels will know
@@ -200,8 +209,21 @@ class ServerLink(Link):
             if isinstance(reply, ResponseError):
                 self.close()
                 self.trouble = f"Redis at {self.address.name}: {explained(reply)}"
-                raise LinkDown(self.trouble, sent=False, final=True) from reply
+                raise LinkDown(self.trouble, sent=False, final=not is_passing(reply)) from reply
         return ServerFacts.of(sections, config)
+
+    def denied(self) -> list[str]:
+        self.connect()
+        (reply,) = self.exchange([PROBE])
+        if (names := missing(reply)) is not None:
+            return names
+        (begun,) = self.exchange([("MULTI",)])
+        if isinstance(begun, ResponseError):
+            return []  # without a transaction the commands would be carried out
+        *replies, ended = self.exchange([*TRIALS, ("DISCARD",)])
+        if isinstance(ended, ResponseError):
+            self.close()
+        return refused(replies)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -254,7 +276,8 @@ class ServerLink(Link):
 
     def _down(self, error: Exception, *, sent: bool) -> LinkDown:
         why = explained(error) if isinstance(error, RedisError) else str(error)
-        self.trouble = f"Redis at {self.address.name} does not answer: {why}"
+        cure = "is it running, and are host and port right?"
+        self.trouble = f"Redis at {self.address.name} does not answer: {why.rstrip('.')}; {cure}"
         if isinstance(error, AuthenticationError):
             self.trouble = f"Redis at {self.address.name}: {why}"
         final, hung = isinstance(error, AuthenticationError), isinstance(error, NoReply | TimeoutError)
@@ -262,19 +285,13 @@ class ServerLink(Link):
 
     def _named(self, command: Command, reply: Any) -> Any:
         if is_denied_in_script(reply):
-            (answer,) = self.exchange([PROBE])
-            return ResponseError(f"NOPERM no permission for '{'|'.join(missing(answer))}' command ({reply})")
+            return ResponseError(f"NOPERM no permission for '{'|'.join(self.denied())}' command ({reply})")
         if not is_wrong_type(reply):
             return reply
         keys = keys_of(command)
         types = self.exchange([("TYPE", key) for key in keys])
         found = [(key, type_.decode(), type_of(key)) for key, type_ in zip(keys, types, strict=True)]
         return ResponseError(f"WRONGTYPE {wrong_types(found)}")
-
-
-def keys_of(command: Command) -> Sequence[str]:
-    """The keys of a script; of any other command, the first one."""
-    return command[3 : 3 + command[2]] if command[0] in ("EVALSHA", "EVAL") else command[1:2]
 
 
 def is_unknown_script(reply: Any) -> bool:
@@ -288,6 +305,18 @@ def _reply(connection: Any) -> Any:
         return error
 
 
+def patiently(call: Callable[[], T], within_s: float, is_over: Callable[[], bool] = bool) -> T:
+    """Make the call, and make it again for so long while the server does not answer or says "not now"."""
+    deadline, pauses = time.monotonic() + within_s, Pauses()
+    while True:
+        try:
+            return call()
+        except LinkDown as error:
+            if error.final or is_over() or time.monotonic() > deadline:
+                raise
+            time.sleep(pauses.next_s())
+
+
 class LinkThread:
     """A thread with a connection of its own, for calls from event loops. A caller that is cancelled leaves its call on
     its way: it is carried out, and nothing reads a wrong answer."""
@@ -297,12 +326,19 @@ class LinkThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"onward-redis-{name}")
         self._closed = False
 
-    async def run(self, call: Callable[[Link], T], *, repeat: bool = True) -> T:
-        """`repeat`: the call may be made twice. It is, if the connection turns out to be an old one that was cut."""
+    async def run(self, call: Callable[[Link], T], *, repeat: bool = True, within_s: float = 0.0) -> T:
+        """`repeat`: the call may be made twice. It is, if the connection turns out to be an old one that was cut, and
+        for `within_s` while the server does not answer."""
         if self._closed:
             raise Closed(f"the connection to {self._link.address.name} is closed")
         work = self._twice if repeat else self._once
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, call)
+        loop = asyncio.get_running_loop()
+        if not within_s:
+            return await loop.run_in_executor(self._thread, work, call)
+        return await loop.run_in_executor(self._thread, patiently, lambda: work(call), within_s, self._is_closed)
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     def _once(self, call: Callable[[Link], T]) -> T:
         return call(self._link)

@@ -1,32 +1,49 @@
-"""Which commands a user lacks. From Redis 7.0 on a script can ask for each whether its user may run it. Pure."""
+"""Which commands a user lacks. From Redis 7.0 on a script can ask for each whether its user may run it; an older server
+shows it when the command is queued in a transaction, which is then discarded. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from onward.brokers.redis.scripts import Command
 
-_OF_KEYS = ("DEL", "EXISTS")  # all their arguments are keys
-_COMMANDS = ("HDEL", "HGET", "HGETALL", "HINCRBY", "HMGET", "HSET", "HSETNX", "LRANGE", "LTRIM", "PEXPIRE", "RPUSH")
-_MORE = ("SADD", "SCARD", "SET", "SMEMBERS", "SREM", "XADD", "XLEN", "XRANGE", "XREAD", "XSETID", "XTRIM", "ZADD")
-_SORTED = ("ZRANGE", "ZRANGEBYLEX", "ZREM", "ZREMRANGEBYRANK", "ZREVRANGEBYLEX")
-_ASK = f"""
-local missing = {{}}
+# As they could be sent: a server looks at the number of arguments before it looks at permissions.
+_CALLS = """
+DEL {key} | EXISTS {key} | GET {key} | HDEL {key} a | HGET {key} a | HGETALL {key} | HINCRBY {key} a 1 | HLEN {key}
+HMGET {key} a | HSET {key} a b | HSETNX {key} a b | LLEN {key} | LRANGE {key} 0 0 | LTRIM {key} 0 0 | PEXPIRE {key} 1
+RPUSH {key} a | SADD {key} a | SCARD {key} | SET {key} a | SMEMBERS {key} | SREM {key} a | TIME | TYPE {key}
+UNLINK {key} | XADD {key} * a b | XGROUP CREATE {key} a 0 | XINFO STREAM {key} | XLEN {key} | XRANGE {key} - +
+XREAD STREAMS {key} 0 | XREVRANGE {key} + - | XSETID {key} 0-1 | XTRIM {key} MAXLEN 0 | ZADD {key} 0 a
+ZRANGE {key} 0 0 | ZRANGEBYLEX {key} - + | ZREM {key} a | ZREMRANGEBYRANK {key} 0 0 | ZREVRANGEBYLEX {key} + -
+"""
+_ASK = """
+local missing = {}
 for i = 1, #ARGV do
-  local may
-  if i <= {len(_OF_KEYS)} then may = redis.acl_check_cmd(ARGV[i], '{{onward:0}}')
-  else may = redis.acl_check_cmd(ARGV[i], '{{onward:0}}', 'a', 'b', 'c') end
-  if not may then missing[#missing + 1] = ARGV[i] end
+  local words = {}
+  for word in ARGV[i]:gmatch('%S+') do words[#words + 1] = word end
+  if not redis.acl_check_cmd(unpack(words)) then missing[#missing + 1] = words[1] end
 end
 return missing
 """
 
-PROBE: Command = ("EVAL", _ASK, 0, *_OF_KEYS, *_COMMANDS, *_MORE, *_SORTED)
+TRIALS: tuple[Command, ...] = tuple(
+    tuple(call.replace("{key}", "{onward:0}").split()) for call in _CALLS.strip().replace("\n", "|").split("|")
+)
+PROBE: Command = ("EVAL", _ASK, 0, *(" ".join(trial) for trial in TRIALS))
 
 
-def missing(reply: Any) -> list[str]:
-    """The commands that the user may not run, by the answer to PROBE; none where an older server cannot tell."""
-    return [] if isinstance(reply, ResponseError) else [name.decode() for name in reply]
+def missing(reply: Any) -> list[str] | None:
+    """The commands that the user may not run, by the answer to PROBE. None: the server is too old to answer."""
+    if isinstance(reply, ResponseError):
+        return None if "acl_check_cmd" in str(reply) else []
+    return [name.decode() for name in reply]
+
+
+def refused(replies: Sequence[Any]) -> list[str]:
+    """The commands that the user may not run, by the answers to TRIALS in a transaction."""
+    answers = zip(TRIALS, replies, strict=True)
+    return [name for (name, *_), reply in answers if isinstance(reply, NoPermissionError)]
 
 
 def is_denied_in_script(reply: object) -> bool:

@@ -85,3 +85,13 @@ _by_sha: dict[str, Script] = {}
 def with_text(command: Command) -> Command:
     """The same call for a server that does not know the script."""
     return ("EVAL", _by_sha[command[1]].text, *command[2:])
+
+
+def keys_of(command: Command) -> Command:
+    """The keys of a script, of an XREAD, or of a command with one key."""
+    if command[0] in ("EVALSHA", "EVAL"):
+        return command[3 : 3 + command[2]]
+    if command[0] == "XREAD":
+        names = command[command.index("STREAMS") + 1 :]
+        return names[: len(names) // 2]
+    return command[1:2]

@@ -9,12 +9,16 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 # slot on its way to another node. After NOANSWER it may have been done, and the number or the token of the call tells.
 _PASSING_ERRORS = frozenset({"ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOANSWER"})
 _PASSING_ERRORS |= {"NOREPLICAS", "READONLY", "TRYAGAIN"}
+_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+)\b")  # before 7.0 the text is in that of the script's own error
 _COMMAND = re.compile(r"'([A-Za-z|]+)' command")
 
+LOADING = "it still loads its data; wait until it has done so"
 _CURES = {
     "OOM": "Redis is out of memory (maxmemory); let groups catch up so that finished events go, or raise maxmemory",
     "READONLY": "it is a read-only replica; connect to its master",
-    "LOADING": "it still loads its data",
+    "LOADING": LOADING,
+    "NOREPLICAS": "too few replicas are connected; start them, or lower min-replicas-to-write",
+    "MASTERDOWN": "it is a replica without its master; connect to the master",
     "MISCONF": "it cannot write to its disk; free some space",
     "BUSY": "it runs a script of another program that does not end (SCRIPT KILL ends it)",
     "EXECABORT": "it refused a transaction",
@@ -43,6 +47,8 @@ def code_of(error: RedisError) -> str:
     if name in known:
         return known[name]
     text = str(error)
+    if in_script := _IN_SCRIPT.search(text):
+        return in_script.group(1)
     found = re.match(r"[A-Z]+\b", text)
     return found.group() if found else ""
 

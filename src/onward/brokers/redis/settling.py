@@ -31,7 +31,7 @@ class PartitionSettle(NamedTuple):
 class Settled(NamedTuple):
     lost: list[Partition]
     refused: dict[Partition, str]  # whose records could not be stored
-    failed: str  # why the call must be repeated; empty: it need not
+    failed: dict[Partition, str]  # in which nothing was done for now, so that the call must be repeated
 
 
 def parts(
@@ -72,27 +72,23 @@ def _homes(holds: Iterable[RedisHold], id_: str) -> list[Partition]:
 def settle(link: Link, member: RedisMember, settled: Sequence[PartitionSettle]) -> Settled:
     link.connect()
     replies = link.call(*[_command(link, member, part) for part in settled])
-    answer = Settled([], {}, "")
+    answer = Settled([], {}, {})
     for part, reply in zip(settled, replies, strict=True):
-        answer = _noted(answer, part, reply)
+        _note(answer, part, reply)
     if answer.failed:
         link.refresh()  # the incarnation may have changed under this connection
     return answer
 
 
-def _noted(answer: Settled, part: PartitionSettle, reply: Any) -> Settled:
+def _note(answer: Settled, part: PartitionSettle, reply: Any) -> None:
     partition = part.hold.partition
-    if reply == b"ok":
-        return answer
     if isinstance(reply, ResponseError):
-        if part.records and not is_passing(reply):
-            answer.refused[partition] = explained(reply)
-            return answer
-        return answer._replace(failed=explained(reply))
-    if reply == b"void":
-        return answer._replace(failed="the server was restarted or replaced; ownership is being checked")
-    answer.lost.append(partition)
-    return answer
+        refuses = part.records and not is_passing(reply)
+        (answer.refused if refuses else answer.failed)[partition] = explained(reply)
+    elif reply == b"void":
+        answer.failed[partition] = "the server was restarted or replaced; ownership is being checked"
+    elif reply != b"ok":
+        answer.lost.append(partition)
 
 
 def _command(link: Link, member: RedisMember, part: PartitionSettle) -> Command:

@@ -56,7 +56,8 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
             if answer.lost or answer.failed:
                 self._leases.look_at(0.0)
             if answer.failed and not refused:
-                raise BrokerError(f"Redis did not settle: {answer.failed}")
+                raise BrokerError(f"Redis did not settle: {next(iter(answer.failed.values()))}")
+            refused |= answer.failed if refused else {}  # the others count as settled
         if refused:
             why = "; ".join(dict.fromkeys(refused.values()))
             raise AsideError(
@@ -70,6 +71,9 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         holds = dict.fromkeys(self._holdings.known(partitions), drained)
         if holds:
             await self._turned(self._leases.release(holds), self._timeout_s)
+
+    def troubles(self) -> Sequence[str]:
+        return [*super().troubles(), *filter(None, [self._doorbell.trouble])]
 
     async def lag(self) -> Mapping[Partition, BrokerLag]:
         holds = self._holdings.announced()

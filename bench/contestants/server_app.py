@@ -1,4 +1,4 @@
-"""The whole of Onward on Kafka: a typed handler with key order, and app.run from a group's first event to its last."""
+"""The whole of Onward on a server: a typed handler with key order, from a group's first event to its last."""
 
 import asyncio
 import contextlib

@@ -1,0 +1,14 @@
+"""The failure suite on a real Redis."""
+
+import pytest
+
+from onward.testing import FailureSuite
+from tests.brokers.redis_harness import harness
+
+__all__ = ["harness"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # scenarios have a limit of their own
+
+
+class TestRedisFailure(FailureSuite):
+    pass
