@@ -22,7 +22,7 @@ from onward.brokers.redis.positions import hex_of, id_of, joined, position_of
 from onward.brokers.redis.scripts import HEX
 from onward.brokers.redis.server_errors import code_of, explained, is_passing
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
-from onward.brokers.redis.turn_schedule import TurnSchedule
+from onward.brokers.redis.turn_schedule import Step, TurnSchedule
 from onward.errors import BadSetting, RelayFenced
 from onward.event import Partition
 from onward.settings import ClientSettings, Settings
@@ -283,23 +283,33 @@ class TestTurnSchedule:
     def test_a_turn_that_failed_is_followed_by_a_pause_whatever_is_asked_for(self) -> None:
         schedule = TurnSchedule()
         schedule.kick(0.0)
-        assert schedule.wait()
+        assert schedule.wait() is Step.TURN
         for _ in range(6):
             schedule.failed(by=clock.now() + 60.0)
         schedule.kick(0.0)
         begun = clock.now()
-        assert schedule.wait()
+        assert schedule.wait() is Step.TURN
         assert clock.now() - begun > 0.4
         schedule.succeeded()
         schedule.kick(0.0)
         begun = clock.now()
-        assert schedule.wait()
+        assert schedule.wait() is Step.TURN
         assert clock.now() - begun < 0.4
 
     def test_a_closed_one_has_no_turn(self) -> None:
         schedule = TurnSchedule()
         schedule.close()
-        assert not schedule.wait()
+        assert schedule.wait() is Step.END
+
+    def test_a_glance_is_between_turns_and_a_turn_replaces_it(self) -> None:
+        schedule = TurnSchedule()
+        schedule.kick(clock.now() + 0.2)
+        schedule.glance(clock.now() + 0.05)
+        assert schedule.wait() is Step.GLANCE
+        schedule.glance(clock.now() + 60.0)
+        assert schedule.wait() is Step.TURN
+        schedule.close()
+        assert schedule.wait() is Step.END
 
 
 class TestAddress:
