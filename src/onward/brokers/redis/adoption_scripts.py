@@ -81,7 +81,7 @@ for i, entry in ipairs(redis.call('XPENDING', KEYS[2], ARGV[3], ARGV[5], '+', AR
   local kind = entry[2] == 'onward' and 'o' or 't'
   kinds[i] = is_missing(entry[1]) and kind:upper() or kind
 end
-return {'page', last, redis.call('HEXISTS', KEYS[1], 'adopted'), ids, counts, table.concat(kinds)}
+return {'page', last, redis.call('HGET', KEYS[1], 'adopted'), ids, counts, table.concat(kinds)}
 """
 )
 
