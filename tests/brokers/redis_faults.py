@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from tests.servers.redis import RedisServer
+from tests.servers.redis import OldRedisServer, RedisServer, ValkeyServer
 from tests.servers.server import free_port
 
 Fault = Callable[[RedisServer], AbstractContextManager[None]]
@@ -22,6 +22,14 @@ class LimitedServer(RedisServer):
 
     def command(self) -> list[str]:
         return ["/bin/sh", "-c", "trap '' XFSZ; exec \"$@\"", "sh", *super().command()]
+
+
+class LimitedOldServer(LimitedServer, OldRedisServer):
+    pass
+
+
+class LimitedValkey(LimitedServer, ValkeyServer):
+    pass
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def test_the_example_with_streams_of_others_reads_publishes_and_goes_on_after_a_
         assert running.ended() == 0
         assert other.xpending("scan:events:2", "router")["pending"] == 0
         dropping = next(line for line in re.findall(r"`onward (.*?)`", PAGE, re.DOTALL) if "groups drop" in line)
-        assert shell.run(*shlex.split(dropping)).returncode == 0
+        assert shell.run(*shlex.split(dropping), "--yes").returncode == 0
         running = shell.start("run", "on_streams:app")
         running.saw(f"job-7 is vision, entry {entry.decode()}")
         running.send(signal.SIGTERM)

@@ -92,8 +92,8 @@ CASES = [
     FaultCase("killed", frozenset({"receive"}), _AWAY),
 ]
 LONG_CASES = [
-    FaultCase("writes_paused_for_long", _READS, _AWAY),
-    FaultCase("stopped_for_long", frozenset({"receive"}), _AWAY),
+    FaultCase("writes_paused_for_long", _ALL, _AWAY),
+    FaultCase("stopped_for_long", _ALL, _AWAY),
 ]
 
 
@@ -149,8 +149,8 @@ async def until_done(step: Callable[[], Awaitable[Any]]) -> None:
                 return
 
 
-def play_case(case: FaultCase) -> None:
-    server = faults.LimitedServer(*case.options)
+def play_case(case: FaultCase, kind: type[RedisServer] = faults.LimitedServer) -> None:
+    server = kind(*case.options)
     try:
         server.start()
         play(scene(server, case))
@@ -167,3 +167,11 @@ def test_a_fault_at_every_step_is_named_and_loses_nothing(case: FaultCase) -> No
 @pytest.mark.parametrize("case", LONG_CASES, ids=[case.name for case in LONG_CASES])
 def test_a_long_silence_at_every_step_is_named_and_loses_nothing(case: FaultCase) -> None:
     play_case(case)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("kind", [faults.LimitedOldServer, faults.LimitedValkey])
+@pytest.mark.parametrize("name", ["read_only", "too_few_replicas", "out_of_memory", "full_disk", "scripts_forgotten"])
+def test_errors_of_other_versions_are_named_too(name: str, kind: type[RedisServer]) -> None:
+    (case,) = [case for case in CASES if case.name == name]
+    play_case(case, kind)

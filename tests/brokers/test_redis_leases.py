@@ -8,7 +8,9 @@ import pytest
 
 from onward import clock
 from onward.brokers.base import Fenced, Progress
+from onward.brokers.redis import lease_scripts
 from onward.brokers.redis.keys import PartitionKeys
+from onward.brokers.redis.scripts import Script
 from onward.errors import BrokerError, GroupDropped
 from onward.event import Partition
 from onward.testing.scenario import Kit, Member, MemberProcess, event
@@ -180,6 +182,29 @@ def test_a_replication_id_that_changes_under_open_connections_stops_nobody() -> 
                 await member.until(lambda: len(member.deliveries) == 6, 20.0)
                 await _settled(member)
                 assert member.assigned == before
+
+    play(scene())
+
+
+@pytest.mark.parametrize("name", ["RENEW", "VIEW"])
+def test_an_error_in_one_half_of_a_look_neither_loses_nor_claims_what_we_hold(
+    redis_server: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that refuses writes for a moment shows our token and does not renew it."""
+
+    async def scene() -> None:
+        async with staged(redis_server, partitions=2, lease_s=3.0) as stage:
+            broker = await stage.broker()
+            member = await (await stage.member(broker)).hold(2)
+            before = dict(member.assigned)
+            with monkeypatch.context() as patch:
+                patch.setattr(lease_scripts, name, Script("return redis.error_reply('TRYAGAIN by the test')"))
+                await member.until(lambda: bool(member.subscription.troubles()), 10.0)
+            await member.until(lambda: not member.subscription.troubles(), 10.0)
+            await broker.publish(stage.events(4, keys=4))
+            await member.take(4)
+            assert not await member.settle()
+            assert member.assigned == before
 
     play(scene())
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+import threading
 
 import pytest
 
-from onward.brokers.base import Broker
+from onward.brokers.base import Broker, Filter
 from onward.brokers.redis import courier as courier_module
+from onward.brokers.redis import log_scripts, topics
 from onward.brokers.redis.address import RedisAddress
+from onward.brokers.redis.scripts import Script
 from onward.errors import (
     Backlogged,
     BadSetting,
@@ -116,6 +119,54 @@ def test_a_server_that_forgot_the_scripts_is_given_them_again(redis_server: Redi
                 await member.take(n + 1)
                 assert not await member.settle()
             assert member.values == [0, 1, 2]
+
+    play(scene())
+
+
+def test_scripts_that_come_and_go_between_two_calls_are_no_loss(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NOSCRIPT for the first call of a window, and a gap for the second, which found the script again."""
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        with redis_server.client() as client:
+            while not ended.is_set():
+                client.script_flush()
+                client.script_load(log_scripts.PUBLISH.text)
+
+    async def scene() -> None:
+        async with staged(redis_server) as stage:
+            broker = await stage.broker()
+            for n in range(40):
+                await broker.publish(stage.events(1_500, start=1_500 * n))
+            assert stage.length == 60_000
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        play(scene())
+    finally:
+        ended.set()
+        thread.join()
+    assert "lost events" not in caplog.text
+
+
+def test_a_topic_that_cannot_be_declared_again_for_now_was_not_dropped(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        async with staged(redis_server) as stage:
+            broker = await stage.broker()
+            await broker.publish(stage.events(1))
+            stage.client.flushall()
+            with monkeypatch.context() as patch:
+                patch.setattr(topics, "DECLARE", Script("return redis.error_reply('TRYAGAIN by the test')"))
+                publishing = asyncio.ensure_future(broker.publish(stage.events(2, start=1)))
+                await asyncio.sleep(0.5)
+                assert not publishing.done()
+            await publishing
+            assert await values(stage, broker, 2) == [1, 2]
 
     play(scene())
 
@@ -295,7 +346,10 @@ def test_another_hash_version_is_refused(redis_server: RedisServer) -> None:
             for refused in (broker.publish(stage.events(1)), stage.member(broker)):
                 with pytest.raises(PartitionsDiffer, match=r"md5.*murmur2"):
                     await refused
-            stage.client.hset(f"{{{stage.topic}}}", "hash", "murmur2")  # other tests on this server list every topic
+            assert stage.topic in [spec.name for spec in await broker.topics()]
+            assert not (await broker.aside(stage.group).scan(Filter(), None, 10)).records, "it stopped operators"
+            await broker.drop_topic(stage.topic)
+            assert not await broker.groups(stage.topic)
 
     play(scene())
 

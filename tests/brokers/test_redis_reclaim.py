@@ -597,7 +597,7 @@ def test_a_new_owner_adopts_what_the_owner_before_had_open(redis_server: RedisSe
 
 
 def test_a_member_that_has_lost_the_partition_adopts_nothing(redis_server: RedisServer) -> None:
-    """Another member owns it while this one waits for a live consumer. The next renewal, is far."""
+    """Another member owns it while this one waits for a live consumer. Its own next renewal is far away."""
 
     async def scene() -> None:
         async with foreign(redis_server, lease_s=60) as stage:

@@ -196,7 +196,7 @@ def test_doctor_names_consumers_of_other_programs(server: RedisServer, shop: She
     assert orphan["cure"] == "remove it: XGROUP DELCONSUMER shop:orders:0 billing older-worker"
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_workers_wait_for_a_server_that_comes_up_late(shell: Shell) -> None:
     late = RedisServer()
     try:

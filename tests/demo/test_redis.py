@@ -54,7 +54,7 @@ def test_after_ctrl_c_the_demo_removes_what_it_created_on_redis(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_the_demo_names_what_it_cannot_remove_from_redis(
     redis_server: RedisServer, client: Redis, tmp_path: Path
 ) -> None:

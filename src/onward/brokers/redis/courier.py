@@ -262,32 +262,38 @@ class RedisCourier:
         """Take the answers of one partition, up to the first that is not ok: nothing behind that was stored."""
         producer = self._producer(calls[0].partition)
         producer.used = clock.now()
+        accepted = producer.number - 1  # before this round
         for call, reply in zip(calls, replies, strict=True):
-            if not isinstance(reply, ResponseError) and reply[0] == b"ok":
-                producer.number += 1
-                state.accept(call)
-                continue
-            for each, lost in zip(calls, replies, strict=True):
-                if isinstance(lost, NoAnswer) and lost.sent:
-                    state.doubtful.update(each.items)
-            return self._failed(state, call, reply)
+            if isinstance(reply, ResponseError) or reply[0] not in (b"ok", b"gap"):
+                for each, lost in zip(calls, replies, strict=True):
+                    if isinstance(lost, NoAnswer) and lost.sent:
+                        state.doubtful.update(each.items)
+                return self._failed(state, call, reply)
+            if reply[0] == b"gap":
+                self._note_gap(call.partition, accepted - reply[1])
+                break
+            producer.number += 1
+            state.accept(call)
         return ""
+
+    def _note_gap(self, partition: Partition, lost: int) -> None:
+        """A call was sent again behind this one, because the server had forgotten the script. Or it has lost calls."""
+        if lost > 0:
+            log.error(
+                "Redis lost events of %s that it had accepted: its last %d publish calls are gone (a restart or "
+                "fail-over; what it keeps is up to its durability)",
+                *(partition, lost),
+            )
+            self._producer(partition).rename()
 
     def _failed(self, state: WindowState, call: ScriptCall, reply: Any) -> str:
         """Returns why the call must be sent again after a pause; "": it was refused, or can be sent again at once."""
-        partition, producer = call.partition, self._producer(call.partition)
+        partition = call.partition
         if isinstance(reply, ResponseError):
             if is_passing(reply):
                 return explained(reply)
             return self._refused(state, call, Refusal(explained(reply)))
         match reply[0]:
-            case b"gap":
-                log.error(
-                    "Redis lost events of %s that it had accepted: its last %d publish calls are gone (a restart or "
-                    "fail-over; what it keeps is up to its durability)",
-                    *(partition, producer.number - 1 - reply[1]),
-                )
-                producer.rename()
             case b"void":
                 keys = self._topics.keyspace.of(partition)
                 self._link.refresh()
@@ -316,6 +322,8 @@ class RedisCourier:
             raise BrokerError(f"topic {partition.topic} was dropped meanwhile; publish again")
         try:
             self._topics.resolve(self._link, partition.topic)
+        except LinkDown:
+            raise
         except OnwardError:
             self._topics.forget(partition.topic)  # the next call of publish says so
             raise

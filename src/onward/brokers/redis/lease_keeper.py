@@ -158,7 +158,7 @@ class LeaseKeeper:
         if self.failure is not None:
             return answer(requests.waiters)
         lapsed = self._lapse(held.values())
-        self._turn.link.refresh()  # the incarnation may change under a connection; the answer may take long
+        self._turn.link.connect()  # which may take long
         lapsed += self._lapse([hold for hold in held.values() if hold not in lapsed])
         kept = {partition: hold for partition, hold in held.items() if hold not in lapsed}
         if requests.leaving:
@@ -208,6 +208,7 @@ class LeaseKeeper:
         if deleted or done.missed or again:
             self._schedule.kick(clock.now() + _EXPIRY_SLACK_S)
         self._chores.trimmer.work(turn.link, [hold.partition for hold in look.renewed])
+        turn.link.refresh()  # the incarnation may change under a connection: the next turn uses it
 
     def _wind_down(
         self, requests: Requests[RedisPlace], held: Mapping[Partition, RedisHold], lapsed: Sequence[RedisHold]

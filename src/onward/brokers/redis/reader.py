@@ -26,7 +26,7 @@ from onward.event import Delivery, Event
 log = logging.getLogger("onward")
 
 _REST_S = 5.0  # between two attempts to read what cannot be read
-_SHORT_REST_S = 0.2  # while a node does not answer, or a slot is on its way to another one
+_SHORT_REST_S = 0.2  # while the server cannot answer for now, or a slot is on its way to another node
 _MOST = 1_000  # entries of one partition in one reply
 _decode = msgspec.msgpack.Decoder(Event).decode
 
@@ -121,7 +121,8 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     if damage and damage != own.damage:
         log.error("%s of group %s stands still: %s", hold.partition, member.group, damage)
     own.damage = damage
-    own.rests_until = clock.now() + _REST_S if damage else 0.0
+    rest_s = _SHORT_REST_S if found.is_passing else _REST_S
+    own.rests_until = clock.now() + rest_s if damage else 0.0
 
 
 def _deliveries(hold: RedisHold, stream: str, entries: Sequence[Any]) -> tuple[list[Delivery], int, str]:
