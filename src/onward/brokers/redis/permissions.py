@@ -15,7 +15,7 @@ HMGET {key} a | HSET {key} a b | HSETNX {key} a b | LLEN {key} | LRANGE {key} 0 
 RPUSH {key} a | SADD {key} a | SCARD {key} | SET {key} a | SMEMBERS {key} | SREM {key} a | TIME | TYPE {key}
 UNLINK {key} | XADD {key} * a b | XGROUP CREATE {key} a 0 | XINFO STREAM {key} | XLEN {key} | XRANGE {key} - +
 XREAD STREAMS {key} 0 | XREVRANGE {key} + - | XSETID {key} 0-1 | XTRIM {key} MAXLEN 0 | ZADD {key} 0 a
-HSTRLEN {key} a | MEMORY USAGE {key} | XACK {key} a 0 | XCLAIM {key} a b 0 0 | XPENDING {key} a
+HEXISTS {key} a | HSTRLEN {key} a | MEMORY USAGE {key} | XACK {key} a 0 | XCLAIM {key} a b 0 0 | XPENDING {key} a
 ZCARD {key} | ZRANGE {key} 0 0 | ZRANGEBYLEX {key} - +
 ZREM {key} a | ZREMRANGEBYRANK {key} 0 0 | ZREVRANGEBYLEX {key} + -
 """
