@@ -268,6 +268,7 @@ class RedisCourier:
                 for each, lost in zip(calls, replies, strict=True):
                     if isinstance(lost, NoAnswer) and lost.sent:
                         state.doubtful.update(each.items)
+                        producer.is_doubtful = True
                 return self._failed(state, call, reply)
             if reply[0] == b"gap":
                 self._note_gap(call.partition, accepted - reply[1])
