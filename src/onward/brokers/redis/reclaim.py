@@ -94,6 +94,9 @@ class TopicReclaimer:
         self._adopter.close()
 
     def _work(self) -> None:
+        for partition in list(self.troubles):
+            if partition not in self._holdings.held:
+                self.troubles.pop(partition, None)
         for hold in list(self._claimed):
             self._adopt(hold)
         if clock.now() >= self._round_at:
