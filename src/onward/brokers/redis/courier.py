@@ -22,11 +22,11 @@ from onward.brokers.base import Relay
 from onward.brokers.core.publishing import BEHIND, Key, Outgoing, Refusal, Window
 from onward.brokers.redis import log_scripts
 from onward.brokers.redis.backlog import BacklogLimit
+from onward.brokers.redis.foreign.scripts import PUBLISH_STREAM
 from onward.brokers.redis.keys import RELAYS
 from onward.brokers.redis.link import Link, LinkDown, NoAnswer, Pauses
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
-from onward.brokers.redis.stream_scripts import PUBLISH_STREAM
 from onward.brokers.redis.topics import RedisTopics
 from onward.errors import Backlogged, BrokerError, OnwardError, RelayFenced
 from onward.event import Partition

@@ -17,11 +17,11 @@ from onward.brokers.base import Moved, State
 from onward.brokers.core import leasing
 from onward.brokers.core.lease_requests import Requests, answer
 from onward.brokers.core.leasing import Decisions, Situation
+from onward.brokers.redis.foreign.reclaim import Reclaimer
 from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.lease_turn import Look, RedisTurn, TurnDone
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisMember, RedisPlace
-from onward.brokers.redis.reclaim import Reclaimer
 from onward.brokers.redis.trimmer import Trimmer
 from onward.brokers.redis.turn_schedule import Step, TurnSchedule
 from onward.errors import BrokerError, GroupDropped, OnwardError

@@ -14,6 +14,9 @@ from onward.brokers.core.holdings import Hold
 from onward.brokers.core.leasing import Decisions, TopicView
 from onward.brokers.core.share import Seat
 from onward.brokers.redis import lease_scripts as scripts
+from onward.brokers.redis.foreign.projection import Projection
+from onward.brokers.redis.foreign.scripts import CLAIM_STREAM
+from onward.brokers.redis.foreign.shard import StreamShard
 from onward.brokers.redis.group_watch import (
     UNKNOWN,
     GroupWatch,
@@ -27,11 +30,8 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import HEARD, NEWS
 from onward.brokers.redis.member import RedisHold, RedisMember, RedisPlace
 from onward.brokers.redis.progress import decoded
-from onward.brokers.redis.projection import Projection
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
-from onward.brokers.redis.stream_scripts import CLAIM_STREAM
-from onward.brokers.redis.stream_shard import StreamShard
 from onward.event import Partition
 from onward.settings import Settings
 

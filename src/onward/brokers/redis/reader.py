@@ -13,14 +13,14 @@ from redis.exceptions import ResponseError
 
 from onward import clock
 from onward.brokers.core.holdings import Chunk
-from onward.brokers.redis.anchors import verified
+from onward.brokers.redis.foreign.anchors import verified
+from onward.brokers.redis.foreign.reading import decoded
+from onward.brokers.redis.foreign.shard import DecodedEntries
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings, RedisMember
 from onward.brokers.redis.positions import id_of, position_of
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
-from onward.brokers.redis.stream_reading import decoded
-from onward.brokers.redis.stream_shard import DecodedEntries
 from onward.event import Delivery, Event
 
 log = logging.getLogger("onward")

@@ -8,12 +8,12 @@ import msgspec
 
 from onward.brokers.base import Change, TopicSpec, Topology
 from onward.brokers.core.topic_rules import TopicRules
+from onward.brokers.redis.foreign.scripts import DECLARE_STREAM
+from onward.brokers.redis.foreign.streams import Streams
 from onward.brokers.redis.keys import TOPICS, Keyspace, PartitionKeys, TopicKeys
 from onward.brokers.redis.lease_scripts import DECLARE
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.stream_scripts import DECLARE_STREAM
-from onward.brokers.redis.streams import Streams
 from onward.errors import PartitionsDiffer
 from onward.event import Partition
 from onward.settings import Settings

@@ -13,8 +13,8 @@ import msgspec
 
 from onward import clock
 from onward.brokers.core.holdings import ReadAhead
-from onward.brokers.redis.adoption import Adopted, Adopter, Waits
 from onward.brokers.redis.event_count import EventCount
+from onward.brokers.redis.foreign.adoption import Adopted, Adopter, Waits
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings
 from onward.brokers.redis.turn_schedule import Step, TurnSchedule
