@@ -231,7 +231,7 @@ class ClusterLink(Link):
     def _sources(self) -> list[tuple[Host, ClusterNode | None]]:
         """Nodes that we are connected to, then all others that are known."""
         connected = {host: node for host, node in self._nodes.items() if node.is_ready}
-        return [*connected.items(), *((host, None) for host in self.address.hosts if host not in connected)]
+        return [*connected.items(), *((host, None) for host in list(self.address.hosts) if host not in connected)]
 
     def _know(self, reply: Sequence[Any], asked: Host) -> None:
         slots: list[Host | None] = [None] * _SLOTS
@@ -278,6 +278,8 @@ class ClusterLink(Link):
         if not node.is_ready:
             why = str(node.trouble or f"Redis at {node.link.address.name} does not answer")
             raise LinkDown(why, sent=False)
+        if any(_UNKNOWN in call.command for call in calls):  # it has connected since the command was made
+            raise LinkDown(f"Redis at {node.link.address.name} was not connected", sent=False)
         node.link.send([each for call in calls for each in _with_asking(call)])
 
     def _receive(self, node: ClusterNode, calls: Sequence[RoutedCall], replies: dict[int, Any]) -> None:
