@@ -14,7 +14,7 @@ import msgspec
 from tests.servers.needs import Missing
 from tests.servers.redis import RedisServer
 
-from bench import redis_members, redis_publish
+from bench import redis_members, redis_publish, redis_reclaim
 from bench.kit import Bench, Figure, Ran, child, median, ratios, spread
 from bench.redis_server import (
     KEYS,
@@ -52,6 +52,7 @@ def run(bench: Bench) -> None:
             _memory(track)
             redis_publish.run(bench, server)
             redis_members.run(bench, server)
+            redis_reclaim.run(bench, server)
     except Missing as reason:
         bench.say(f"redis: skipped: {reason}")
 

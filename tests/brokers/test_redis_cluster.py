@@ -13,7 +13,7 @@ from onward import clock, settings
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Fenced
 from onward.brokers.core.partitioner import partition_of
-from onward.brokers.redis.keys import PartitionKeys
+from onward.brokers.redis.keys import PartitionKeys, TopicKeys
 from onward.errors import BadSetting, BrokerError
 from onward.event import Partition
 from onward.testing import AsideSuite, BrokerSuite, FailureSuite
@@ -97,7 +97,10 @@ def test_events_of_all_nodes_arrive_in_key_order(redis_cluster: RedisCluster) ->
     play(scene())
 
 
-def test_a_node_that_does_not_answer_does_not_stop_the_partitions_of_the_others(redis_cluster: RedisCluster) -> None:
+@pytest.mark.parametrize("has_list", [True, False])
+def test_a_node_that_does_not_answer_does_not_stop_the_partitions_of_the_others(
+    redis_cluster: RedisCluster, *, has_list: bool
+) -> None:
     """Its leases lapse alone. When it answers again, its partitions come back."""
 
     async def scene() -> None:
@@ -107,7 +110,8 @@ def test_a_node_that_does_not_answer_does_not_stop_the_partitions_of_the_others(
             await broker.publish(stage.events(90, keys=30))
             await member.take(90)
             nodes = by_node(redis_cluster, stage, 9)
-            silent, its = next(iter(nodes.items()))
+            lists = redis_cluster.owner(key_slot(TopicKeys(stage.topic).topic.encode()))  # the group's members
+            silent, its = next((node, its) for node, its in nodes.items() if (node is lists) == has_list)
             with only_fails_over_by_hand(redis_cluster, silent):
                 silent.pause()
                 others = [event(stage.topic, key, n) for n, key in enumerate(keys_at(nodes, silent, 9), 1_000)]
@@ -278,11 +282,22 @@ async def _opened(url: str, **options: Any) -> Broker:
 
 
 def test_a_node_of_the_url_that_is_dead_is_passed_over(redis_cluster: RedisCluster) -> None:
-    dead, *_, alive = redis_cluster.nodes
-    url = f"redis+cluster://127.0.0.1:{dead.port},127.0.0.1:{alive.port}"
-    slot = next(slot for slot in range(16_384) if redis_cluster.owner(slot) is dead)
-    redis_cluster.fail_over(slot)
-    assert asyncio.run(_opened(url)).features.fence
+    """Also by what a broker opens later, when the only node of its URL has died."""
+
+    async def scene() -> None:
+        dead = redis_cluster.owner(0)
+        async with staged(redis_cluster, partitions=3) as stage:
+            stage.url = f"redis+cluster://127.0.0.1:{dead.port}"
+            broker = await stage.broker()
+            await broker.publish(stage.events(9, keys=9))
+            await asyncio.to_thread(redis_cluster.fail_over, 0)
+            member = await (await stage.member(broker)).hold(3)
+            await broker.publish(stage.events(9, start=9, keys=9))
+            await member.until(lambda: set(range(9, 18)) <= set(member.values))
+            alive = redis_cluster.owner(0)
+            await stage.broker(f"{stage.url},127.0.0.1:{alive.port}")
+
+    play(scene())
 
 
 def test_a_url_that_does_not_fit_the_server_is_refused(redis_cluster: RedisCluster, redis_server: RedisServer) -> None:
@@ -295,7 +310,10 @@ def test_a_url_that_does_not_fit_the_server_is_refused(redis_cluster: RedisClust
         asyncio.run(_opened(f"redis+cluster://127.0.0.1:{redis_server.port}"))
 
 
-def test_a_cluster_whose_replicas_may_take_over_promises_a_window_and_not_fsync(redis_cluster: RedisCluster) -> None:
+def test_a_cluster_whose_replicas_may_take_over_promises_a_window_and_not_fsync(
+    redis_cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.brokers.redis.broker._OPEN_S", 0.3)
     assert asyncio.run(_opened(redis_cluster.url)).features.durability == "window"
     with pytest.raises(BadSetting, match=r"durability='fsync'.*has 'window'.*replication=2"):
         asyncio.run(_opened(redis_cluster.url, durability="fsync"))

@@ -9,7 +9,7 @@ import pytest
 from onward import clock
 from onward.brokers.base import Fenced, Progress
 from onward.brokers.redis import lease_scripts
-from onward.brokers.redis.keys import PartitionKeys
+from onward.brokers.redis.keys import PartitionKeys, TopicKeys
 from onward.brokers.redis.scripts import Script
 from onward.errors import BrokerError, GroupDropped
 from onward.event import Partition
@@ -348,3 +348,38 @@ def test_a_dropped_group_ends_a_member_that_slept(redis_server: RedisServer) -> 
 async def _lost(member: Member) -> list[Partition]:
     first = member.deliveries[0]
     return list(await member.subscription.settle([Progress(first.partition, first.epoch, first.position + 1)]))
+
+
+def test_the_silence_of_a_dead_member_counts_from_its_last_renewal(redis_server: RedisServer) -> None:
+    """Not from the survivor's next turn: here the other member renews right after a turn, and dies."""
+
+    async def scene() -> None:
+        async with staged(redis_server, lease_s=12.0, takeover_grace_s=0.0) as stage:
+            broker = await stage.broker()
+            client: Any = stage.client
+            key, members = stage.keys.group(stage.group), TopicKeys(stage.topic).members(stage.group)
+            first = await (await stage.member(broker)).hold(1)
+            await first.subscription.close()
+
+            def renew(beat: int) -> None:
+                """As a member does that has a lease of 3 s."""
+                client.hset(key, mapping={"owner": "7:other::uuid", "lease": 3000, "beat": beat})
+                client.hset(members, "other::uuid", f"{beat} 3000 0")
+
+            def turns() -> list[bytes]:
+                return [value for name, value in client.hgetall(members).items() if name != b"other::uuid"]
+
+            renew(100)
+            survivor = await stage.member(broker)
+            for beat in range(101, 104):
+                before = turns()
+                await survivor.until(lambda before=before: turns() != before)  # type: ignore[misc]
+                renew(beat)
+            died, slowest = clock.now(), 0.0
+            while not survivor.assigned:
+                asked = clock.now()
+                await survivor.receive(wait_s=0.05)
+                slowest = max(slowest, clock.now() - asked)
+            assert 3.0 < clock.now() - died < 5.0 + 5 * slowest, "without a glance it takes 6.4 s"
+
+    play(scene())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from onward.brokers.base import Progress, Tries
-from onward.brokers.redis.leftovers import Leftovers, PendingPage, Stocktaking
+from onward.brokers.redis.foreign.leftovers import Leftovers, PendingPage, Stocktaking
 from onward.brokers.redis.positions import joined
 from onward.errors import BrokerError
 from onward.event import Partition

@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+from redis.connection import SSLConnection
 from redis.crc import key_slot
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from onward import clock
 from onward.brokers.core.publishing import Outgoing, Refusal, Window
 from onward.brokers.redis import permissions
+from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.aside_rows import id_at, is_id, place_of
 from onward.brokers.redis.courier import Packed, WindowState
 from onward.brokers.redis.group_watch import UNKNOWN, GroupWatch, LeaseView, ListedMember
@@ -20,9 +22,10 @@ from onward.brokers.redis.positions import hex_of, id_of, joined, position_of
 from onward.brokers.redis.scripts import HEX
 from onward.brokers.redis.server_errors import code_of, explained, is_passing
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
-from onward.brokers.redis.turn_schedule import TurnSchedule
-from onward.errors import RelayFenced
+from onward.brokers.redis.turn_schedule import Step, TurnSchedule
+from onward.errors import BadSetting, RelayFenced
 from onward.event import Partition
+from onward.settings import ClientSettings, Settings
 from onward.testing.scenario import event
 from tests.servers.redis import RedisServer
 
@@ -280,20 +283,61 @@ class TestTurnSchedule:
     def test_a_turn_that_failed_is_followed_by_a_pause_whatever_is_asked_for(self) -> None:
         schedule = TurnSchedule()
         schedule.kick(0.0)
-        assert schedule.wait()
+        assert schedule.wait() is Step.TURN
         for _ in range(6):
             schedule.failed(by=clock.now() + 60.0)
         schedule.kick(0.0)
         begun = clock.now()
-        assert schedule.wait()
+        assert schedule.wait() is Step.TURN
         assert clock.now() - begun > 0.4
         schedule.succeeded()
         schedule.kick(0.0)
         begun = clock.now()
-        assert schedule.wait()
+        assert schedule.wait() is Step.TURN
         assert clock.now() - begun < 0.4
 
     def test_a_closed_one_has_no_turn(self) -> None:
         schedule = TurnSchedule()
         schedule.close()
-        assert not schedule.wait()
+        assert schedule.wait() is Step.END
+
+    def test_a_glance_is_between_turns_and_a_turn_replaces_it(self) -> None:
+        schedule = TurnSchedule()
+        schedule.kick(clock.now() + 0.2)
+        schedule.glance(clock.now() + 0.05)
+        assert schedule.wait() is Step.GLANCE
+        schedule.glance(clock.now() + 60.0)
+        assert schedule.wait() is Step.TURN
+        schedule.close()
+        assert schedule.wait() is Step.END
+
+
+class TestAddress:
+    """What a URL says."""
+
+    def test_a_cluster_has_several_hosts_and_one_user(self) -> None:
+        address = RedisAddress.of("rediss+cluster://app:secret@one:7001,two", Settings())
+        assert address.kind == "cluster"
+        assert list(address.hosts) == [("one", 7001), ("two", 6379)]
+        assert (address.options["username"], address.options["password"]) == ("app", "secret")
+        assert "secret" not in address.name
+        node = address.at(("three", 7003))
+        connection = node.connection(1.0)
+        assert (connection.host, connection.port, connection.username) == ("three", 7003, "app")
+        assert type(connection) is SSLConnection
+
+    def test_sentinels_have_a_password_of_their_own(self) -> None:
+        client = {"sentinel_password": "other", "client_name": "shop"}
+        url = "redis+sentinel://:secret@one,two:26400/shop/2"
+        address = RedisAddress.of(url, Settings(client=ClientSettings(client)))
+        assert list(address.hosts) == [("one", 26379), ("two", 26400)]
+        assert (address.kind, address.service, address.options["db"]) == ("sentinel", "shop", 2)
+        assert "sentinel_password" not in address.server_options
+        assert address.sentinel_options == {"password": "other", "client_name": "shop"}
+
+    @pytest.mark.parametrize(
+        "url", ["redis+cluster://one/1", "redis+cluster://one/0", "redis+cluster://one:7001,two/x"]
+    )
+    def test_a_cluster_has_no_database(self, url: str) -> None:
+        with pytest.raises(BadSetting, match="no numbered databases"):
+            RedisAddress.of(url, Settings())

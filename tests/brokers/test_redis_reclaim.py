@@ -568,8 +568,34 @@ def test_a_stream_and_a_group_that_are_missing_are_normal(redis_server: RedisSer
     play(scene())
 
 
+def test_a_group_that_was_set_back_runs_nothing_again(redis_server: RedisServer) -> None:
+    """Trap 7: our own progress decides, not an id that another program has written."""
+
+    async def scene() -> None:
+        async with foreign(redis_server) as stage:
+            other = stage.other()
+            other.publish(3)
+            member = await stage.member()
+            await member.take(3)
+            await member.settle()
+            (first,) = member.assigned.values()
+            other.client.xgroup_setid(other.stream, GROUP, "0")
+            (fresh,) = other.publish(1, start=3)
+            await member.until(lambda: any(each.epoch > first.epoch for each in member.assigned.values()))
+            await member.until(lambda: fresh in ids_of(member.deliveries))
+            await member.quiet(0.2)
+            assert sorted({*member.values}) == [0, 1, 2, 3]
+            assert member.values[:3] == [0, 1, 2]
+            assert set(member.values[3:]) == {3}
+            await member.settle()
+            (group,) = other.client.xinfo_groups(other.stream)
+            assert group["last-delivered-id"].decode() == fresh
+
+    play(scene())
+
+
 def test_a_new_owner_adopts_what_the_owner_before_had_open(redis_server: RedisServer) -> None:
-    """Progress that is done above an open entry survives in the pending list."""
+    """Trap 12: what is pending under our own name comes first. What is done above it does not run again."""
 
     async def scene() -> None:
         async with foreign(redis_server) as stage:
@@ -597,7 +623,7 @@ def test_a_new_owner_adopts_what_the_owner_before_had_open(redis_server: RedisSe
 
 
 def test_a_member_that_has_lost_the_partition_adopts_nothing(redis_server: RedisServer) -> None:
-    """Another member owns it while this one waits for a live consumer. Its next renewal, which would tell it, is far."""
+    """Another member owns it while this one waits for a live consumer. Its own next renewal is far away."""
 
     async def scene() -> None:
         async with foreign(redis_server, lease_s=60) as stage:

@@ -69,7 +69,7 @@ def test_an_event_that_the_replica_does_not_confirm_is_unknown(redis_pair: Redis
 
 
 def test_a_new_connection_waits_for_a_write_of_the_one_before(redis_pair: RedisPair) -> None:
-    """WAIT waits for the writes of its own connection only. A call that is asked again writes for that reason."""
+    """WAIT waits for all that the server had written when the last command of its connection was carried out."""
 
     async def scene() -> None:
         async with staged(redis_pair) as stage:

@@ -176,7 +176,7 @@ def test_doctor_names_who_keeps_a_stream_long(server: RedisServer, shop: Shell, 
 
 def test_doctor_names_consumers_of_other_programs(server: RedisServer, shop: Shell, client: Any) -> None:
     settings = 'streams={{"orders": Streams("shop:orders", shards=1)}}, reclaim_idle_s={idle_s}'
-    text = "from onward.brokers.redis.streams import Streams\n" + SHOP
+    text = "from onward.brokers.redis.foreign.streams import Streams\n" + SHOP
     for n in range(5):
         client.xadd("shop:orders:0", {"id": n})
     client.xgroup_create("shop:orders:0", "billing", id="0")

@@ -74,7 +74,9 @@ SCHEMES: Mapping[str, Scheme] = {
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+cluster": _REDIS,
+    "rediss+cluster": _REDIS,
     "redis+sentinel": _REDIS,
+    "rediss+sentinel": _REDIS,
 }
 _SPECIAL = frozenset().union(*[scheme.takes for scheme in SCHEMES.values()])
 

@@ -52,18 +52,16 @@ class RedisAddress(NamedTuple):
     def connection(self, timeout_s: float) -> Any:
         """`timeout_s`: for connecting, and for each answer. Sentinels are asked for the master each time."""
         if self.kind != "sentinel":
-            return self._connection(self._options, timeout_s)
+            return self._connection(self.server_options, timeout_s)
         host, port = self.master(min(timeout_s, _SENTINEL_S))
-        return self._connection({**self._options, "host": host, "port": port}, timeout_s)
+        return self._connection({**self.server_options, "host": host, "port": port}, timeout_s)
 
     def master(self, timeout_s: float = _SENTINEL_S) -> Host:
         """As the first Sentinel says that answers. NoConnection: none of them knows."""
         problems = []
         for host, port in self.hosts:
             try:
-                if (
-                    found := self._asked({**self._sentinel_options, "host": host, "port": port}, timeout_s)
-                ) is not None:
+                if (found := self._asked({**self.sentinel_options, "host": host, "port": port}, timeout_s)) is not None:
                     return found
                 problems.append(f"Sentinel {host}:{port} knows no master with the name {self.service}")
             except (RedisError, OSError) as error:
@@ -81,14 +79,16 @@ class RedisAddress(NamedTuple):
         return None if found is None else (found[0].decode(), int(found[1]))
 
     @property
-    def _options(self) -> dict[str, Any]:
+    def server_options(self) -> dict[str, Any]:
         return {name: value for name, value in self.options.items() if not name.startswith(_OF_SENTINELS)}
 
     @property
-    def _sentinel_options(self) -> dict[str, Any]:
+    def sentinel_options(self) -> dict[str, Any]:
         """The same encryption; user and password of their own, and no database."""
         own = {name: value for name, value in self.options.items() if name.startswith(_OF_SENTINELS)}
-        plain = {name: value for name, value in self._options.items() if name not in ("username", "password", "db")}
+        plain = {
+            name: value for name, value in self.server_options.items() if name not in ("username", "password", "db")
+        }
         return plain | {name.removeprefix(_OF_SENTINELS): value for name, value in own.items()}
 
     def _connection(self, options: Mapping[str, Any], timeout_s: float) -> Any:

@@ -28,12 +28,14 @@ from onward.brokers.core.publishing import check_events, check_relay
 from onward.brokers.core.subscription import check_start
 from onward.brokers.redis import checkup, figures
 from onward.brokers.redis.address import RedisAddress
-from onward.brokers.redis.adoption import Adopter
 from onward.brokers.redis.aside import RedisAside
 from onward.brokers.redis.backlog import BacklogLimit
 from onward.brokers.redis.cluster_link import new_link
 from onward.brokers.redis.courier import RedisCourier
 from onward.brokers.redis.doorbell import ClusterDoorbell, RedisDoorbell
+from onward.brokers.redis.foreign.adoption import Adopter
+from onward.brokers.redis.foreign.reclaim import Reclaimer, ReclaimTally, TopicReclaimer
+from onward.brokers.redis.foreign.streams import mapped
 from onward.brokers.redis.group_watch import GroupWatch
 from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.keys import Keyspace
@@ -42,10 +44,8 @@ from onward.brokers.redis.lease_turn import RedisTurn
 from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, patiently
 from onward.brokers.redis.member import RedisHoldings, RedisMember
 from onward.brokers.redis.publisher import RedisPublisher
-from onward.brokers.redis.reclaim import Reclaimer, ReclaimTally, TopicReclaimer
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
 from onward.brokers.redis.stream_figures import StreamFigures
-from onward.brokers.redis.streams import mapped
 from onward.brokers.redis.subscription import RedisAccess, RedisSubscription
 from onward.brokers.redis.topics import RedisTopics, listed
 from onward.brokers.redis.trimmer import Trimmer

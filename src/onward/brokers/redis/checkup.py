@@ -8,11 +8,11 @@ from redis.exceptions import ResponseError
 
 from onward.brokers.base import PASSING, Finding, GroupInfo, TopicSpec
 from onward.brokers.redis import figures, permissions, server_health
+from onward.brokers.redis.foreign.scripts import CONSUMER
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import RETAINED
 from onward.brokers.redis.server_errors import code_of
 from onward.brokers.redis.server_facts import ServerFacts
-from onward.brokers.redis.stream_scripts import CONSUMER
 from onward.brokers.redis.topics import RedisTopics, listed
 from onward.brokers.redis.trimmer import retention
 from onward.settings import Settings

@@ -116,9 +116,9 @@ class ClusterLink(Link):
         replies: dict[int, Any] = {}
         calls = routed = list(self._routed(commands, replies))
         ends = {call.at: call.host for call in calls}  # where each command went last
-        answered, behind = False, dict[RoutedCall, None]()
+        behind: dict[RoutedCall, None] = {}
         for _ in range(_HOPS):
-            answered |= self._exchange(calls, replies)
+            self._exchange(calls, replies)
             calls = [again for call in calls if (again := self._again(call, replies[call.at])) is not None]
             if not calls:
                 break
@@ -127,7 +127,7 @@ class ClusterLink(Link):
         self._exchange(list(behind), replies)
         if copies:
             self._confirm_copies(ends, replies, copies)
-        if routed and not answered:
+        if not self._ready():
             self._raise_down(replies)
         return [replies[at] for at in range(len(commands))]
 
@@ -136,8 +136,7 @@ class ClusterLink(Link):
             self._learn()
         for host in self._wanted():
             self._node(host).prepare()
-        ready = [node for node in self._nodes.values() if node.is_ready]
-        if not ready:
+        if not self._ready():
             errors = [node.trouble for node in self._nodes.values() if node.trouble is not None]
             why = "; ".join(dict.fromkeys(map(str, errors))) or f"Redis at {self.address.name} does not answer"
             self.trouble = why
@@ -232,7 +231,7 @@ class ClusterLink(Link):
     def _sources(self) -> list[tuple[Host, ClusterNode | None]]:
         """Nodes that we are connected to, then all others that are known."""
         connected = {host: node for host, node in self._nodes.items() if node.is_ready}
-        return [*connected.items(), *((host, None) for host in self.address.hosts if host not in connected)]
+        return [*connected.items(), *((host, None) for host in list(self.address.hosts) if host not in connected)]
 
     def _know(self, reply: Sequence[Any], asked: Host) -> None:
         slots: list[Host | None] = [None] * _SLOTS
@@ -257,8 +256,8 @@ class ClusterLink(Link):
             else:
                 yield RoutedCall(at, command, host)
 
-    def _exchange(self, calls: Sequence[RoutedCall], replies: dict[int, Any]) -> bool:
-        """Send to all nodes, then read from all. Returns whether one of them answered."""
+    def _exchange(self, calls: Sequence[RoutedCall], replies: dict[int, Any]) -> None:
+        """Send to all nodes, then read from all."""
         by_host: dict[Host, list[RoutedCall]] = {}
         for call in calls:
             by_host.setdefault(call.host, []).append(call)
@@ -272,25 +271,26 @@ class ClusterLink(Link):
                 sent.append((node, mine))
             except LinkDown as error:
                 replies.update(dict.fromkeys([call.at for call in mine], node.failed(error)))
-        answered = [self._receive(node, mine, replies) for node, mine in sent]
-        return any(answered)
+        for node, mine in sent:
+            self._receive(node, mine, replies)
 
     def _send(self, node: ClusterNode, calls: Sequence[RoutedCall]) -> None:
         if not node.is_ready:
             why = str(node.trouble or f"Redis at {node.link.address.name} does not answer")
             raise LinkDown(why, sent=False)
+        if any(_UNKNOWN in call.command for call in calls):  # it has connected since the command was made
+            raise LinkDown(f"Redis at {node.link.address.name} was not connected", sent=False)
         node.link.send([each for call in calls for each in _with_asking(call)])
 
-    def _receive(self, node: ClusterNode, calls: Sequence[RoutedCall], replies: dict[int, Any]) -> bool:
+    def _receive(self, node: ClusterNode, calls: Sequence[RoutedCall], replies: dict[int, Any]) -> None:
         try:
             answers = iter(node.link.receive(sum(1 + call.asking for call in calls)))
             found = [(next(answers) if call.asking else None, next(answers))[1] for call in calls]
             found = node.link.named([call.command for call in calls], found)
         except LinkDown as error:
             replies.update(dict.fromkeys([call.at for call in calls], node.failed(error)))
-            return False
-        replies.update(zip([call.at for call in calls], found, strict=True))
-        return True
+        else:
+            replies.update(zip([call.at for call in calls], found, strict=True))
 
     def _confirm_copies(self, ends: Mapping[int, Host], replies: dict[int, Any], copies: int) -> None:
         for host in dict.fromkeys(ends.values()):

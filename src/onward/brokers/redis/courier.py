@@ -22,11 +22,11 @@ from onward.brokers.base import Relay
 from onward.brokers.core.publishing import BEHIND, Key, Outgoing, Refusal, Window
 from onward.brokers.redis import log_scripts
 from onward.brokers.redis.backlog import BacklogLimit
+from onward.brokers.redis.foreign.scripts import PUBLISH_STREAM
 from onward.brokers.redis.keys import RELAYS
 from onward.brokers.redis.link import Link, LinkDown, NoAnswer, Pauses
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
-from onward.brokers.redis.stream_scripts import PUBLISH_STREAM
 from onward.brokers.redis.topics import RedisTopics
 from onward.errors import Backlogged, BrokerError, OnwardError, RelayFenced
 from onward.event import Partition
@@ -265,22 +265,17 @@ class RedisCourier:
         accepted = producer.number - 1  # before this round
         for call, reply in zip(calls, replies, strict=True):
             if isinstance(reply, ResponseError) or reply[0] not in (b"ok", b"gap"):
-                self._doubt(state, calls, replies)
+                for each, lost in zip(calls, replies, strict=True):
+                    if isinstance(lost, NoAnswer) and lost.sent:
+                        state.doubtful.update(each.items)
+                        producer.is_doubtful = True
                 return self._failed(state, call, reply)
             if reply[0] == b"gap":
-                self._doubt(state, calls, replies)
                 self._note_gap(call.partition, accepted - reply[1])
                 break
             producer.number += 1
             state.accept(call)
         return ""
-
-    def _doubt(self, state: WindowState, calls: Sequence[ScriptCall], replies: Sequence[Any]) -> None:
-        """Of these calls, those without an answer may have been carried out."""
-        for call, reply in zip(calls, replies, strict=True):
-            if isinstance(reply, NoAnswer) and reply.sent:
-                state.doubtful.update(call.items)
-                self._producer(call.partition).is_doubtful = True
 
     def _note_gap(self, partition: Partition, lost: int) -> None:
         """A call was sent again behind this one, because the server had forgotten the script. Or it has lost calls."""

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from onward.brokers.base import PASSING, GroupInfo, MemberInfo, Standing
+from onward.brokers.redis.foreign.groups import other_consumers
 from onward.brokers.redis.group_watch import UNKNOWN, ListedMember, member_of, owner_of
 from onward.brokers.redis.keys import TOPICS, PartitionKeys, TopicKeys
 from onward.brokers.redis.lease_scripts import DROP, STANDING
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.positions import position_of
-from onward.brokers.redis.stream_groups import other_consumers
 from onward.brokers.redis.topics import RedisTopics, find
 from onward.errors import BrokerError
 

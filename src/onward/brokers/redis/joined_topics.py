@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from onward.brokers.redis import figures
+from onward.brokers.redis.foreign.scripts import JOIN_STREAM
 from onward.brokers.redis.lease_scripts import JOIN
 from onward.brokers.redis.lease_turn import Look
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisMember, start_text
-from onward.brokers.redis.stream_scripts import JOIN_STREAM
 from onward.brokers.redis.topics import RedisTopic, RedisTopics
 from onward.errors import BrokerError
 from onward.event import Partition

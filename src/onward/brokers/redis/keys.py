@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from onward.brokers.redis.streams import Streams, tag_of
+from onward.brokers.redis.foreign.streams import Streams, tag_of
 from onward.event import Partition
 
 TOPICS = "onward:topics"  # a set of names

@@ -17,19 +17,20 @@ from onward.brokers.base import Moved, State
 from onward.brokers.core import leasing
 from onward.brokers.core.lease_requests import Requests, answer
 from onward.brokers.core.leasing import Decisions, Situation
+from onward.brokers.redis.foreign.reclaim import Reclaimer
 from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.lease_turn import Look, RedisTurn, TurnDone
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisMember, RedisPlace
-from onward.brokers.redis.reclaim import Reclaimer
 from onward.brokers.redis.trimmer import Trimmer
-from onward.brokers.redis.turn_schedule import TurnSchedule
+from onward.brokers.redis.turn_schedule import Step, TurnSchedule
 from onward.errors import BrokerError, GroupDropped, OnwardError
 from onward.event import Partition
 
 log = logging.getLogger("onward")
 
 _EXPIRY_SLACK_S = 0.02
+_GLANCES = 20  # in the time of a lease
 _LOOK_AGAIN_S = 0.3  # while a node does not answer
 _notice = msgspec.msgpack.Decoder(tuple[str, State | None, float | None]).decode
 
@@ -133,11 +134,16 @@ class LeaseKeeper:
         return self._turn.settings.lease_s
 
     def _run(self) -> None:
-        while self._schedule.wait():
+        while (step := self._schedule.wait()) is not Step.END:
             try:
-                self._take_turn()
-                self._schedule.succeeded()
-                self._turn.link.trouble = ""
+                if step is Step.TURN:
+                    self._take_turn()
+                    self._schedule.succeeded()
+                    self._turn.link.trouble = ""
+                elif self.failure is None:
+                    self._turn.glance()
+                    self._schedule.kick(self._turn.watch.next_expiry + _EXPIRY_SLACK_S)
+                self._schedule.glance(clock.now() + self._lease_s / _GLANCES)
             except LinkDown:
                 self._holdings.restore()
                 self._schedule.failed(by=max(self.sure_until, clock.now() + 0.1))

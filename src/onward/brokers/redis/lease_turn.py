@@ -14,6 +14,9 @@ from onward.brokers.core.holdings import Hold
 from onward.brokers.core.leasing import Decisions, TopicView
 from onward.brokers.core.share import Seat
 from onward.brokers.redis import lease_scripts as scripts
+from onward.brokers.redis.foreign.projection import Projection
+from onward.brokers.redis.foreign.scripts import CLAIM_STREAM
+from onward.brokers.redis.foreign.shard import StreamShard
 from onward.brokers.redis.group_watch import (
     UNKNOWN,
     GroupWatch,
@@ -27,11 +30,8 @@ from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import HEARD, NEWS
 from onward.brokers.redis.member import RedisHold, RedisMember, RedisPlace
 from onward.brokers.redis.progress import decoded
-from onward.brokers.redis.projection import Projection
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
-from onward.brokers.redis.stream_scripts import CLAIM_STREAM
-from onward.brokers.redis.stream_shard import StreamShard
 from onward.event import Partition
 from onward.settings import Settings
 
@@ -77,6 +77,7 @@ class RedisTurn:
         self.broken: dict[Partition, str] = {}  # why a partition could not be looked at
         self.unlisted: dict[str, str] = {}  # by topic: why its members could not be read
         self._listed: dict[str, dict[str, ListedMember]] = {}  # by topic: the members that were listed last
+        self._views: dict[Partition, LeaseView] = {}  # of the last look
 
     def is_certain(self, hold: RedisHold) -> bool:
         """No claim of another member can be lost: the server is the one that confirmed ours."""
@@ -96,17 +97,41 @@ class RedisTurn:
         before, held = held, _unlapsed(held)
         look.broken = {hold.partition: "its lease has lapsed" for hold in before if hold not in held}
         topics = self._member.topics
-        lists = [("HGETALL", self._member.members(topic)) for topic in topics]
-        commands = [*map(self._renewal, held), *map(self._view, partitions), *lists]
+        commands = [*map(self._renewal, held), *map(self._view, partitions), *map(self._list, topics)]
         replies = iter(self.link.call(*commands))
-        void = self._renewals(look, held, replies) | self._views(look, partitions, replies)
+        void = self._renewals(look, held, replies) | self._views_of(look, partitions, replies)
         self._members(look, topics, replies)
         if void:
             self._revalidate(look, void, [hold for hold in held if hold.partition in void])
         for hold in look.renewed:
             self.watch.confirmed(hold.partition, hold.own.token, self._incarnation(hold.partition))
         self._read_notices(look)
+        self._views = look.views
         return look
+
+    def glance(self) -> None:
+        """Between two turns: look at the partitions of the members that have renewed since, so that the time of a
+        member's last renewal is known well, and with it the end of its lease."""
+        topics, before, look = self._member.topics, self._beats(), Look(clock.now())
+        self._members(look, topics, iter(self.link.call(*map(self._list, topics))))
+        renewed = {name for name, beat in self._beats().items() if beat != before.get(name)} - {self._member.owner}
+        partitions = [each for each, view in self._views.items() if owner_of(view.owner) in renewed]
+        if not partitions:
+            return
+        self._views_of(look, partitions, iter(self.link.call(*map(self._view, partitions))))
+        self._views |= look.views
+        self.watch.begin()
+        for partition, view in self._views.items():
+            if view.is_there:
+                self.watch.seat(partition, view, self._incarnation(partition), look.sent)
+        for topic, listed in self._listed.items():
+            self.watch.members(topic, listed, look.sent)
+
+    def _beats(self) -> dict[str, str]:
+        return {name: each.beat for listed in self._listed.values() for name, each in listed.items()}
+
+    def _list(self, topic: str) -> Command:
+        return ("HGETALL", self._member.members(topic))
 
     def _members(self, look: Look, topics: Iterable[str], replies: Iterator[Any]) -> None:
         """While a node does not answer, the members that were listed last count. A list that cannot be read at all
@@ -166,7 +191,7 @@ class RedisTurn:
         commands = [*voids, *map(self._renewal, held), *map(self._view, partitions)]
         replies = iter(self.link.call(*commands)[len(voids) :])
         self._renewals(look, held, replies)
-        self._views(look, partitions, replies)
+        self._views_of(look, partitions, replies)
 
     def _renewal(self, hold: RedisHold) -> Command:
         waits = "0" if hold.announced else "1" if hold.assigned.unclean and not hold.own.is_gone else "0"
@@ -192,7 +217,7 @@ class RedisTurn:
                 look.lost.append(hold)
         return void
 
-    def _views(self, look: Look, partitions: Iterable[Partition], replies: Any) -> set[Partition]:
+    def _views_of(self, look: Look, partitions: Iterable[Partition], replies: Any) -> set[Partition]:
         void = set()
         for partition in partitions:
             reply = next(replies)

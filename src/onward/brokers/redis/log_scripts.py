@@ -6,8 +6,7 @@ _MARK_EVENTS = 256  # between two marks; a publish of many events has one mark
 
 # KEYS stream meta producer marks [relays]; ARGV inc version number allowance shard fence event*. The number of a
 # producer grows by one with each call that is stored: one that is asked again is stored once, and nothing is stored
-# behind one that was refused. One that is asked again writes too, because WAIT waits for the writes of its own
-# connection. allowance: the bytes that may be unfinished in this partition, in the log and aside.
+# behind one that was refused. allowance: the bytes that may be unfinished in this partition, in the log and aside.
 PUBLISH = Script(
     HEX
     + f"local every = {_MARK_EVENTS}\n"
@@ -16,10 +15,7 @@ local m = redis.call('HMGET', KEYS[2], 'inc', 'version', 'bytes', 'count', 'mark
 if m[2] ~= ARGV[2] then return {'version', m[2] or ''} end
 if m[1] ~= ARGV[1] then return {'void'} end
 local number, last = tonumber(ARGV[3]), tonumber(redis.call('GET', KEYS[3]) or '0')
-if number <= last then
-  redis.call('PEXPIRE', KEYS[3], '3600000')
-  return {'ok'}
-end
+if number <= last then return {'ok'} end
 if number ~= last + 1 then return {'gap', last} end
 if KEYS[5] then
   local seen = redis.call('HGET', KEYS[5], ARGV[5])

@@ -6,10 +6,10 @@ from typing import NamedTuple
 from onward.brokers.base import PASSING, Start
 from onward.brokers.core.holdings import Hold, Holdings
 from onward.brokers.redis.event_count import EventCount
+from onward.brokers.redis.foreign.shard import StreamShard
 from onward.brokers.redis.keys import Keyspace, PartitionKeys, TopicKeys
 from onward.brokers.redis.positions import hex_of, joined
 from onward.brokers.redis.stream_figures import StreamFigures
-from onward.brokers.redis.stream_shard import StreamShard
 from onward.event import Partition
 
 LEAST_BATCH = 16

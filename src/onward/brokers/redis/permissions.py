@@ -16,7 +16,8 @@ RPUSH {key} a | SADD {key} a | SCARD {key} | SET {key} a | SMEMBERS {key} | SREM
 UNLINK {key} | XADD {key} * a b | XGROUP CREATE {key} a 0 | XINFO STREAM {key} | XLEN {key} | XRANGE {key} - +
 XREAD STREAMS {key} 0 | XREVRANGE {key} + - | XSETID {key} 0-1 | XTRIM {key} MAXLEN 0 | ZADD {key} 0 a
 HEXISTS {key} a | HSTRLEN {key} a | MEMORY USAGE {key} | XACK {key} a 0 | XCLAIM {key} a b 0 0 | XPENDING {key} a
-ZCARD {key} | ZRANGE {key} 0 0 | ZRANGEBYLEX {key} - + | ZREM {key} a | ZREMRANGEBYRANK {key} 0 0 | ZREVRANGEBYLEX {key} + -
+ZCARD {key} | ZRANGE {key} 0 0 | ZRANGEBYLEX {key} - +
+ZREM {key} a | ZREMRANGEBYRANK {key} 0 0 | ZREVRANGEBYLEX {key} + -
 """
 _ASK = """
 local missing = {}

@@ -11,9 +11,9 @@ from onward.brokers.base import Relay
 from onward.brokers.core.partitioner import partition_of
 from onward.brokers.core.publishing import Outgoing, Publisher
 from onward.brokers.redis.courier import Packed, RedisCourier, RedisOutgoing
+from onward.brokers.redis.foreign.entries import fields_of, packed
+from onward.brokers.redis.foreign.streams import Streams
 from onward.brokers.redis.keys import Keyspace
-from onward.brokers.redis.stream_entries import fields_of, packed
-from onward.brokers.redis.streams import Streams
 from onward.errors import BadSetting, TooLarge, Unserialisable
 from onward.event import Event
 from onward.settings import Settings

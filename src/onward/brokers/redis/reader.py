@@ -13,20 +13,20 @@ from redis.exceptions import ResponseError
 
 from onward import clock
 from onward.brokers.core.holdings import Chunk
-from onward.brokers.redis.anchors import verified
+from onward.brokers.redis.foreign.anchors import verified
+from onward.brokers.redis.foreign.reading import decoded
+from onward.brokers.redis.foreign.shard import DecodedEntries
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import LEAST_BATCH, RedisHold, RedisHoldings, RedisMember
 from onward.brokers.redis.positions import id_of, position_of
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
-from onward.brokers.redis.stream_reading import decoded
-from onward.brokers.redis.stream_shard import DecodedEntries
 from onward.event import Delivery, Event
 
 log = logging.getLogger("onward")
 
 _REST_S = 5.0  # between two attempts to read what cannot be read
-_SHORT_REST_S = 0.2  # while a node does not answer, or a slot is on its way to another one
+_SHORT_REST_S = 0.2  # while the server cannot answer for now, or a slot is on its way to another node
 _MOST = 1_000  # entries of one partition in one reply
 _decode = msgspec.msgpack.Decoder(Event).decode
 
@@ -121,7 +121,8 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
     if damage and damage != own.damage:
         log.error("%s of group %s stands still: %s", hold.partition, member.group, damage)
     own.damage = damage
-    own.rests_until = clock.now() + _REST_S if damage else 0.0
+    rest_s = _SHORT_REST_S if found.is_passing else _REST_S
+    own.rests_until = clock.now() + rest_s if damage else 0.0
 
 
 def _deliveries(hold: RedisHold, stream: str, entries: Sequence[Any]) -> tuple[list[Delivery], int, str]:

@@ -121,6 +121,8 @@ def with_text(command: Command) -> Command:
 
 def keys_of(command: Command) -> Command:
     """The keys of a script, of an XREAD, or of a command with one key."""
+    if command[0] in ("XINFO", "XGROUP"):
+        return command[2:3]
     if command[0] in ("EVALSHA", "EVAL"):
         return command[3 : 3 + command[2]]
     if command[0] == "XREAD":

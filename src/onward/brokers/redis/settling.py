@@ -7,16 +7,17 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from onward.brokers.base import AsideRecord, Progress, record_log
-from onward.brokers.redis import log_scripts, stream_settling
-from onward.brokers.redis.anchors import verified
+from onward.brokers.redis import log_scripts
 from onward.brokers.redis.aside_rows import index_of, is_id, place_of, stored
+from onward.brokers.redis.foreign import settling as foreign_settling
+from onward.brokers.redis.foreign.anchors import verified
+from onward.brokers.redis.foreign.projection import ListChange, Plan
+from onward.brokers.redis.foreign.scripts import SETTLE_STREAM
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.progress import ProgressFields, encoded
-from onward.brokers.redis.projection import ListChange, Plan
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.server_errors import explained, is_passing
-from onward.brokers.redis.stream_scripts import SETTLE_STREAM
 from onward.event import Partition
 
 Stored = tuple[str, bytes, bytes]
@@ -89,10 +90,10 @@ def settle(link: Link, member: RedisMember, settled: Sequence[PartitionSettle]) 
     for part, check in zip(settled, checks, strict=True):
         _note(answer, part, check)
     settled = [part for part, check in zip(settled, checks, strict=True) if check == b"ok"]
-    plans = [stream_settling.planned(link, member, part.hold, part.change) for part in settled]
+    plans = [foreign_settling.planned(link, member, part.hold, part.change) for part in settled]
     replies = link.call(*[_command(link, member, part, plan) for part, plan in zip(settled, plans, strict=True)])
     for part, plan, reply in zip(settled, plans, replies, strict=True):
-        plain = reply if plan is None else stream_settling.noted(member, part.hold, plan, reply)
+        plain = reply if plan is None else foreign_settling.noted(member, part.hold, plan, reply)
         _note(answer, part, plain)
     if answer.failed:
         link.refresh()  # the incarnation may have changed under this connection

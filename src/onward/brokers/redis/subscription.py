@@ -13,6 +13,7 @@ from onward.brokers.core.holdings import Chunk
 from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.redis import reader, settling
 from onward.brokers.redis.doorbell import ClusterDoorbell, RedisDoorbell
+from onward.brokers.redis.foreign.scripts import LAG_STREAM
 from onward.brokers.redis.keys import Keyspace, PartitionKeys
 from onward.brokers.redis.lease_keeper import LeaseKeeper
 from onward.brokers.redis.link import Link, LinkThread
@@ -20,7 +21,6 @@ from onward.brokers.redis.log_scripts import LAG
 from onward.brokers.redis.member import RedisHold, RedisHoldings, RedisPlace
 from onward.brokers.redis.positions import hex_of, id_of, ms_of
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.stream_scripts import LAG_STREAM
 from onward.errors import AsideError, BrokerError
 from onward.event import Partition
 from onward.settings import Settings

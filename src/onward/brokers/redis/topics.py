@@ -8,12 +8,12 @@ import msgspec
 
 from onward.brokers.base import Change, TopicSpec, Topology
 from onward.brokers.core.topic_rules import TopicRules
+from onward.brokers.redis.foreign.scripts import DECLARE_STREAM
+from onward.brokers.redis.foreign.streams import Streams
 from onward.brokers.redis.keys import TOPICS, Keyspace, PartitionKeys, TopicKeys
 from onward.brokers.redis.lease_scripts import DECLARE
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.stream_scripts import DECLARE_STREAM
-from onward.brokers.redis.streams import Streams
 from onward.errors import PartitionsDiffer
 from onward.event import Partition
 from onward.settings import Settings
@@ -54,10 +54,10 @@ class RedisTopics:
 
     def resolve(self, link: Link, name: str) -> RedisTopic:
         """The topic as the server has it, created where that is allowed. PartitionsDiffer: it is not as we expect."""
-        stored = _usable(link, self.keyspace, name)
+        stored = self._stored(link, name)
         if stored is None:
             self._create(link, TopicSpec(name, self._count_for_new(name)))
-            stored = _usable(link, self.keyspace, name)
+            stored = self._stored(link, name)
             assert stored is not None, "created"
         known, mapped = self._known.get(name), self.keyspace.mapped(name)
         check_mapping(name, mapped, self.keyspace.streams(name))
@@ -79,7 +79,7 @@ class RedisTopics:
 
     def declare(self, link: Link, topology: Topology, *, apply: bool) -> list[Change]:
         def count(name: str) -> int | None:
-            stored = _usable(link, self.keyspace, name)
+            stored = self._stored(link, name)
             return None if stored is None else stored.partitions
 
         topology = msgspec.structs.replace(topology, topics=[self._sized(spec) for spec in topology.topics])
@@ -102,9 +102,15 @@ class RedisTopics:
             ("HSETNX", key, "partitions", spec.partitions),
             ("SADD", TOPICS, spec.name),
         )
-        stored = _usable(link, self.keyspace, spec.name)
+        stored = self._stored(link, spec.name)
         if stored is not None:
             self._declared(link, stored)
+
+    def _stored(self, link: Link, name: str) -> TopicSpec | None:
+        """PartitionsDiffer: its keys are spread in another way than ours."""
+        (row,) = link.ask(_look(name))
+        _check_hash(name, row)
+        return _spec(self.keyspace, name, row)
 
     def _declared(self, link: Link, spec: TopicSpec) -> RedisTopic:
         """Make what a partition lacks: a creation may have been interrupted, and keys may have been deleted."""
@@ -165,25 +171,13 @@ def _agree_on_hash(link: Link, name: str, mapped: Streams) -> None:
 def listed(link: Link, keyspace: Keyspace) -> Sequence[TopicSpec]:
     (found,) = link.ask(("SMEMBERS", TOPICS))
     names = sorted(name.decode() for name in found)
-    specs = zip(names, link.ask(*map(_look, names)), strict=True) if names else ()
-    return [spec for name, row in specs if (spec := _spec(keyspace, name, row)) is not None]
+    rows = zip(names, link.ask(*map(_look, names)), strict=True) if names else ()
+    return [spec for name, row in rows if (spec := _spec(keyspace, name, row)) is not None]
 
 
 def find(link: Link, keyspace: Keyspace, name: str) -> TopicSpec | None:
-    """For operators, who need no key's partition: whatever hash the topic has."""
+    """For operators, who need no key's partition."""
     (row,) = link.ask(_look(name))
-    return _spec(keyspace, name, row)
-
-
-def _usable(link: Link, keyspace: Keyspace, name: str) -> TopicSpec | None:
-    """As `find`. PartitionsDiffer: it spreads its keys in another way."""
-    (row,) = link.ask(_look(name))
-    count, hash_, stream, _ = row
-    if count is not None and stream is None and (hash_ is None or hash_.decode() != HASH):
-        raise PartitionsDiffer(
-            f"topic {name} spreads its keys by {(hash_ or b'nothing').decode()}, this version of Onward by {HASH}; use "
-            "the version that created it, or a new topic"
-        )
     return _spec(keyspace, name, row)
 
 
@@ -195,5 +189,17 @@ def _spec(keyspace: Keyspace, name: str, row: Sequence[bytes | None]) -> TopicSp
     count, _, stream, shards = row
     if count is None:
         return None
-    keyspace.learn(name, None if stream is None else Streams(stream.decode(), shards=int(shards) if shards else None))
+    if stream is not None:
+        keyspace.learn(name, Streams(stream.decode(), shards=int(shards) if shards else None))
+        return TopicSpec(name, int(count))
+    keyspace.learn(name, None)
     return TopicSpec(name, int(count))
+
+
+def _check_hash(name: str, row: Sequence[bytes | None]) -> None:
+    count, hash_, stream, _ = row
+    if count is not None and stream is None and (hash_ is None or hash_.decode() != HASH):
+        raise PartitionsDiffer(
+            f"topic {name} spreads its keys by {(hash_ or b'nothing').decode()}, this version of Onward by {HASH}; use "
+            "the version that created it, or a new topic"
+        )

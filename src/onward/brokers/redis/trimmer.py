@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from redis.exceptions import ResponseError
 
 from onward import clock
+from onward.brokers.redis.foreign.scripts import TRIM_STREAM
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import TRIM
 from onward.brokers.redis.scripts import Command
 from onward.brokers.redis.stream_figures import StreamFigures
-from onward.brokers.redis.stream_scripts import TRIM_STREAM
 from onward.brokers.redis.topics import RedisTopics
 from onward.event import Partition
 from onward.settings import Settings

@@ -7,17 +7,17 @@ import time
 from redis.exceptions import ResponseError
 
 from onward.brokers.base import AsideRecord, Failure, State, Tries, record_id
-from onward.brokers.redis.anchors import anchor_of
 from onward.brokers.redis.aside_rows import stored
-from onward.brokers.redis.leftovers import LostEntry
+from onward.brokers.redis.foreign.anchors import anchor_of
+from onward.brokers.redis.foreign.leftovers import LostEntry
+from onward.brokers.redis.foreign.lost_entries import report, stub
+from onward.brokers.redis.foreign.shard import DecodedEntries, StreamShard, UnfitEntry
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import SETTLE
-from onward.brokers.redis.lost_entries import report, stub
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.positions import id_of
 from onward.brokers.redis.progress import ProgressFields
 from onward.brokers.redis.server_errors import explained
-from onward.brokers.redis.stream_shard import DecodedEntries, StreamShard, UnfitEntry
 
 log = logging.getLogger("onward")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from onward.brokers.redis.streams import Streams
+from onward.brokers.redis.foreign.streams import Streams
 from onward.errors import Unserialisable
 from onward.event import Event
 

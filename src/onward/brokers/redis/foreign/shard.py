@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import msgspec
 
 from onward.brokers.base import Assigned, Moved, Progress, record_position
-from onward.brokers.redis.leftovers import Leftovers
+from onward.brokers.redis.foreign.entries import Misfit, StreamEntries
+from onward.brokers.redis.foreign.leftovers import Leftovers
+from onward.brokers.redis.foreign.projection import Projection
+from onward.brokers.redis.foreign.streams import Streams
 from onward.brokers.redis.positions import position_of
-from onward.brokers.redis.projection import Projection
-from onward.brokers.redis.stream_entries import Misfit, StreamEntries
-from onward.brokers.redis.streams import Streams
 from onward.event import Delivery
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from onward.brokers.redis.foreign.scripts import CONSUMER
 from onward.brokers.redis.link import Link
-from onward.brokers.redis.stream_scripts import CONSUMER
 
 
 def other_consumers(link: Link, groups: Sequence[tuple[str, str]]) -> list[str]:

@@ -5,11 +5,11 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from onward.brokers.redis.foreign.projection import ListChange, Plan, Projection
+from onward.brokers.redis.foreign.scripts import CONSUMER
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
 from onward.brokers.redis.positions import position_of
-from onward.brokers.redis.projection import ListChange, Plan, Projection
-from onward.brokers.redis.stream_scripts import CONSUMER
 
 log = logging.getLogger("onward")
 

@@ -81,7 +81,7 @@ for i, entry in ipairs(redis.call('XPENDING', KEYS[2], ARGV[3], ARGV[5], '+', AR
   local kind = entry[2] == 'onward' and 'o' or 't'
   kinds[i] = is_missing(entry[1]) and kind:upper() or kind
 end
-return {'page', last, redis.call('HEXISTS', KEYS[1], 'adopted'), ids, counts, table.concat(kinds)}
+return {'page', last, redis.call('HGET', KEYS[1], 'adopted'), ids, counts, table.concat(kinds)}
 """
 )
 
@@ -108,9 +108,9 @@ return {'ok', taken}
 """
 )
 
-# KEYS g stream; ARGV inc token group idle_ms, the last id that was given out, watermark above tries count. Stores the
-# progress that was found, unless the group has moved on since. Removes consumers that hold nothing: with entries, their
-# entries would be lost.
+# KEYS g stream; ARGV inc token group idle_ms, the last id that was given out, watermark above tries count, and the last
+# id that it should be, or empty: another program may have set it back. Stores the progress that was found, unless the
+# group has moved on since. Removes consumers that hold nothing: with a consumer that holds entries, they would be lost.
 ADOPTED = Script(
     _GROUP
     + SPARE
@@ -127,6 +127,10 @@ for _, consumer in ipairs(consumers) do
   if consumer['pending'] > 0 then return {'again'} end
 end
 spare()
+if ARGV[10] ~= '' then
+  last = ARGV[10]
+  redis.call('XGROUP', 'SETID', KEYS[2], ARGV[3], last)
+end
 redis.call('HSET', KEYS[1], 'watermark', ARGV[6], 'above', ARGV[7], 'tries', ARGV[8], 'count', ARGV[9])
 redis.call('HSET', KEYS[1], 'setid', last, 'adopted', '1')
 for _, consumer in ipairs(consumers) do

@@ -13,11 +13,11 @@ import msgspec
 
 from onward import clock
 from onward.brokers.core.holdings import ReadAhead
-from onward.brokers.redis.adoption import Adopted, Adopter, Waits
 from onward.brokers.redis.event_count import EventCount
+from onward.brokers.redis.foreign.adoption import Adopted, Adopter, Waits
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings
-from onward.brokers.redis.turn_schedule import TurnSchedule
+from onward.brokers.redis.turn_schedule import Step, TurnSchedule
 from onward.errors import BrokerError
 from onward.event import Partition
 
@@ -82,7 +82,7 @@ class TopicReclaimer:
         self._schedule.close()
 
     def _run(self) -> None:
-        while self._schedule.wait():
+        while self._schedule.wait() is not Step.END:
             try:
                 self._work()
                 self._schedule.succeeded()
@@ -94,6 +94,9 @@ class TopicReclaimer:
         self._adopter.close()
 
     def _work(self) -> None:
+        for partition in list(self.troubles):
+            if partition not in self._holdings.held:
+                self.troubles.pop(partition, None)
         for hold in list(self._claimed):
             self._adopt(hold)
         if clock.now() >= self._round_at:

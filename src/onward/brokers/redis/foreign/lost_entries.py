@@ -5,9 +5,9 @@ import time
 from collections.abc import Sequence
 
 from onward.brokers.base import AsideRecord, Failure, State, Tries, record_id
-from onward.brokers.redis.leftovers import LostEntry
+from onward.brokers.redis.foreign.leftovers import LostEntry
+from onward.brokers.redis.foreign.shard import StreamShard
 from onward.brokers.redis.member import RedisMember
-from onward.brokers.redis.stream_shard import StreamShard
 
 log = logging.getLogger("onward")
 

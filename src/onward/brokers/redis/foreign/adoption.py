@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 
 from onward import clock
 from onward.brokers.base import Progress
-from onward.brokers.redis import adoption_scripts as scripts
-from onward.brokers.redis.leftovers import Leftovers, LostEntry, PageWork, PendingPage, Stocktaking
+from onward.brokers.redis.foreign import adoption_scripts as scripts
+from onward.brokers.redis.foreign.leftovers import Leftovers, LostEntry, PageWork, PendingPage, Stocktaking
+from onward.brokers.redis.foreign.lost_entries import report, stub
+from onward.brokers.redis.foreign.reading import buried
+from onward.brokers.redis.foreign.shard import StreamShard
 from onward.brokers.redis.link import Link
-from onward.brokers.redis.lost_entries import report, stub
 from onward.brokers.redis.member import RedisHold, RedisMember
+from onward.brokers.redis.positions import id_of
 from onward.brokers.redis.progress import encoded
 from onward.brokers.redis.scripts import Command, Script
-from onward.brokers.redis.stream_reading import buried
-from onward.brokers.redis.stream_shard import StreamShard
 from onward.errors import BrokerError
 from onward.settings import Settings
 
@@ -113,7 +114,8 @@ class Adopter:
         progress, leftovers = found.result(hold.partition, hold.epoch, last)
         is_known = not found.is_changed and progress.watermark == _stored(hold).watermark
         before = hold.own.count.before(progress.watermark) if is_known else None
-        self._asked(self._call(scripts.ADOPTED, hold, last, *encoded(progress, before)))
+        passed = id_of(progress.watermark - 1) if progress.watermark > leftovers.until else ""
+        self._asked(self._call(scripts.ADOPTED, hold, last, *encoded(progress, before), passed))
         return Adopted(progress, leftovers, found.pending, before, taken)
 
     def _takes(self, hold: RedisHold, work: PageWork) -> list[Command]:

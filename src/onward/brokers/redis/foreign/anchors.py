@@ -12,9 +12,9 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from onward.brokers.redis.foreign.scripts import VERIFY
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.member import RedisHold, RedisMember
-from onward.brokers.redis.stream_scripts import VERIFY
 
 log = logging.getLogger("onward")
 
