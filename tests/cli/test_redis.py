@@ -35,7 +35,7 @@ app = Onward("{url}?publish_timeout_s=0.3")
 async def bill(order: dict) -> None:
     print("billed", order["id"], flush=True)
 """
-NO_SERVER = "redis://127.0.0.1:{port}"
+NO_SERVER = "redis://127.0.0.1:{port}?publish_timeout_s=0.5"
 COMMANDS = [
     "publish orders 1 --url {url}",
     "dead list --group billing --url {url}",
