@@ -12,11 +12,14 @@ import pytest
 from onward import clock, settings
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Fenced
+from onward.brokers.redis.address import RedisAddress
+from onward.brokers.redis.link import LinkDown, ServerLink
 from onward.errors import BadSetting, BrokerError
+from onward.settings import Settings
 from onward.testing import AsideSuite, BrokerSuite, FailureSuite
 from onward.testing.scenario import Member
 from tests.brokers.redis_harness import RedisHarness
-from tests.brokers.redis_stage import Stage, play
+from tests.brokers.redis_stage import Stage, own_server, play
 from tests.servers.redis_sentinel import RedisSentinel
 from tests.servers.server import free_port
 
@@ -150,6 +153,31 @@ def test_without_replication_a_master_that_can_be_replaced_promises_a_window(red
     with pytest.raises(BadSetting, match=r"durability='fsync'.*has 'window'.*replication=2"):
         asyncio.run(_opened(redis_sentinel.url, durability="fsync"))
     assert asyncio.run(_opened(redis_sentinel.url, replication=3)).features.durability == "replicated"
+
+
+def test_a_reader_leaves_a_server_that_became_a_replica() -> None:
+    """It would answer reads for ever, and never with our incarnation."""
+    with own_server() as server, server.client() as client:
+        link = ServerLink(RedisAddress.of(server.url, Settings()))
+        link.connect()
+        client.replicaof("127.0.0.1", free_port())
+        with pytest.raises(LinkDown, match="read-only replica"):
+            link.refresh()
+        assert not link.is_connected
+
+
+def test_a_link_follows_the_sentinels(redis_sentinel: RedisSentinel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the former master was suspended, and nothing has cut the connection."""
+    monkeypatch.setattr("onward.brokers.redis.link._CONFIRM_S", 0.0)
+    link = ServerLink(RedisAddress.of(redis_sentinel.url, Settings()))
+    link.connect()
+    before, former = link.incarnation(""), redis_sentinel.master()
+    former.pause()
+    redis_sentinel.wait_for_another(former)
+    former.resume()
+    link.connect()
+    assert link.incarnation("") != before
+    link.close()
 
 
 def test_a_lease_outlives_a_fail_over(redis_sentinel: RedisSentinel) -> None:

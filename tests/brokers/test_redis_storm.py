@@ -15,7 +15,7 @@ import pytest
 from onward.errors import PublishError
 from onward.event import Event
 from onward.testing.scenario import Kit, Process, event
-from tests.brokers.redis_harness import RedisHarness
+from tests.brokers.redis_harness import Addressed, RedisHarness
 from tests.brokers.redis_stage import own_server, play
 from tests.servers.redis import RedisServer
 from tests.storm import STORM_S
@@ -36,14 +36,14 @@ def test_members_killed_every_few_seconds_lose_and_invert_nothing(redis_server: 
     async def scene(kit: Kit) -> None:
         path, ledger, sent, kills = tmp_path / "storm.effects", Ledger(), 0, 0
         broker = await kit.broker()
-        members = [_member(kit, redis_server, path) for _ in range(3)]
+        members = [member_of_storm(kit, redis_server, path) for _ in range(3)]
         end, kill_at = time.monotonic() + STORM_S, time.monotonic() + 2
         while time.monotonic() < end:
             sent = await publish(broker, kit.topic, ledger, sent)
             await asyncio.sleep(0.05)
             if time.monotonic() > kill_at:
                 members.pop(random.randrange(3)).kill()
-                members.append(_member(kit, redis_server, path))
+                members.append(member_of_storm(kit, redis_server, path))
                 kills += 1
                 kill_at = time.monotonic() + random.uniform(1, 3)
         await balanced(redis_server, kit.topic, path, ledger)
@@ -62,7 +62,7 @@ def test_members_killed_every_few_seconds_lose_and_invert_nothing(redis_server: 
     play(run())
 
 
-def _member(kit: Kit, server: RedisServer, path: Path) -> "StormMember":
+def member_of_storm(kit: Kit, server: Addressed, path: Path) -> "StormMember":
     member = StormMember(server, kit.topic, path)
     kit.adopt(member)
     return member
@@ -84,7 +84,7 @@ def read(path: Path) -> list[Handled]:
 
 
 class StormMember(Process):
-    def __init__(self, server: RedisServer, topic: str, path: Path) -> None:
+    def __init__(self, server: Addressed, topic: str, path: Path) -> None:
         task = {
             "url": server.url,
             "settings": {"partitions": PARTITIONS, "lease_s": 1.0, "takeover_grace_s": 0.1, "publish_timeout_s": 5.0},
@@ -174,7 +174,7 @@ def test_a_server_that_loses_its_last_moments_loses_nothing_else(tmp_path: Path)
         kit = Kit(RedisHarness(server, tmp_path), {"partitions": PARTITIONS, "lease_s": 1.0, "publish_timeout_s": 20.0})
         path, ledger, sent, crashes = tmp_path / "storm.effects", Ledger(), 0, 0
         for _ in range(3):
-            _member(kit, server, path)
+            member_of_storm(kit, server, path)
         try:
             broker = await kit.broker()
             end, crash_at = time.monotonic() + STORM_S, time.monotonic() + 4

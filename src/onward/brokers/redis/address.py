@@ -59,13 +59,14 @@ class RedisAddress(NamedTuple):
     def master(self, timeout_s: float = _SENTINEL_S) -> Host:
         """As the first Sentinel says that answers. NoConnection: none of them knows."""
         problems = []
-        for host, port in self.hosts:
+        for host, port in list(self.hosts):
             try:
                 if (found := self._asked({**self.sentinel_options, "host": host, "port": port}, timeout_s)) is not None:
                     return found
                 problems.append(f"Sentinel {host}:{port} knows no master with the name {self.service}")
             except (RedisError, OSError) as error:
                 problems.append(f"Sentinel {host}:{port}: {error}")
+                self.hosts[host, port] = self.hosts.pop((host, port), None)  # it is asked last from now on
         raise NoConnection("; ".join(problems))
 
     def _asked(self, options: Mapping[str, Any], timeout_s: float) -> Host | None:

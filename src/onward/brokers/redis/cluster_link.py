@@ -112,7 +112,8 @@ class ClusterLink(Link):
         self._learned = 0.0
 
     def call(self, *commands: Command, copies: int = 0) -> list[Any]:
-        self.connect()
+        if not self._ready():  # otherwise slots stay at the nodes whose incarnations the commands have
+            self.connect()
         replies: dict[int, Any] = {}
         calls = routed = list(self._routed(commands, replies))
         ends = {call.at: call.host for call in calls}  # where each command went last

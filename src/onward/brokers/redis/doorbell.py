@@ -88,6 +88,7 @@ class RedisDoorbell:
                 self._changed.wait(left_s)
 
     def _listen(self) -> None:
+        self._link.connect()
         if not self._client:
             (self._client,) = self._link.ask(("CLIENT", "ID"))
             self._know_news()

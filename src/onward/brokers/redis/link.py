@@ -5,7 +5,7 @@ without redis-py's callbacks, which make a dict of every entry.
 """
 
 import asyncio
-import contextlib
+import math
 import random
 import time
 from abc import ABC, abstractmethod
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as NoReply
 
+from onward import clock
 from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.keys import type_of
 from onward.brokers.redis.permissions import PROBE, TRIALS, is_denied_in_script, missing, refused
@@ -30,6 +31,8 @@ TIMEOUT_S = 5.0  # of one answer
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 _CLOSE_S = 2.0
+_CONFIRM_S = 1.0  # between two questions to the Sentinels, whether the master is the same
+_ASK_AGAIN_S = 10.0  # when none of them has answered
 
 
 class LinkDown(BrokerError):
@@ -81,7 +84,8 @@ class Link(ABC):
 
     @abstractmethod
     def connect(self) -> None:
-        """LinkDown: no server answers, or it cannot be used."""
+        """Also from time to time while it is connected: a fail-over may have replaced the server. LinkDown: no server
+        answers, or it cannot be used."""
 
     @abstractmethod
     def confirm(self) -> None:
@@ -138,10 +142,12 @@ class ServerLink(Link):
         super().__init__(address)
         self._timeout_s = timeout_s
         self._incarnation = ""
+        self._confirm_at = 0.0  # when to ask the Sentinels again
         self._connection: Any = None  # of redis-py, whose connections have no annotations
 
     def call(self, *commands: Command, copies: int = 0) -> list[Any]:
-        self.connect()
+        if self._connection is None:  # otherwise the server stays the one whose incarnation the commands have
+            self.connect()
         replies = self.exchange(commands)
         unknown = [at for at, reply in enumerate(replies) if is_unknown_script(reply)]
         if unknown:
@@ -156,9 +162,14 @@ class ServerLink(Link):
 
     def connect(self) -> None:
         """The incarnation is read first on every new connection."""
-        if self._connection is not None:
-            return
-        self.open()
+        if self._connection is not None and clock.now() > self._confirm_at:
+            self._ask_sentinels()
+        if self._connection is None:
+            self.open()
+            self._identify()
+            self.trouble = ""
+
+    def _identify(self) -> None:
         facts = self._info({})
         if why := LOADING if facts.is_loading else facts.obstacle():
             self.close()
@@ -166,7 +177,6 @@ class ServerLink(Link):
             is_replaced = self.address.kind == "sentinel" and not facts.is_master  # the Sentinels will know
             raise LinkDown(self.trouble, sent=False, final=not facts.is_loading and not is_replaced)
         self._incarnation = facts.incarnation
-        self.trouble = ""
 
     def open(self) -> None:
         """Connect, whatever the server is."""
@@ -181,13 +191,21 @@ class ServerLink(Link):
         self._connection = connection
 
     def confirm(self) -> None:
-        """A former master that was suspended accepts writes until the Sentinels reach it. If none of them answers, no
-        other master is known."""
-        if self.address.kind == "sentinel" and self._connection is not None:
-            with contextlib.suppress(RedisError, OSError):
+        if self._connection is not None:
+            self._ask_sentinels()
+        self.connect()
+
+    def _ask_sentinels(self) -> None:
+        """Leave a former master: it may accept writes, and answer reads, until the Sentinels reach it. If none of them
+        answers, no other master is known."""
+        self._confirm_at = math.inf
+        if self.address.kind == "sentinel":
+            try:
                 if self.address.master() != (self._connection.host, self._connection.port):
                     self.close()
-        self.connect()
+                self._confirm_at = clock.now() + _CONFIRM_S
+            except (RedisError, OSError):
+                self._confirm_at = clock.now() + _ASK_AGAIN_S
 
     @property
     def is_connected(self) -> bool:
@@ -198,7 +216,7 @@ class ServerLink(Link):
 
     def refresh(self) -> None:
         self.connect()
-        self._incarnation = self._info({}).incarnation
+        self._identify()
 
     def facts(self) -> ServerFacts:
         """With what CONFIG says, where it may be asked: without it, the weaker durability is assumed."""
@@ -348,11 +366,13 @@ class LinkThread:
         return self._closed
 
     def _once(self, call: Callable[[Link], T]) -> T:
+        self._link.connect()
         return call(self._link)
 
     def _twice(self, call: Callable[[Link], T]) -> T:
         was_connected = self._link.is_connected
         try:
+            self._link.connect()
             return call(self._link)
         except LinkDown as error:
             if not was_connected or not error.sent:
