@@ -368,3 +368,24 @@ def test_a_group_starts_at_a_time_by_the_servers_clock(redis_server: RedisServer
                 assert assigned.log_id == member.assigned[assigned.partition].log_id
 
     play(scene())
+
+
+def test_partitions_without_events_are_not_behind(redis_server: RedisServer) -> None:
+    """Not if they never had one, nor if the last id of the stream was lifted after a restart."""
+
+    async def scene() -> None:
+        async with staged(redis_server, partitions=4) as stage:
+            broker = await stage.broker()
+            member = await (await stage.member(broker)).hold(4)
+            await broker.publish(stage.events(1))
+            await member.take(1)
+            await member.settle()
+            client: Any = stage.client
+            client.execute_command("XSETID", stage.keys.stream, f"{int(time.time() + 60) * 1000}-0")
+            (info,) = await broker.groups(stage.topic)
+            assert all(each.watermark == each.end for each in info.partitions.values()), info.partitions
+            await broker.publish(stage.events(1, start=1))
+            (info,) = await broker.groups(stage.topic)
+            assert sum(each.end is not None and each.watermark < each.end for each in info.partitions.values()) == 1
+
+    play(scene())

@@ -587,14 +587,37 @@ def test_dropping_the_topic_leaves_the_streams_to_their_owner(redis_server: Redi
             stage.add(1, 2)
             member = await stage.member(2)
             await member.take(2)
+            assert not await member.settle()
             await member.subscription.close()
             operator = await stage.stage.broker(streams={})
             await operator.drop_topic(stage.stage.topic)
             assert stage.client.xlen(stage.stream) == 2
-            assert stage.client.xinfo_groups(stage.stream) == []
+            assert len(stage.client.xinfo_groups(stage.stream)) == 1
             name = stage.streams.name
             left = {key.decode() for key in stage.client.keys(f"*{name}*")}
             assert left == {f"{name}:0", f"{name}:1"}
+
+    play(scene())
+
+
+def test_the_number_of_shards_can_change_when_the_topic_is_forgotten(redis_server: RedisServer) -> None:
+    """The redeploy guide: the group goes on where it was, and repeats nothing."""
+
+    async def scene() -> None:
+        async with streaming(redis_server, mapping={"shards": 2}) as stage:
+            stage.add(1, 2)
+            member = await stage.member(2)
+            await member.take(2)
+            assert not await member.settle()
+            await member.subscription.close()
+            topic, more = stage.stage.topic, Streams(stage.streams.name, shards=3, key="job_id")
+            broker = await stage.stage.broker(streams={topic: more})
+            with pytest.raises(PartitionsDiffer, match=f"await app.broker.drop_topic\\('{topic}'\\)"):
+                await stage.stage.member(broker)
+            await (await stage.stage.broker()).drop_topic(topic)
+            member = await (await stage.stage.member(broker)).hold(3)
+            added = [*stage.add(3), *stage.add(4, index=2)]
+            assert sorted(ids(await member.take(2))) == sorted(added)
 
     play(scene())
 

@@ -62,7 +62,8 @@ def drop_group(link: Link, topics: RedisTopics, topic: str, group: str) -> None:
 
 
 def drop_topic(link: Link, topics: RedisTopics, topic: str) -> None:
-    """The topic's own entry goes first, so that no process finds half a topic."""
+    """The topic's own entry goes first, so that no process finds half a topic. Streams of others stay, and so do their
+    groups: the topic can be mapped again, in another way, and goes on where they are."""
     spec = find(link, topics.keyspace, topic)
     if spec is None:
         return
@@ -71,10 +72,10 @@ def drop_topic(link: Link, topics: RedisTopics, topic: str) -> None:
         _check_unused(link, place)
     link.ask(("DEL", TopicKeys(topic).topic), ("SREM", TOPICS, topic))
     for place in places:
-        _drop(link, place)
+        _drop(link, place._replace(is_foreign=False))
     keys, streams = topics.keys(spec), topics.keyspace.streams(topic)
     link.ask(*[("UNLINK", each.meta, each.marks, each.groups, each.passing, each.relays) for each in keys])
-    if streams is None:  # streams of others stay
+    if streams is None:
         link.ask(*[("UNLINK", each.stream) for each in keys])
 
 
@@ -120,12 +121,20 @@ def _read(link: Link, place: GroupPlace) -> tuple[GroupInfo, dict[int, OwnedPlac
 
 
 def _owned(reply: Sequence[Any], now_ms: int) -> OwnedPlace:
-    watermark, token, fence, at_ms, lease_ms, last = reply
+    watermark, token, fence, at_ms, lease_ms, *rest = reply
     counts = token not in (b"", UNKNOWN.encode()) and now_ms < int(at_ms) + int(lease_ms) + _SLACK_MS
     owner = owner_of(token.decode()) if counts else ""
-    end = position_of(last) if last is not None else None
     name = member_of(owner).name if owner else None
-    return OwnedPlace(Standing(int(watermark, 16), None if end is None else end + 1, name, int(fence)), owner)
+    done = int(watermark, 16)
+    return OwnedPlace(Standing(done, _end(done, rest), name, int(fence)), owner)
+
+
+def _end(watermark: int, last: Sequence[bytes]) -> int | None:
+    """`last`: the id of the last entry; empty if the watermark is above it; nothing if there is no stream."""
+    if not last:
+        return None
+    position = position_of(last[0]) if last[0] else None
+    return watermark if position is None else position + 1
 
 
 def _set(keys: PartitionKeys, group: str) -> str:

@@ -191,12 +191,17 @@ return ''
 """
 )
 
-# KEYS g stream
+# KEYS g stream. Also answers the id of the last entry, if it lies above the watermark: the last id that the stream has
+# given may belong to no entry.
 STANDING = Script(
-    STREAM
+    HEX
     + """
 local h = redis.call('HMGET', KEYS[1], 'watermark', 'owner', 'fence', 'at', 'lease')
-h[6] = redis.call('EXISTS', KEYS[2]) == 1 and last_id(KEYS[2])
+if not h[1] or redis.call('EXISTS', KEYS[2]) == 0 then return h end
+h[6] = ''
+if redis.call('XRANGE', KEYS[2], id(h[1]), '+', 'COUNT', 1)[1] then
+  h[6] = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1][1]
+end
 return h
 """
 )

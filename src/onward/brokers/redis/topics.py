@@ -149,7 +149,10 @@ def check_mapping(name: str, mapped: Streams | None, stored: Streams | None) -> 
         return
     ours = f"this process has it on {mapped.place_text}" if mapped else "this process has no mapping for it"
     theirs = f"is on {stored.place_text}" if stored else "has streams of its own"
-    cure = f"write streams={{{name!r}: Streams({stored.place_text})}}" if stored else "use another name for the topic"
+    cure = "use another name for the topic"
+    if stored:
+        write = f"write streams={{{name!r}: Streams({stored.place_text})}}"
+        cure = f"{write}, or forget the topic first: await app.broker.drop_topic({name!r})"
     raise PartitionsDiffer(f"topic {name} {theirs}, {ours}; {cure}")
 
 
