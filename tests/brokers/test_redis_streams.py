@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -608,6 +609,44 @@ def test_a_passing_group_leaves_no_group_in_the_stream(redis_server: RedisServer
             await member.take(1)
             assert not await member.settle()
             assert stage.client.xinfo_groups(stage.stream) == []
+
+    play(scene())
+
+
+def test_a_passing_group_skips_an_entry_that_does_not_fit(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "onward")
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            bad = stage.client.xadd(stage.stream, {"other": "no key"}).decode()
+            stage.add(1)
+            stage.stage.group = f"{PASSING}tail"
+            broker = await stage.stage.broker()
+            member = await (await stage.stage.member(broker)).hold(1)
+            await member.take(1)
+            (record,) = [each for each in caplog.records if bad in each.message]
+            assert "has no field job_id" in record.message and "skipped" in record.message
+            assert "dead letter" not in record.message and PASSING not in record.message
+            page = await broker.aside(stage.stage.group).scan(Filter(frozenset({State.DEAD})), None, 10)
+            assert list(page.records) == []
+
+    play(scene())
+
+
+def test_the_doctor_knows_no_backlog_limit_of_streams_of_others(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            stage.add(1)
+            member = await stage.member()
+            await member.subscription.close()
+            broker = await stage.stage.broker()
+            await broker.drop_group(stage.stage.topic, stage.stage.group)
+            operator = await stage.stage.broker(streams={})
+            for each in (broker, operator):
+                found = [f"{finding.what}; {finding.cure}" for finding in await each.diagnose()]
+                assert not [each for each in found if stage.stage.topic in each]
 
     play(scene())
 
