@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -635,6 +636,44 @@ def test_a_passing_group_leaves_no_group_in_the_stream(redis_server: RedisServer
     play(scene())
 
 
+def test_a_passing_group_skips_an_entry_that_does_not_fit(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "onward")
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            bad = stage.client.xadd(stage.stream, {"other": "no key"}).decode()
+            stage.add(1)
+            stage.stage.group = f"{PASSING}tail"
+            broker = await stage.stage.broker()
+            member = await (await stage.stage.member(broker)).hold(1)
+            await member.take(1)
+            (record,) = [each for each in caplog.records if bad in each.message]
+            assert "has no field job_id" in record.message and "skipped" in record.message
+            assert "dead letter" not in record.message and PASSING not in record.message
+            page = await broker.aside(stage.stage.group).scan(Filter(frozenset({State.DEAD})), None, 10)
+            assert list(page.records) == []
+
+    play(scene())
+
+
+def test_the_doctor_knows_no_backlog_limit_of_streams_of_others(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            stage.add(1)
+            member = await stage.member()
+            await member.subscription.close()
+            broker = await stage.stage.broker()
+            await broker.drop_group(stage.stage.topic, stage.stage.group)
+            operator = await stage.stage.broker(streams={})
+            for each in (broker, operator):
+                found = [f"{finding.what}; {finding.cure}" for finding in await each.diagnose()]
+                assert not [each for each in found if stage.stage.topic in each]
+
+    play(scene())
+
+
 def test_a_stream_belongs_to_one_topic(redis_server: RedisServer) -> None:
     async def scene() -> None:
         async with streaming(redis_server) as stage:
@@ -697,6 +736,76 @@ def test_what_others_trim_before_it_was_read_is_counted_as_lost(redis_server: Re
             await member.take(6)
             await member.subscription.lag()
             assert lost_of(broker) == 6
+
+    play(scene())
+
+
+def test_what_others_trim_between_two_runs_is_counted_at_once(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stream is older than the group. The next owner reports the loss when it begins, and only once."""
+
+    async def run(stage: StreamStage, ids_: list[str]) -> float:
+        broker = await stage.stage.broker()
+        member = await (await stage.stage.member(broker)).hold(1)
+        lost = lost_of(broker)
+        await member.take(len(ids_))
+        assert ids(member.deliveries) == ids_
+        await member.settle()
+        await member.subscription.lag()
+        assert lost_of(broker) == lost
+        await member.subscription.close()
+        return lost
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            assert await run(stage, stage.add(1, 2, 3)) == 0
+            (group,) = stage.client.xinfo_groups(stage.stream)
+            assert group["entries-read"] == 3
+            left = stage.add(*range(4, 9))[-2:]
+            stage.client.xtrim(stage.stream, maxlen=2, approximate=False)
+            assert await run(stage, left) == 3
+            assert "3 entries of stream" in caplog.text
+            assert await run(stage, []) == 0
+
+    play(scene())
+
+
+def test_what_is_trimmed_completely_is_reported_by_one_owner(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            brokers = [await stage.stage.broker() for _ in range(2)]
+            member = await (await stage.stage.member(brokers[0])).hold(1)
+            await member.subscription.pause([Partition(stage.stage.topic, 0)])
+            stage.add(1, 2)
+            stage.client.xtrim(stage.stream, maxlen=0, approximate=False)
+            await member.subscription.lag()
+            assert lost_of(brokers[0]) == 2
+            await member.until(lambda: stage.client.xinfo_groups(stage.stream)[0]["entries-read"] == 2)
+            await member.subscription.close()
+            await (await stage.stage.member(brokers[1])).hold(1)
+            assert lost_of(brokers[1]) == 0
+
+    play(scene())
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_group_in_the_middle_of_a_long_stream_reports_no_loss(redis_server: RedisServer, is_read: bool) -> None:
+    """How many entries are before it the server knows only if consumers have read them."""
+
+    async def scene() -> None:
+        async with streaming(redis_server, reclaim_idle_s=0.1) as stage:
+            added = stage.add(*range(900))
+            stage.client.xgroup_create(stage.stream, stage.stage.group, "0" if is_read else added[449])
+            if is_read:
+                stage.client.xreadgroup(stage.stage.group, "old", {stage.stream: ">"}, count=450, noack=True)
+            broker = await stage.stage.broker()
+            member = await (await stage.stage.member(broker)).hold(1)
+            (lag,) = (await member.subscription.lag()).values()
+            assert lag.undelivered == (450 if is_read else None)
+            await member.take(450)
+            (lag,) = (await member.subscription.lag()).values()
+            assert (lag.undelivered, lost_of(broker)) == (0, 0)
 
     play(scene())
 

@@ -35,7 +35,7 @@ def findings(link: Link, topics: RedisTopics, settings: Settings, facts: ServerF
         infos = figures.groups(link, topics, spec.name)
         names = [info.group for info in infos if not info.group.startswith(PASSING)]
         found += map(_left_behind, filter(_is_left_behind, infos))
-        if topics.keyspace.mapped(spec.name) is not None:
+        if topics.keyspace.streams(spec.name) is not None:
             found += _consumers(link, topics, spec, names, settings)
         elif names:
             found += _retained(link, topics, spec, names, settings)

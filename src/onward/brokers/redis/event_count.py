@@ -27,13 +27,9 @@ class EventCount:
         return self._passed + len(self._positions)
 
     @property
-    def is_known(self) -> bool:
-        return self._first is not None
-
-    @property
-    def appended(self) -> int:
-        """Events before the next one to read. If it is unknown how many there were before, those that were read."""
-        return (self._first or 0) + self.read
+    def appended(self) -> int | None:
+        """Events before the next one to read. None: unknown."""
+        return None if self._first is None else self._first + self.read
 
     def add(self, positions: Iterable[int]) -> None:
         """These were read, in this order."""

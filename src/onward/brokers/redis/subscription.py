@@ -13,6 +13,7 @@ from onward.brokers.core.holdings import Chunk
 from onward.brokers.core.subscription import SubscriptionShell
 from onward.brokers.redis import reader, settling
 from onward.brokers.redis.doorbell import ClusterDoorbell, RedisDoorbell
+from onward.brokers.redis.foreign.lost_entries import report_unread
 from onward.brokers.redis.foreign.scripts import LAG_STREAM
 from onward.brokers.redis.keys import Keyspace, PartitionKeys
 from onward.brokers.redis.lease_keeper import LeaseKeeper
@@ -94,19 +95,26 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
             return {}
         replies = await self._thread.run(lambda link: _counted(link, self._leases.member.keyspace, read))
         for so_far, reply in zip(read, replies, strict=True):
-            if reply is not None and (missing := so_far.hold.own.count.missing(reply.appended, so_far.events)):
-                self._report_missing(so_far.hold.partition, missing)
+            if reply is None or reply.appended is None:
+                continue
+            if missing := so_far.hold.own.count.missing(reply.appended, so_far.events):
+                self._report_missing(so_far.hold, missing)
         return {each.hold.partition: each.lag(reply) for each, reply in zip(read, replies, strict=True)}
 
-    def _report_missing(self, partition: Partition, missing: int) -> None:
-        member = self._leases.member
+    def _report_missing(self, hold: RedisHold, missing: int) -> None:
+        member, partition = self._leases.member, hold.partition
+        if hold.own.shard is not None:
+            if hold.own.shard.projection is not None:
+                hold.own.shard.projection.recount()
+            return report_unread(member, partition, missing)
         if member.is_passing:  # trimming does not wait for it
             return
         member.figures.lost(partition, missing)
         log.error(
-            "%s: %s events were removed from stream %s before group %s had read them; they are lost. Stop the program "
-            "that uses XTRIM, XDEL or MAXLEN on it: Onward removes what is finished, by the retention settings",
-            *(partition, f"{missing:,}", member.keyspace.of(partition).stream, member.group),
+            "%s: %s removed from stream %s before group %s had read %s; the content is lost. Stop the program that "
+            "uses XTRIM, XDEL or MAXLEN on it: Onward removes what is finished, by the retention settings",
+            *(partition, "1 event was" if missing == 1 else f"{missing:,} events were"),
+            *(member.keyspace.of(partition).stream, member.group, "it" if missing == 1 else "them"),
         )
 
     def _collected(self, now: float, *, sure: bool) -> None:
@@ -194,7 +202,7 @@ class ReadSoFar(NamedTuple):
 
     hold: RedisHold
     position: int  # the next one to read
-    appended: int  # events before it, as far as we know
+    appended: int | None  # events before it; None: unknown
     events: int  # read by this ownership
     ahead: int  # of these, not yet handed out
     first_ms: int | None  # when the first of those was published
@@ -221,7 +229,7 @@ class Counted(NamedTuple):
     unread: int
     first_ms: int | None  # when the first of them was published
     now_ms: int
-    appended: int  # all events before the first of them
+    appended: int | None  # all events before the first of them; None: unknown
 
     @classmethod
     def of(cls, reply: Any) -> "Counted | None":
@@ -229,7 +237,8 @@ class Counted(NamedTuple):
         if isinstance(reply, ResponseError) or reply[0] < 0:
             return None
         unread, first_ms, now_ms, appended = reply
-        return cls(unread, int(first_ms) if first_ms else None, int(now_ms), appended)
+        counted = None if appended == b"" else appended
+        return cls(unread, int(first_ms) if first_ms else None, int(now_ms), counted)
 
 
 def _counted(link: Link, keyspace: Keyspace, read: Sequence[ReadSoFar]) -> list[Counted | None]:
@@ -240,5 +249,5 @@ def _counted(link: Link, keyspace: Keyspace, read: Sequence[ReadSoFar]) -> list[
 def _count(keys: PartitionKeys, read: ReadSoFar) -> Command:
     place = hex_of(read.position)
     if read.hold.own.shard is not None:
-        return LAG_STREAM([keys.stream], place, read.appended)
+        return LAG_STREAM([keys.stream], place, "" if read.appended is None else read.appended)
     return LAG([keys.stream, keys.meta, keys.marks], place)

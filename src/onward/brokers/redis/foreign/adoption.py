@@ -10,7 +10,7 @@ from onward import clock
 from onward.brokers.base import Progress
 from onward.brokers.redis.foreign import adoption_scripts as scripts
 from onward.brokers.redis.foreign.leftovers import Leftovers, LostEntry, PageWork, PendingPage, Stocktaking
-from onward.brokers.redis.foreign.lost_entries import report, stub
+from onward.brokers.redis.foreign.lost_entries import report, report_unread, stub
 from onward.brokers.redis.foreign.reading import buried
 from onward.brokers.redis.foreign.shard import StreamShard
 from onward.brokers.redis.link import Link
@@ -115,8 +115,11 @@ class Adopter:
         is_known = not found.is_changed and progress.watermark == _stored(hold).watermark
         before = hold.own.count.before(progress.watermark) if is_known else None
         passed = id_of(progress.watermark - 1) if progress.watermark > leftovers.until else ""
-        self._asked(self._call(scripts.ADOPTED, hold, last, *encoded(progress, before), passed))
-        return Adopted(progress, leftovers, found.pending, before, taken)
+        ((_, count, missing),) = self._asked(
+            self._call(scripts.ADOPTED, hold, last, *encoded(progress, before), passed)
+        )
+        report_unread(self._member, hold.partition, missing)
+        return Adopted(progress, leftovers, found.pending, int(count) if count else None, taken)
 
     def _takes(self, hold: RedisHold, work: PageWork) -> list[Command]:
         if not work.takes and not work.lost:

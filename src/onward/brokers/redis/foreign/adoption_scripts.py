@@ -1,7 +1,8 @@
 """Scripts that take over what other consumers of a group have left in a stream. Each checks the owner, and `inc` as in
 lease_scripts. They answer `busy` while another consumer has been active in the last idle_ms."""
 
-from onward.brokers.redis.scripts import SPARE, Script
+from onward.brokers.redis.foreign.scripts import ADDED
+from onward.brokers.redis.scripts import HEX, SPARE, Script
 
 # The answer that ends every script here early, or nil; where the group stands; its other consumers.
 _GROUP = """
@@ -19,7 +20,7 @@ local function last_delivered()
   if redis.call('EXISTS', KEYS[2]) == 0 then return nil end
   for _, row in ipairs(redis.call('XINFO', 'GROUPS', KEYS[2])) do
     local group = fields(row)
-    if group['name'] == ARGV[3] then return group['last-delivered-id'] end
+    if group['name'] == ARGV[3] then return group['last-delivered-id'], group['entries-read'] end
   end
 end
 local function others()
@@ -111,13 +112,17 @@ return {'ok', taken}
 # KEYS g stream; ARGV inc token group idle_ms, the last id that was given out, watermark above tries count, and the last
 # id that it should be, or empty: another program may have set it back. Stores the progress that was found, unless the
 # group has moved on since. Removes consumers that hold nothing: with a consumer that holds entries, they would be lost.
+# A count that is empty is found out, if the server knows it. Answers the count, or empty, and how many entries were
+# removed since the group was adopted before, and never read.
 ADOPTED = Script(
-    _GROUP
+    HEX
+    + _GROUP
     + SPARE
+    + ADDED
     + """
 local no = refused()
 if no then return no end
-local last = last_delivered()
+local last, read = last_delivered()
 if not last then return {'group'} end
 local consumers = others()
 no = busy(consumers)
@@ -127,16 +132,27 @@ for _, consumer in ipairs(consumers) do
   if consumer['pending'] > 0 then return {'again'} end
 end
 spare()
+local missing = 0
 if ARGV[10] ~= '' then
+  read = ARGV[10] == last and read
   last = ARGV[10]
-  redis.call('XGROUP', 'SETID', KEYS[2], ARGV[3], last)
 end
-redis.call('HSET', KEYS[1], 'watermark', ARGV[6], 'above', ARGV[7], 'tries', ARGV[8], 'count', ARGV[9])
+local given = added_before(KEYS[2], '(' .. last)
+if given and read and redis.call('HGET', KEYS[1], 'adopted') then missing = math.max(0, given - read) end
+given = given or read
+local count = added_before(KEYS[2], id(ARGV[6])) or tonumber(ARGV[9])
+if not count and given then
+  local rows = redis.call('XRANGE', KEYS[2], id(ARGV[6]), last, 'COUNT', counted)
+  count = #rows < counted and given - #rows
+end
+count = count and string.format('%.0f', count) or ''
+set_id(KEYS[2], ARGV[3], last, given and string.format('%.0f', given) or '')
+redis.call('HSET', KEYS[1], 'watermark', ARGV[6], 'above', ARGV[7], 'tries', ARGV[8], 'count', count)
 redis.call('HSET', KEYS[1], 'setid', last, 'adopted', '1')
 for _, consumer in ipairs(consumers) do
   redis.call('XGROUP', 'DELCONSUMER', KEYS[2], ARGV[3], consumer['name'])
 end
-return {'ok', #consumers}
+return {'ok', count, missing}
 """
 )
 

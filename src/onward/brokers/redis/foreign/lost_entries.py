@@ -8,6 +8,7 @@ from onward.brokers.base import AsideRecord, Failure, State, Tries, record_id
 from onward.brokers.redis.foreign.leftovers import LostEntry
 from onward.brokers.redis.foreign.shard import StreamShard
 from onward.brokers.redis.member import RedisMember
+from onward.event import Partition
 
 log = logging.getLogger("onward")
 
@@ -38,15 +39,29 @@ def report(member: RedisMember, shard: StreamShard, lost: Sequence[LostEntry]) -
     """When their stubs are stored."""
     if not lost:
         return
-    partition = shard.assigned.partition
+    partition, first, last = shard.assigned.partition, lost[0].id.decode(), lost[-1].id.decode()
     member.figures.lost(partition, len(lost))
     log.error(
-        "%s: %d entries of stream %s were removed before group %s had finished them, from %s to %s; their stubs are in "
-        "the dead letters. Let the program that trims the stream keep more",
-        partition,
-        len(lost),
-        shard.stream,
-        member.group,
-        lost[0].id.decode(),
-        lost[-1].id.decode(),
+        "%s: %s of stream %s removed before group %s had finished %s, %s; the stubs are in the dead letters. Let the "
+        "program that trims the stream keep more",
+        *(partition, entries(len(lost)), f"{shard.stream} {'was' if len(lost) == 1 else 'were'}", member.group),
+        "it" if len(lost) == 1 else "them",
+        first if len(lost) == 1 else f"from {first} to {last}",
     )
+
+
+def report_unread(member: RedisMember, partition: Partition, missing: int) -> None:
+    """So many entries were removed that no consumer of the group was given. Their ids are unknown."""
+    if not missing or member.is_passing:  # a passing group has no claim to them
+        return
+    member.figures.lost(partition, missing)
+    log.error(
+        "%s: %s of stream %s removed before group %s had read %s; the content is lost. Let the program that trims the "
+        "stream keep more",
+        *(partition, entries(missing), f"{member.keyspace.of(partition).stream} {'was' if missing == 1 else 'were'}"),
+        *(member.group, "it" if missing == 1 else "them"),
+    )
+
+
+def entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count:,} entries"

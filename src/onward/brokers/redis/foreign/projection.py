@@ -83,6 +83,10 @@ class Projection:
         """An operator moved the records of these positions, or removed them."""
         self._moved.append((positions, to))
 
+    def recount(self) -> None:
+        """What the group at the server has read must be written again."""
+        self._handed_out = -1
+
     def is_behind(self, next_out: int) -> bool:
         """More was handed out, or is done, than the group at the server knows of, or records were moved."""
         return next_out > self._handed_out or bool(self._moved) or bool(self._doubtful)

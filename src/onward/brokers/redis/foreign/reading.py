@@ -25,25 +25,33 @@ log = logging.getLogger("onward")
 def decoded(
     link: Link, member: RedisMember, hold: RedisHold, entries: list[tuple[bytes, list[bytes]]]
 ) -> DecodedEntries:
-    """What can be passed on. An entry that does not fit is skipped once its dead letter is stored."""
+    """What can be passed on. An entry that does not fit is skipped once its dead letter is stored, and at once in a
+    passing group."""
     shard = hold.own.shard
     assert shard is not None, "a stream of others"
     if entries:
         shard.anchor = anchor_of(*entries[-1])
     found = shard.decoded(entries, hold.ahead.position)
     lost = [LostEntry(id_of(each).encode(), each) for each in found.missing]
-    letters = [_letter(member.group, shard, each) for each in found.unfit]
+    letters = [] if member.is_passing else [_letter(member.group, shard, each) for each in found.unfit]
     letters += [stub(member.group, shard, each) for each in lost]
     if letters and (why := buried(link, member, hold, letters)):
         first = min(each.position for each in letters)
         return found.before(first, f"entry {id_of(first)}: its dead letter cannot be stored: {why}")
     for each in found.unfit:
-        log.error("%s of group %s: %s; it is a dead letter now", hold.partition, member.group, each.why)
+        _report_unfit(member, hold, each)
     report(member, shard, lost)
     if shard.projection is not None:
         shard.projection.saw([each.position for each in found.deliveries])
         shard.projection.buried([each.position for each in letters])
     return found
+
+
+def _report_unfit(member: RedisMember, hold: RedisHold, unfit: UnfitEntry) -> None:
+    if member.is_passing:  # it has no dead letters
+        log.warning("%s: %s; skipped", hold.partition, unfit.why)
+    else:
+        log.error("%s of group %s: %s; it is a dead letter now", hold.partition, member.group, unfit.why)
 
 
 def buried(link: Link, member: RedisMember, hold: RedisHold, letters: list[AsideRecord]) -> str:

@@ -69,6 +69,31 @@ local function last_fit(stream, anchors)
   return '0000000000000000', newest, ''
 end
 """
+# How many entries were ever added before an id, as XRANGE takes it. It is exact near either end of the stream, and nil
+# elsewhere, and on a 6.2 server, which does not count. Also the entries from there on, `counted` at most, and what the
+# server says of the stream. And: set a group's last-delivered id and what it has read, which
+# may be empty: unknown. A 6.2 server does not take that.
+ADDED = (
+    f"local counted = {_COUNTED}"
+    """
+local function added_before(stream, from)
+  local info, x = {}, redis.call('XINFO', 'STREAM', stream)
+  for i = 1, #x, 2 do info[x[i]] = x[i + 1] end
+  local added = info['entries-added']
+  local rows = redis.call('XRANGE', stream, from, '+', 'COUNT', counted)
+  if added and rows[1] and rows[1][1] == info['first-entry'][1] then
+    added = added - info['length']
+  else
+    added = added and #rows < counted and added - #rows or nil
+  end
+  return added, rows, info
+end
+local function set_id(stream, group, at, read)
+  local done = read ~= '' and redis.pcall('XGROUP', 'SETID', stream, group, at, 'ENTRIESREAD', read)
+  if not done or done['err'] then redis.call('XGROUP', 'SETID', stream, group, at) end
+end
+"""
+)
 
 
 def _inside(name: str, script: Script) -> str:
@@ -156,6 +181,7 @@ SETTLE_STREAM = Script(
     HEX
     + _GROUP
     + _ANCHOR
+    + ADDED
     + _inside("settle", SETTLE)
     + f"local most, consumer = {_MOST_IDS}, '{CONSUMER}'\n"
     + """
@@ -184,10 +210,9 @@ elseif at ~= h[1] then
   end
   return others
 end
-if hex(ARGV[2]) > hex(at) then
+if hex(ARGV[2]) > hex(at) or (ARGV[2] == at and ARGV[3] ~= '') then
   at = ARGV[2]
-  local done = ARGV[3] ~= '' and redis.pcall('XGROUP', 'SETID', KEYS[1], ARGV[1], at, 'ENTRIESREAD', ARGV[3])
-  if not done or done['err'] then redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], at) end
+  set_id(KEYS[1], ARGV[1], at, ARGV[3])
 end
 redis.call('HSET', KEYS[2], 'setid', at)
 local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1]
@@ -258,26 +283,23 @@ redis.call('SET', KEYS[3], string.format('%.0f', number), 'EX', 3600)
 return {'ok'}
 """)
 
-# As LAG. KEYS stream; ARGV position, events before it as the owner has counted them. Near either end of the stream the
-# count is exact. In between the owner's own count decides, and a 6.2 server, which counts nothing, knows none.
+# As LAG. KEYS stream; ARGV position, events before it as the owner has counted them, or empty. Near either end of the
+# stream the count is exact. In between the owner's own count decides, and a 6.2 server, which counts nothing, knows
+# none. Then what was appended before the position is empty, too.
 LAG_STREAM = Script(
     HEX
     + NOW
-    + f"local most = {_COUNTED}\n"
+    + ADDED
     + """
-if redis.call('EXISTS', KEYS[1]) == 0 then return {-1, '', 0, 0} end
-local info, x = {}, redis.call('XINFO', 'STREAM', KEYS[1])
-for i = 1, #x, 2 do info[x[i]] = x[i + 1] end
-local rows = redis.call('XRANGE', KEYS[1], id(ARGV[1]), '+', 'COUNT', most)
+if redis.call('EXISTS', KEYS[1]) == 0 then return {-1, '', 0, ''} end
+local appended, rows, info = added_before(KEYS[1], id(ARGV[1]))
 local first, unread, added = rows[1] and rows[1][1], #rows, info['entries-added']
 if first and first == info['first-entry'][1] then
   unread = info['length']
-elseif #rows == most then
-  unread = added and math.max(most, added - tonumber(ARGV[2])) or -1
-  added = nil
+elseif #rows == counted then
+  unread = added and ARGV[2] ~= '' and math.max(counted, added - tonumber(ARGV[2])) or -1
 end
-local appended = added and added - unread or tonumber(ARGV[2])
-return {unread, first and first:match('^(%d+)') or '', string.format('%.0f', now_ms()), appended}
+return {unread, first and first:match('^(%d+)') or '', string.format('%.0f', now_ms()), appended or ''}
 """
 )
 

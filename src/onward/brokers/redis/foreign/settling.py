@@ -23,8 +23,8 @@ def planned(link: Link, member: RedisMember, hold: RedisHold, change: ListChange
         return None
     if not shard.projection.is_loaded:
         _load(link, member.group, shard.stream, shard.projection)
-    count, ahead = hold.own.count, hold.ahead
-    added = count.appended - ahead.events if count.is_known else None
+    appended, ahead = hold.own.count.appended, hold.ahead
+    added = None if appended is None else appended - ahead.events
     return shard.projection.plan(change, ahead.next_out)._replace(added=added)
 
 
