@@ -650,8 +650,10 @@ def test_a_passing_group_skips_an_entry_that_does_not_fit(
             member = await (await stage.stage.member(broker)).hold(1)
             await member.take(1)
             (record,) = [each for each in caplog.records if bad in each.message]
-            assert "has no field job_id" in record.message and "skipped" in record.message
-            assert "dead letter" not in record.message and PASSING not in record.message
+            assert "has no field job_id" in record.message
+            assert "skipped" in record.message
+            assert "dead letter" not in record.message
+            assert PASSING not in record.message
             page = await broker.aside(stage.stage.group).scan(Filter(frozenset({State.DEAD})), None, 10)
             assert list(page.records) == []
 
@@ -1014,5 +1016,85 @@ def test_a_failing_handler_leaves_its_entry_pending_until_it_is_a_dead_letter(re
             aside = (await stage.stage.broker()).aside(stage.stage.group)
             (letter,) = (await aside.scan(Filter(topic=topic), None, 10)).records
             assert letter.event.headers["onward-stream-id"] == bad
+
+    play(scene())
+
+
+def test_a_record_that_is_removed_does_not_acknowledge_an_entry_that_is_open(redis_server: RedisServer) -> None:
+    """After a takeover, the flow removes the records of events that it starts, whether there are any or not."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            added = stage.add(*range(5))
+            member = await stage.member()
+            delivery = (await member.take(5))[3]
+            await member.until(lambda: len(stage.pending()) == 5)
+            record = record_id(stage.stage.group, delivery.log_id, delivery.partition, delivery.position)
+            assert not await member.subscription.settle([], gone=[record])
+            assert list(stage.pending()) == added
+            assert not await member.settle()
+            assert stage.pending() == {}
+
+    play(scene())
+
+
+def test_entries_whose_claims_a_server_lost_are_pending_again_and_not_done() -> None:
+    """The entries are on its disk; what it lost is that they were given out."""
+
+    async def scene() -> None:
+        with own_server() as server:
+            async with streaming(server, lease_s=30.0) as stage:
+                first = await stage.member()
+                added = stage.add(*range(10))
+                size = server.appended.stat().st_size
+                await first.take(10)
+                await first.until(lambda: list(stage.pending()) == added)
+                await asyncio.to_thread(server.forget, size)
+                added += stage.add(*range(10, 15))
+                await first.take(15)
+                await first.until(lambda: list(stage.pending()) == added)
+                await first.subscription.close()
+                second = await stage.member()
+                assert ids(await second.take(15)) == added
+
+    play(scene())
+
+
+def test_acknowledgements_that_a_server_lost_are_made_again() -> None:
+    async def scene() -> None:
+        with own_server() as server:
+            async with streaming(server, lease_s=30.0) as stage:
+                member = await stage.member()
+                added = stage.add(*range(10))
+                await member.take(10)
+                await member.until(lambda: list(stage.pending()) == added)
+                size = server.appended.stat().st_size
+                assert not await member.settle()
+                assert stage.pending() == {}
+                await asyncio.to_thread(server.forget, size)
+                assert list(stage.pending()) == added
+                await member.until(lambda: stage.pending() == {})
+
+    play(scene())
+
+
+@pytest.mark.parametrize("command", ["DELCONSUMER", "DESTROY"])
+def test_a_group_that_others_tidy_up_loses_nothing(redis_server: RedisServer, command: str) -> None:
+    """Our progress counts, not the pending list."""
+
+    async def scene() -> None:
+        async with streaming(redis_server) as stage:
+            added = stage.add(*range(8))
+            member = await stage.member()
+            await member.take(8)
+            await member.until(lambda: list(stage.pending()) == added)
+            if command == "DESTROY":
+                stage.client.xgroup_destroy(stage.stream, stage.stage.group)
+                stage.client.xgroup_create(stage.stream, stage.stage.group, "$")
+            else:
+                stage.client.xgroup_delconsumer(stage.stream, stage.stage.group, "onward")
+            await member.subscription.close()
+            second = await stage.member()
+            assert ids(await second.take(8)) == added
 
     play(scene())

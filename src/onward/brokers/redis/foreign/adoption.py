@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 from onward import clock
 from onward.brokers.base import Progress
 from onward.brokers.redis.foreign import adoption_scripts as scripts
-from onward.brokers.redis.foreign.leftovers import Leftovers, LostEntry, PageWork, PendingPage, Stocktaking
+from onward.brokers.redis.foreign.leftovers import (
+    Leftovers,
+    LostEntry,
+    PageWork,
+    PendingPage,
+    Stocktaking,
+    fitting_position,
+)
 from onward.brokers.redis.foreign.lost_entries import report, report_unread, stub
 from onward.brokers.redis.foreign.reading import buried
 from onward.brokers.redis.foreign.shard import StreamShard
@@ -79,7 +86,7 @@ class Adopter:
                 return Waits("the server was restarted or replaced; ownership is being checked", self.look_s)
             if tag == "group":  # it was destroyed since we claimed; the first settle creates it where our progress is
                 stored = _stored(hold)
-                return Adopted(stored, Leftovers((), 0), {}, hold.own.count.before(stored.watermark), 0)
+                return Adopted(stored, Leftovers((), ()), {}, hold.own.count.before(stored.watermark), 0)
         return Waits("other consumers of the group go on; stop them", self.look_s)
 
     def others(self, hold: RedisHold) -> tuple[str, bool]:
@@ -97,6 +104,7 @@ class Adopter:
         self._link.close()
 
     def _adopt(self, hold: RedisHold) -> Adopted:
+        (left,) = self._link.ask(("HGET", self._member.key(hold.partition), "left"))
         found, work, start, taken = None, PageWork(), "-", 0
         while True:
             sent = clock.now()
@@ -105,7 +113,8 @@ class Adopter:
             self._figures.reclaimed(hold.partition, count, clock.now() - sent)
             taken += count
             page = PendingPage.of(reply)
-            found = found or Stocktaking(_stored(hold) if page.is_ours else None)
+            if found is None:
+                found = Stocktaking(_stored(hold) if page.is_ours else None, page.ours, Leftovers.decode(left))
             if not page.ids:
                 return self._finished(hold, page.last, found, taken)
             start, work = f"({page.ids[-1].decode()}", found.page(page)
@@ -114,9 +123,9 @@ class Adopter:
         progress, leftovers = found.result(hold.partition, hold.epoch, last)
         is_known = not found.is_changed and progress.watermark == _stored(hold).watermark
         before = hold.own.count.before(progress.watermark) if is_known else None
-        passed = id_of(progress.watermark - 1) if progress.watermark > leftovers.until else ""
+        passed = id_of(found.passed(progress)) if found.passed(progress) > fitting_position(last) else ""
         ((_, count, missing),) = self._asked(
-            self._call(scripts.ADOPTED, hold, last, *encoded(progress, before), passed)
+            self._call(scripts.ADOPTED, hold, last, *encoded(progress, before), passed, leftovers.encoded())
         )
         report_unread(self._member, hold.partition, missing)
         return Adopted(progress, leftovers, found.pending, int(count) if count else None, taken)

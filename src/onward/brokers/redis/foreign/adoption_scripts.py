@@ -45,9 +45,9 @@ end
 """
 
 # KEYS g stream; ARGV inc token group idle_ms, start and count of the page. Answers the last id that the group was
-# given, whether it was adopted before, and of each pending entry its id, how often it was delivered, and its kind: o is
-# ours, t is of another consumer, O and T are missing in the stream. Entries before its first one were trimmed. Others
-# can only be missing up to the last deleted id, which 6.2 does not know.
+# given, whether it was adopted before, the last id that we gave out, and of each pending entry its id, how often it was
+# delivered, and its kind: o is ours, t is of another consumer, O and T are missing in the stream. Entries before its
+# first one were trimmed. Others can only be missing up to the last deleted id, which 6.2 does not know.
 LOOK = Script(
     _GROUP
     + """
@@ -82,7 +82,8 @@ for i, entry in ipairs(redis.call('XPENDING', KEYS[2], ARGV[3], ARGV[5], '+', AR
   local kind = entry[2] == 'onward' and 'o' or 't'
   kinds[i] = is_missing(entry[1]) and kind:upper() or kind
 end
-return {'page', last, redis.call('HGET', KEYS[1], 'adopted'), ids, counts, table.concat(kinds)}
+local h = redis.call('HMGET', KEYS[1], 'adopted', 'setid')
+return {'page', last, h[1], h[2], ids, counts, table.concat(kinds)}
 """
 )
 
@@ -109,11 +110,11 @@ return {'ok', taken}
 """
 )
 
-# KEYS g stream; ARGV inc token group idle_ms, the last id that was given out, watermark above tries count, and the last
-# id that it should be, or empty: another program may have set it back. Stores the progress that was found, unless the
-# group has moved on since. Removes consumers that hold nothing: with a consumer that holds entries, they would be lost.
-# A count that is empty is found out, if the server knows it. Answers the count, or empty, and how many entries were
-# removed since the group was adopted before, and never read.
+# KEYS g stream; ARGV inc token group idle_ms, the last id that was given out, watermark above tries count, the last id
+# that it should be, or empty: another program may have set it back; and what others have left. Stores the progress that
+# was found, unless the group has moved on since. Removes consumers that hold nothing: with a consumer that holds
+# entries, they would be lost. A count that is empty is found out, if the server knows it. Answers the count, or empty,
+# and how many entries were removed since the group was adopted before, and never read.
 ADOPTED = Script(
     HEX
     + _GROUP
@@ -148,7 +149,7 @@ end
 count = count and string.format('%.0f', count) or ''
 set_id(KEYS[2], ARGV[3], last, given and string.format('%.0f', given) or '')
 redis.call('HSET', KEYS[1], 'watermark', ARGV[6], 'above', ARGV[7], 'tries', ARGV[8], 'count', count)
-redis.call('HSET', KEYS[1], 'setid', last, 'adopted', '1')
+redis.call('HSET', KEYS[1], 'setid', last, 'adopted', '1', 'left', ARGV[11])
 for _, consumer in ipairs(consumers) do
   redis.call('XGROUP', 'DELCONSUMER', KEYS[2], ARGV[3], consumer['name'])
 end

@@ -37,6 +37,8 @@ def verified(link: Link, member: RedisMember, hold: RedisHold) -> bytes:
     if isinstance(reply, ResponseError):
         return b"void"
     if reply == b"ok":
+        if shard.incarnation and shard.projection is not None:
+            shard.projection.reset()
         shard.incarnation = link.incarnation(key)
     if reply == b"moved":
         log.error(

@@ -62,6 +62,7 @@ class Projection:
         self._open: set[int] = set()  # read from the log, and not done
         self._parked: dict[int, int] = {}  # done by their records, which are waiting or held: they stay pending
         self._doubtful: set[int] = set()  # whose place in the list may have to change
+        self._undone: set[int] = set()  # pending, and to be acknowledged when they are done
         self._moved: deque[tuple[Sequence[int], State | None]] = deque()
         self._handed_out = position  # as far as the group at the server knows
 
@@ -70,6 +71,13 @@ class Projection:
         self.is_loaded = True
         self._listed |= pending
         self._doubtful.update(position for position in pending if self._done.has(position))
+
+    def reset(self) -> None:
+        """The server may have lost what we wrote: ask it again for the list, and write what is missing."""
+        self.is_loaded = False
+        self._listed.clear()
+        self._doubtful |= self._parked.keys()
+        self._handed_out = -1
 
     def saw(self, positions: Iterable[int]) -> None:
         """These were read from the log."""
@@ -98,14 +106,15 @@ class Projection:
         self._note_records(change)
         done = {position for position in self._open if self._done.has(position)}
         self._open -= done
-        self._doubtful |= done
+        self._doubtful |= done | {position for position in self._undone if self._done.has(position)}
+        self._undone -= self._doubtful
         claims = {each: self._count(each) for each in self._open if each < next_out}
         claims |= {each: self._parked[each] for each in self._doubtful if each in self._parked}
         listed = self._listed
         return Plan(
             next_out,
             {each: count for each, count in sorted(claims.items()) if listed.get(each, 0) < count},
-            sorted(each for each in self._doubtful if each not in self._parked and each in listed),
+            sorted(each for each in self._doubtful if each in listed and self._is_finished(each)),
         )
 
     def projected(self, plan: Plan, kept: Iterable[int], *, is_new: bool) -> None:
@@ -120,6 +129,7 @@ class Projection:
             if each not in kept:
                 self._listed.pop(each, None)
         self._handed_out = -1 if is_new else max(self._handed_out, plan.next_out)
+        self._undone |= {each for each in self._doubtful if each in self._listed and each not in self._parked}
         self._doubtful = set(self._parked) if is_new else set()
 
     def _note_records(self, change: ListChange) -> None:
@@ -137,6 +147,9 @@ class Projection:
                 self._parked.pop(each, None)
         else:
             self._parked |= counts
+
+    def _is_finished(self, position: int) -> bool:
+        return position not in self._parked and self._done.has(position)
 
     def _count(self, position: int) -> int:
         """The attempt that it is at."""

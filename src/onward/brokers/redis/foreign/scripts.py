@@ -167,8 +167,10 @@ local at = delivered(KEYS[3], ARGV[9])
 if not at then
   at = below(answer[5][1])
   redis.call('XGROUP', 'CREATE', KEYS[3], ARGV[9], at)
+  redis.call('HSET', KEYS[1], 'setid', at)
+elseif answer[4] ~= '' then
+  redis.call('HSET', KEYS[1], 'setid', at, 'left', '')
 end
-redis.call('HSET', KEYS[1], 'setid', at)
 return answer
 """
 )

@@ -90,14 +90,14 @@ class StreamShard:
             self.assigned.log_id,
         )
         found = DecodedEntries()
-        left, until = self._left(entries, start)
+        leftovers, left = self._left(entries, start)
         for id_, fields in entries:
             position = position_of(id_)
             if position is None:
                 found.damage = _too_large(self.stream, id_)
                 return found
             found.reached = position + 1
-            if position < until:
+            if leftovers is not None and leftovers.is_theirs(position):
                 if position not in left:
                     found.skipped.append(position)
                     continue
@@ -112,16 +112,15 @@ class StreamShard:
         found.missing = sorted(each for each in left if each < found.reached)
         return found
 
-    def _left(self, entries: list[tuple[bytes, list[bytes]]], start: int) -> tuple[set[int], int]:
-        """What other consumers have left of these entries, and up to where they have read."""
+    def _left(self, entries: list[tuple[bytes, list[bytes]]], start: int) -> tuple[Leftovers | None, set[int]]:
+        """Where others have read, and what they have left of these entries."""
         leftovers = self.leftovers
+        if leftovers is not None and start >= leftovers.until:
+            leftovers = self.leftovers = None
         if leftovers is None or not entries:
-            return set(), 0
-        if start >= leftovers.until:
-            self.leftovers = None
-            return set(), 0
+            return None, set()
         last = position_of(entries[-1][0])
-        return leftovers.between(start, leftovers.until if last is None else last + 1), leftovers.until
+        return leftovers, leftovers.between(start, leftovers.until if last is None else last + 1)
 
     def moved(self, message: Moved) -> None:
         """An operator moved records."""
