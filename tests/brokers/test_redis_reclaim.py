@@ -253,6 +253,30 @@ def test_entries_that_were_trimmed_before_they_were_finished_leave_a_stub(
     assert "were removed before group" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (1, r"/0: 1 entry of stream \S+ was removed before group \w+ had finished it, \d+-\d+; the stubs"),
+        (2, r"/0: 2 entries of stream \S+ were removed before group \w+ had finished them, from \S+ to \S+; the stubs"),
+    ],
+)
+def test_one_lost_entry_and_several_read_well_in_the_log(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture, count: int, says: str
+) -> None:
+    async def scene() -> None:
+        async with foreign(redis_server) as stage:
+            other = stage.other()
+            other.create()
+            other.publish(count)
+            other.read(count)
+            other.client.xtrim(other.stream, maxlen=0, approximate=False)
+            other.fall_silent()
+            await (await stage.member()).hold(1)
+            assert re.search(says, caplog.text)
+
+    play(scene())
+
+
 def test_entries_that_are_trimmed_between_adoption_and_reading_leave_a_stub(redis_server: RedisServer) -> None:
     """Trap 8."""
 
