@@ -5,6 +5,7 @@ designs: 000 (reclaimer) and 001 (integrity report)."""
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -252,6 +253,30 @@ def test_entries_that_were_trimmed_before_they_were_finished_leave_a_stub(
     assert "were removed before group" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (1, r"/0: 1 entry of stream \S+ was removed before group \w+ had finished it, \d+-\d+; the stubs"),
+        (2, r"/0: 2 entries of stream \S+ were removed before group \w+ had finished them, from \S+ to \S+; the stubs"),
+    ],
+)
+def test_one_lost_entry_and_several_read_well_in_the_log(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture, count: int, says: str
+) -> None:
+    async def scene() -> None:
+        async with foreign(redis_server) as stage:
+            other = stage.other()
+            other.create()
+            other.publish(count)
+            other.read(count)
+            other.client.xtrim(other.stream, maxlen=0, approximate=False)
+            other.fall_silent()
+            await (await stage.member()).hold(1)
+            assert re.search(says, caplog.text)
+
+    play(scene())
+
+
 def test_entries_that_are_trimmed_between_adoption_and_reading_leave_a_stub(redis_server: RedisServer) -> None:
     """Trap 8."""
 
@@ -350,6 +375,75 @@ def test_a_live_consumer_in_the_group_is_a_trouble_and_adoption_waits_for_it(red
             await member.take(3)
             assert ids_of(member.deliveries) == ids[1:]
             assert list(member.subscription.troubles()) == []
+
+    play(scene())
+
+
+def test_a_partition_that_waits_says_for_whom_and_how_long(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        async with foreign(redis_server, reclaim_idle_s=60.0) as stage:
+            other = stage.other()
+            other.create()
+            other.publish(2)
+            other.read(1, "old-1")
+            member = await stage.member()
+            place = rf"^{stage.topic}/0 of group {GROUP} waits: "
+            one = rf"{place}consumer old-1 of another program was active \d+ s ago; .* in (60|5\d) s \(reclaim_idle_s\)"
+            await member.until(lambda: any(re.search(one, why) for why in member.subscription.troubles()))
+            other.read(1, "old-2")
+            two = rf"{place}consumers of another program were active: old-1 \d+ s ago, old-2 \d+ s ago; .* they stay"
+            await member.until(lambda: any(re.search(two, why) for why in member.subscription.troubles()))
+            assert len([each for each in caplog.records if stage.topic in each.message]) == 1
+
+    play(scene())
+
+
+def test_a_stopped_consumer_that_has_finished_everything_delays_by_a_lease_only(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with foreign(redis_server, reclaim_idle_s=300.0) as stage:
+            other = stage.other()
+            other.create()
+            other.publish(2)
+            other.ack(other.read(2, "old-1"))
+            (added,) = other.publish(1)
+            member = await stage.member()
+            await until_troubled(member, "(lease_s)")
+            await member.take(1)
+            assert ids_of(member.deliveries) == [added]
+            assert list(member.subscription.troubles()) == []
+
+    play(scene())
+
+
+def test_another_reader_is_one_error_and_its_end_one_line(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "onward")
+
+    async def scene() -> None:
+        async with foreign(redis_server) as stage:
+            other = stage.other()
+            other.publish(4)
+            member = await stage.member()
+            await member.take(4)
+            await member.settle()
+            with_gap = other.client.pipeline(transaction=True)  # before we can have read it
+            with_gap.xadd(other.stream, {"key": "a", "value": "4"})
+            with_gap.xreadgroup(GROUP, "intruder", {other.stream: ">"})
+            with_gap.execute()
+            other.publish(1, start=5)
+            async with kept_alive(other, "intruder"):
+                await until_troubled(member, "waits: consumer intruder")
+                await member.quiet(3 * IDLE_S)
+            await member.until(lambda: "goes on" in caplog.text)
+            lines = [each for each in caplog.records if f"{stage.topic}/0 of group {GROUP}" in each.message]
+            assert [each.levelname for each in lines] == ["ERROR", "INFO"]
+            assert "consumer intruder of another program" in lines[0].message
+            assert "goes on" in lines[1].message
+            (line,) = [each.message for each in caplog.records if "reclaimed" in each.message]
+            assert "reclaimed 1 entry of other consumers" in line
 
     play(scene())
 
@@ -518,13 +612,13 @@ def test_a_topic_with_a_live_consumer_does_not_delay_another_one(redis_server: R
 
 
 @asynccontextmanager
-async def kept_alive(other: OtherProgram) -> AsyncIterator[None]:
+async def kept_alive(other: OtherProgram, consumer: str = "pod-1") -> AsyncIterator[None]:
     """Its consumer is active. To ask for new entries is not enough: before 7.2 that counts only if there are some."""
     ids = list(other.pending())
 
     async def read() -> None:
         while True:
-            await asyncio.to_thread(other.client.xclaim, other.stream, GROUP, "pod-1", 0, ids, justid=True)
+            await asyncio.to_thread(other.client.xclaim, other.stream, GROUP, consumer, 0, ids, justid=True)
             await asyncio.sleep(0.05)
 
     reading = asyncio.create_task(read())

@@ -34,7 +34,7 @@ from onward.brokers.redis.cluster_link import new_link
 from onward.brokers.redis.courier import RedisCourier
 from onward.brokers.redis.doorbell import ClusterDoorbell, RedisDoorbell
 from onward.brokers.redis.foreign.adoption import Adopter
-from onward.brokers.redis.foreign.reclaim import Reclaimer, ReclaimTally, TopicReclaimer
+from onward.brokers.redis.foreign.reclaim import Reclaimer, ReclaimLog, TopicReclaimer
 from onward.brokers.redis.foreign.streams import mapped
 from onward.brokers.redis.group_watch import GroupWatch
 from onward.brokers.redis.joined_topics import JoinedTopics
@@ -223,10 +223,10 @@ class RedisBroker:
     def _reclaimer(self, member: RedisMember, holdings: RedisHoldings) -> Reclaimer:
         """Temporary groups have no consumer group at the server, so they have nothing to adopt."""
         foreign = [each for each in member.topics if member.keyspace.mapped(each) and not member.is_passing]
-        tally = ReclaimTally(member.group)
+        lines = ReclaimLog(member.group)
         return Reclaimer(
             {
-                topic: TopicReclaimer(topic, Adopter(new_link(self._address), member, self._settings), holdings, tally)
+                topic: TopicReclaimer(topic, Adopter(new_link(self._address), member, self._settings), holdings, lines)
                 for topic in foreign
             }
         )

@@ -112,8 +112,9 @@ def _consumer(stream: str, group: str, consumer: ForeignConsumer, idle_s: float)
         cure = "stop it, or give the handler a group of its own: two readers of a group cannot have an order"
         yield Finding("error", f"{what} is alive", cure)
     elif consumer.pending:
+        pending = "1 pending entry" if consumer.pending == 1 else f"{consumer.pending:,} pending entries"
         cure = f"start the handler: it takes over what is idle for reclaim_idle_s ({idle_s:g} s)"
-        yield Finding("warning", f"{what} has stopped with {consumer.pending:,} pending entries", cure)
+        yield Finding("warning", f"{what} has stopped with {pending}", cure)
     else:
         cure = f"remove it: XGROUP DELCONSUMER {stream} {group} {consumer.name}"
         yield Finding("warning", f"{what} has stopped, and has nothing pending", cure)

@@ -159,6 +159,8 @@ class RedisSubscription(SubscriptionShell[RedisPlace]):
         for part in parts:
             if part.hold.own.shard is not None and part.hold.own.shard.intruders:
                 self._holdings.throttle(part.hold, throttled=True)
+                if not part.hold.revoking:
+                    self._leases.look_at(0.0)
 
     def _fetched(self, link: Link, wants: Sequence[tuple[RedisHold, int]], ids: Mapping[str, str]) -> list[reader.Read]:
         """In the thread: read, and let the doorbell listen from there if there was nothing."""

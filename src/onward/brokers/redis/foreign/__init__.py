@@ -13,5 +13,6 @@ adoption_scripts.py  its scripts
 leftovers.py         from a pending list to progress (pure)
 lost_entries.py      stubs of entries that were removed before they were handled
 reclaim.py           rounds that look for entries of other consumers, in a thread for each topic
+other_consumers.py   what is said of other consumers in our groups (pure)
 groups.py            the real groups, for operators
 """

@@ -18,6 +18,7 @@ from onward.brokers.redis.foreign.leftovers import (
     fitting_position,
 )
 from onward.brokers.redis.foreign.lost_entries import report, report_unread, stub
+from onward.brokers.redis.foreign.other_consumers import ActiveConsumer, beside_us, waiting
 from onward.brokers.redis.foreign.reading import buried
 from onward.brokers.redis.foreign.shard import StreamShard
 from onward.brokers.redis.link import Link
@@ -28,7 +29,6 @@ from onward.brokers.redis.scripts import Command, Script
 from onward.errors import BrokerError
 from onward.settings import Settings
 
-_NAMED = 5  # consumers in one message
 _TRIES = 3  # of an adoption during which the group moves on
 
 
@@ -47,6 +47,7 @@ class Waits(NamedTuple):
 
     why: str
     for_s: float
+    is_disturbed: bool = False  # by other consumers
 
 
 class _Stopped(Exception):
@@ -64,6 +65,7 @@ class Adopter:
         self._link = link
         self._member = member
         self._idle_ms = int(settings.reclaim_idle_s * 1000)
+        self._calm_ms = min(self._idle_ms, int(settings.lease_s * 1000))
         self._batch = settings.reclaim_batch
         self.every_s = settings.reclaim_every_s
         self.look_s = settings.lease_s / 3  # between two attempts
@@ -79,8 +81,7 @@ class Adopter:
             if tag == "lost":
                 return None
             if tag == "busy":
-                why = _active(_shard(hold).stream, self._member.group, _names(answer[2]))
-                return Waits(why, min(answer[1] / 1000, self.look_s))
+                return self._busy(*answer[1:])
             if tag == "void":
                 self._link.refresh()
                 return Waits("the server was restarted or replaced; ownership is being checked", self.look_s)
@@ -98,10 +99,16 @@ class Adopter:
             return "", False  # no group is normal, and what is not ours is not looked at
         self._figures.reclaimed(hold.partition, 0, clock.now() - sent)
         active = _names(answer[1])
-        return _active(_shard(hold).stream, self._member.group, active) if active else "", bool(answer[2])
+        return beside_us(_shard(hold).stream, self._member.group, active) if active else "", bool(answer[2])
 
     def close(self) -> None:
         self._link.close()
+
+    def _busy(self, wait_ms: int, names: Sequence[bytes], idles: Sequence[int], limit_ms: int) -> Waits:
+        consumers = [ActiveConsumer(name, ms / 1000) for name, ms in zip(_names(names), idles, strict=True)]
+        setting = "reclaim_idle_s" if limit_ms == self._idle_ms else "lease_s"
+        why = waiting(consumers, wait_ms / 1000, setting)
+        return Waits(why, min(wait_ms / 1000, self.look_s), is_disturbed=True)
 
     def _adopt(self, hold: RedisHold) -> Adopted:
         (left,) = self._link.ask(("HGET", self._member.key(hold.partition), "left"))
@@ -147,8 +154,8 @@ class Adopter:
     def _call(self, script: Script, hold: RedisHold, *arguments: Any) -> Command:
         self._link.connect()
         keys, group = self._member.keyspace.of(hold.partition), self._member.group
-        inc = self._link.incarnation(keys.meta)
-        return script([keys.group(group), keys.stream], inc, hold.own.token, group, self._idle_ms, *arguments)
+        inc, limits = self._link.incarnation(keys.meta), (self._idle_ms, self._calm_ms)
+        return script([keys.group(group), keys.stream], inc, hold.own.token, group, *limits, *arguments)
 
     def _asked(self, *commands: Command) -> list[Any]:
         answers = self._link.ask(*commands)
@@ -156,14 +163,6 @@ class Adopter:
             if answer[0] not in (b"ok", b"page"):
                 raise _Stopped(answer)
         return answers
-
-
-def _active(stream: str, group: str, names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-    return (
-        f"consumers of another program are active in group {group} of stream {stream}: {shown}; the order of keys "
-        "needs one reader, so stop them, or use another group"
-    )
 
 
 def _shard(hold: RedisHold) -> StreamShard:

@@ -15,6 +15,7 @@ from onward import clock
 from onward.brokers.core.holdings import ReadAhead
 from onward.brokers.redis.event_count import EventCount
 from onward.brokers.redis.foreign.adoption import Adopted, Adopter, Waits
+from onward.brokers.redis.foreign.lost_entries import entries
 from onward.brokers.redis.link import LinkDown
 from onward.brokers.redis.member import RedisHold, RedisHoldings
 from onward.brokers.redis.turn_schedule import Step, TurnSchedule
@@ -24,14 +25,30 @@ from onward.event import Partition
 log = logging.getLogger("onward")
 
 
-class ReclaimTally:
-    """Counts over all topics of a member, so that a round has one line in the log."""
+class ReclaimLog:
+    """What is logged for all topics of a member: a line for each round, with the total, one when other consumers begin
+    to disturb a partition, and one when it goes on. Any thread may use it."""
 
     def __init__(self, group: str) -> None:
-        self._group = group
+        self.group = group
         self._lock = threading.Lock()
         self._working = 0
         self._taken: dict[Partition, int] = {}
+        self._disturbed: set[Partition] = set()
+
+    def disturbed(self, partition: Partition, why: str, level: int = logging.ERROR) -> None:
+        with self._lock:
+            is_known = partition in self._disturbed
+            self._disturbed.add(partition)
+        if not is_known:
+            log.log(level, "%s of group %s %s", partition, self.group, why)
+
+    def undisturbed(self, partition: Partition) -> None:
+        with self._lock:
+            was_disturbed = partition in self._disturbed
+            self._disturbed.discard(partition)
+        if was_disturbed:
+            log.info("%s of group %s goes on: no consumer of another program is active", partition, self.group)
 
     def begin(self) -> None:
         with self._lock:
@@ -47,19 +64,20 @@ class ReclaimTally:
                 return
             found, self._taken = self._taken, {}
         parts = ", ".join(f"{count} of {partition}" for partition, count in sorted(found.items()))
-        log.info("group %s reclaimed %d entries of other consumers: %s", self._group, sum(found.values()), parts)
+        total = entries(sum(found.values()))
+        log.info("group %s reclaimed %s of other consumers: %s", self.group, total, parts)
 
 
 class TopicReclaimer:
     """The streams of one topic."""
 
-    def __init__(self, topic: str, adopter: Adopter, holdings: RedisHoldings, tally: ReclaimTally) -> None:
+    def __init__(self, topic: str, adopter: Adopter, holdings: RedisHoldings, lines: ReclaimLog) -> None:
         self.topic = topic
         self.troubles: dict[Partition, str] = {}
         self.ring: Callable[[], None] = lambda: None  # the keeper of the leases has something to do
         self._adopter = adopter
         self._holdings = holdings
-        self._tally = tally
+        self._log = lines
         self._claimed: dict[RedisHold, float] = {}  # not adopted yet: when they may be announced
         self._returns: deque[RedisHold] = deque()  # to give back, so that they are adopted again
         self._schedule = TurnSchedule()
@@ -111,7 +129,7 @@ class TopicReclaimer:
         if self._holdings.held.get(partition) is not hold:
             self._forget(hold)
             return
-        self._tally.begin()
+        self._log.begin()
         taken = 0
         try:
             answer = self._adopter.adopt(hold)
@@ -123,12 +141,21 @@ class TopicReclaimer:
         except BrokerError as error:
             answer = Waits(str(error), self._adopter.look_s)
         finally:
-            self._tally.end(partition, taken)
+            self._log.end(partition, taken)
         if isinstance(answer, Waits):
-            self._troubled(partition, f"{partition} is not read: {answer.why}")
+            self._waits(partition, answer)
             self._schedule.kick(clock.now() + answer.for_s)
         else:
             self._forget(hold)
+            if answer is not None:
+                self._log.undisturbed(partition)
+
+    def _waits(self, partition: Partition, answer: Waits) -> None:
+        if answer.is_disturbed:
+            self._log.disturbed(partition, answer.why, logging.WARNING)
+            self.troubles[partition] = f"{partition} of group {self._log.group} {answer.why}"
+        else:
+            self._troubled(partition, f"{partition} is not read: {answer.why}")
 
     def _announce(self, hold: RedisHold, adopted: Adopted) -> None:
         with self._holdings.lock:
@@ -146,19 +173,30 @@ class TopicReclaimer:
 
     def _look(self, hold: RedisHold) -> None:
         """An error in one stream does not stop the round."""
+        if hold.own.shard is not None and hold.own.shard.intruders:
+            return  # it is given back
+        partition = hold.partition
         try:
             why, has_left = self._adopter.others(hold)
         except LinkDown:
             raise
         except BrokerError as error:
-            why, has_left = str(error), False
+            self._troubled(partition, str(error))
+            return
         if why:
-            self._troubled(hold.partition, why)
-        else:
-            self.troubles.pop(hold.partition, None)
-        if has_left and not why:
+            self._log.disturbed(partition, f"is disturbed: {why}")
+            self.troubles[partition] = f"{partition} of group {self._log.group} is disturbed: {why}"
+            return
+        self.troubles.pop(partition, None)
+        if has_left:
             self._returns.append(hold)
             self.ring()
+        else:
+            self._log.undisturbed(partition)
+
+    def intruded(self, hold: RedisHold) -> None:
+        """Another consumer reads the group, so the partition is given back."""
+        self._log.disturbed(hold.partition, f"stands still: {hold.own.damage}")
 
     def _troubled(self, partition: Partition, why: str) -> None:
         if self.troubles.get(partition) != why:
@@ -190,7 +228,10 @@ class Reclaimer:
         if not self._topics:
             return []
         asked = {hold for topic in self._topics.values() for hold in topic.asked()}
-        asked |= {hold for hold in held if hold.own.shard and hold.own.shard.intruders}
+        intruded = [hold for hold in held if hold.own.shard and hold.own.shard.intruders]
+        for hold in intruded:
+            self._topics[hold.partition.topic].intruded(hold)
+        asked |= set(intruded)
         return [hold for hold in held if hold in asked and hold.announced and not hold.revoking]
 
     @property

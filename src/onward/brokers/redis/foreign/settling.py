@@ -5,6 +5,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from onward.brokers.redis.foreign.other_consumers import beside_us
 from onward.brokers.redis.foreign.projection import ListChange, Plan, Projection
 from onward.brokers.redis.foreign.scripts import CONSUMER
 from onward.brokers.redis.link import Link
@@ -37,13 +38,9 @@ def noted(member: RedisMember, hold: RedisHold, plan: Plan, reply: Any) -> Any:
         return reply
     answer, *rest = reply
     if answer == b"foreign":
-        names = ", ".join(sorted(name.decode(errors="backslashreplace") for name in rest))
-        shard.intruders = names or "an unknown consumer"
-        hold.own.damage = (
-            f"another consumer reads group {member.group} of stream {shard.stream}: {shard.intruders}; stop it, or use "
-            "another group. Order cannot be kept beside it"
-        )
-        log.error("%s of group %s stands still: %s", hold.partition, member.group, hold.own.damage)
+        names = sorted(name.decode(errors="backslashreplace") for name in rest)
+        shard.intruders = ", ".join(names) or "an unknown consumer"  # the reclaimer writes it to the log
+        hold.own.damage = beside_us(shard.stream, member.group, names)
         return b"ok"
     if answer in (b"ok", b"created"):
         if answer == b"created":
