@@ -180,6 +180,37 @@ def test_a_database_that_is_no_number_is_refused() -> None:
         asyncio.run(opened("redis://localhost/shop"))
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://127.0.0.1:{port}/99", "no database with this number; use a lower one"),
+        ("redis+sentinel://127.0.0.1:{port}/mymaster", "it is no Sentinel; use the port of a Sentinel, or.*redis://"),
+        ("redis+cluster://127.0.0.1:{port}", "it is no cluster; write the URL as redis://"),
+    ],
+)
+def test_a_url_that_does_not_fit_the_server_is_refused_at_once_with_the_cure(
+    redis_server: RedisServer, url: str, says: str
+) -> None:
+    begun = time.monotonic()
+    with pytest.raises(BrokerError, match=says) as raised:
+        asyncio.run(opened(url.format(port=redis_server.port)))
+    assert time.monotonic() - begun < 4.0, "it was tried again and again"
+    assert "is it running" not in str(raised.value)
+
+
+def test_a_server_without_tls_is_named_as_a_possible_cause(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.brokers.redis.broker._OPEN_S", 0.3)
+    refused(f"rediss://127.0.0.1:{redis_server.port}?client.socket_connect_timeout=0.5", "speak TLS.*use redis://")
+
+
+def test_a_url_without_slashes_names_our_schemes() -> None:
+    with pytest.raises(BadSetting, match=r"write redis://host:port") as raised:
+        asyncio.run(opened("redis:localhost"))
+    assert "unix" not in str(raised.value)
+
+
 def test_a_client_setting_that_redis_py_does_not_have_is_refused(redis_server: RedisServer) -> None:
     with pytest.raises(BadSetting, match="names of redis-py"):
         asyncio.run(opened(redis_server.url, client={"no_such": 1}))

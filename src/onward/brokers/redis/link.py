@@ -21,7 +21,15 @@ from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.keys import type_of
 from onward.brokers.redis.permissions import PROBE, TRIALS, is_denied_in_script, missing, refused
 from onward.brokers.redis.scripts import Command, keys_of, with_text
-from onward.brokers.redis.server_errors import LOADING, code_of, explained, is_passing, is_wrong_type, wrong_types
+from onward.brokers.redis.server_errors import (
+    LOADING,
+    code_of,
+    explained,
+    is_passing,
+    is_wrong_type,
+    unanswered,
+    wrong_types,
+)
 from onward.brokers.redis.server_facts import INFO, ServerFacts, info_of
 from onward.errors import BrokerError, Closed
 
@@ -300,13 +308,12 @@ class ServerLink(Link):
         return [self._named(command, reply) for command, reply in zip(commands, replies, strict=True)]
 
     def _down(self, error: Exception, *, sent: bool) -> LinkDown:
-        why = explained(error) if isinstance(error, RedisError) else str(error)
-        cure = "is it running, and are host and port right?"
-        self.trouble = f"Redis at {self.address.name} does not answer: {why.rstrip('.')}; {cure}"
-        if isinstance(error, AuthenticationError):
-            self.trouble = f"Redis at {self.address.name}: {why}"
-        final, hung = isinstance(error, AuthenticationError), isinstance(error, NoReply | TimeoutError)
-        return LinkDown(self.trouble, sent=sent, final=final, hung=hung)
+        why, name = explained(error) if isinstance(error, RedisError) else str(error), self.address.name
+        if isinstance(error, AuthenticationError | ResponseError):  # it answers
+            self.trouble = f"Redis at {name}: {why}"
+            return LinkDown(self.trouble, sent=sent, final=not is_passing(error))
+        self.trouble = f"Redis at {name} does not answer: {unanswered(why, encrypted=self.address.is_encrypted)}"
+        return LinkDown(self.trouble, sent=sent, hung=isinstance(error, NoReply | TimeoutError))
 
     def _named(self, command: Command, reply: Any) -> Any:
         if is_denied_in_script(reply):
