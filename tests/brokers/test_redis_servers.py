@@ -3,6 +3,7 @@ cure, and nothing is lost."""
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -173,6 +174,27 @@ def test_a_master_that_becomes_a_replica_is_a_trouble_until_it_is_one_again(monk
 def test_a_server_that_evicts_is_refused() -> None:
     with own_server("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru") as server:
         refused(server.url, "maxmemory-policy allkeys-lru deletes events.*set maxmemory-policy noeviction")
+
+
+def test_a_server_that_begins_to_evict_is_a_trouble_and_its_members_go_on() -> None:
+    async def scene() -> None:
+        with own_server("--maxmemory", "100mb") as server:
+            async with staged(server, lease_s=1.5) as stage:
+                broker = await stage.broker()
+                member = await (await stage.member(broker)).hold(1)
+                stage.client.config_set("maxmemory-policy", "allkeys-lru")
+                trouble = "maxmemory-policy allkeys-lru deletes events.*set maxmemory-policy noeviction"
+                await member.until(lambda: re.search(trouble, str(member.subscription.troubles())) is not None)
+                sure_until = member.subscription.sure_until()
+                await member.until(lambda: member.subscription.sure_until() > sure_until + 1.5)
+                await broker.publish(stage.events(1))
+                await member.take(1)
+                assert not await member.settle()
+                assert "cannot be renewed" not in str(member.subscription.troubles())
+                stage.client.config_set("maxmemory-policy", "noeviction")
+                await member.until(lambda: not member.subscription.troubles())
+
+    play(scene())
 
 
 def test_a_database_that_is_no_number_is_refused() -> None:

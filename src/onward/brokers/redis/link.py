@@ -104,6 +104,11 @@ class Link(ABC):
     def is_connected(self) -> bool:
         """As far as we know: a connection that was cut shows it at the next call."""
 
+    @property
+    @abstractmethod
+    def risk(self) -> str:
+        """Why a server that answers may lose events, as it was when the incarnation was read."""
+
     @abstractmethod
     def incarnation(self, key: str) -> str:
         """Of the server that has this key, when we connected to it."""
@@ -150,6 +155,7 @@ class ServerLink(Link):
         super().__init__(address)
         self._timeout_s = timeout_s
         self._incarnation = ""
+        self._risk = ""
         self._confirm_at = 0.0  # when to ask the Sentinels again
         self._connection: Any = None  # of redis-py, whose connections have no annotations
 
@@ -185,6 +191,7 @@ class ServerLink(Link):
             is_replaced = self.address.kind == "sentinel" and not facts.is_master  # the Sentinels will know
             raise LinkDown(self.trouble, sent=False, final=not facts.is_loading and not is_replaced)
         self._incarnation = facts.incarnation
+        self._risk = f"Redis at {self.address.name}: {facts.risk()}" if facts.risk() else ""
 
     def open(self) -> None:
         """Connect, whatever the server is."""
@@ -218,6 +225,10 @@ class ServerLink(Link):
     @property
     def is_connected(self) -> bool:
         return self._connection is not None
+
+    @property
+    def risk(self) -> str:
+        return self._risk
 
     def incarnation(self, key: str) -> str:
         return self._incarnation
