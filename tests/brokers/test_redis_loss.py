@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import re
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from onward import Onward
 from onward.brokers.base import Filter, State, record_id
 from onward.brokers.redis import log_scripts
 from onward.brokers.redis.positions import position_of
@@ -40,6 +43,29 @@ def test_after_flushall_the_topic_is_another_log_and_starts_at_its_beginning(red
             assert [spec.name for spec in await broker.topics()] == [stage.topic]
             (info,) = await broker.groups(stage.topic)
             assert len(info.partitions) == 2
+
+    play(scene())
+
+
+def test_after_flushall_the_log_names_the_cause_and_claims_no_other(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        topic = f"work-{uuid4().hex[:8]}"
+        app = Onward(redis_server.url, partitions=2, lease_s=2.0)
+
+        @app.handler(topic)
+        async def work(number: int) -> None: ...
+
+        async with asyncio.timeout(40), app.running():
+            await app.publish(topic, 1, key="k")
+            await until(lambda: app.readings()[0].done == 1)
+            with redis_server.client() as client:
+                client.flushall()
+            await until(lambda: "no longer owns" in caplog.text)
+        (error,) = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+        assert re.search(rf"keys of topic {topic} are gone \(.*{topic}/0, {topic}/1\): they were deleted or", error)
+        assert "another member" not in caplog.text
 
     play(scene())
 

@@ -115,7 +115,6 @@ class TestServerFacts:
             ({"role": "slave"}, "connect to its master"),
             ({"run_id": ""}, "not to a proxy"),
             ({"master_replid": ""}, "not to a proxy"),
-            ({"maxmemory": "1000", "maxmemory_policy": "volatile-lru"}, "set maxmemory-policy noeviction"),
         ],
     )
     def test_one_that_cannot_be_used(self, changes: dict[str, str], says: str) -> None:
@@ -126,7 +125,10 @@ class TestServerFacts:
             assert facts(redis_version=version).obstacle() == ""
 
     def test_a_policy_without_a_limit_evicts_nothing(self) -> None:
-        assert facts(maxmemory_policy="allkeys-lru", maxmemory="0").obstacle() == ""
+        assert facts(maxmemory_policy="allkeys-lru", maxmemory="0").risk() == ""
+        evicting = facts(maxmemory_policy="volatile-lru", maxmemory="1000")
+        assert "set maxmemory-policy noeviction" in evicting.risk()
+        assert evicting.obstacle() == ""
 
     def test_a_restart_and_a_failover_change_the_incarnation(self) -> None:
         before = facts().incarnation

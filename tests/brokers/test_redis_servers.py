@@ -3,6 +3,7 @@ cure, and nothing is lost."""
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -175,9 +176,61 @@ def test_a_server_that_evicts_is_refused() -> None:
         refused(server.url, "maxmemory-policy allkeys-lru deletes events.*set maxmemory-policy noeviction")
 
 
+def test_a_server_that_begins_to_evict_is_a_trouble_and_its_members_go_on() -> None:
+    async def scene() -> None:
+        with own_server("--maxmemory", "100mb") as server:
+            async with staged(server, lease_s=1.5) as stage:
+                broker = await stage.broker()
+                member = await (await stage.member(broker)).hold(1)
+                stage.client.config_set("maxmemory-policy", "allkeys-lru")
+                trouble = "maxmemory-policy allkeys-lru deletes events.*set maxmemory-policy noeviction"
+                await member.until(lambda: re.search(trouble, str(member.subscription.troubles())) is not None)
+                sure_until = member.subscription.sure_until()
+                await member.until(lambda: member.subscription.sure_until() > sure_until + 1.5)
+                await broker.publish(stage.events(1))
+                await member.take(1)
+                assert not await member.settle()
+                assert "cannot be renewed" not in str(member.subscription.troubles())
+                stage.client.config_set("maxmemory-policy", "noeviction")
+                await member.until(lambda: not member.subscription.troubles())
+
+    play(scene())
+
+
 def test_a_database_that_is_no_number_is_refused() -> None:
     with pytest.raises(BadSetting, match="'shop' is no database"):
         asyncio.run(opened("redis://localhost/shop"))
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://127.0.0.1:{port}/99", "no database with this number; use a lower one"),
+        ("redis+sentinel://127.0.0.1:{port}/mymaster", "it is no Sentinel; use the port of a Sentinel, or.*redis://"),
+        ("redis+cluster://127.0.0.1:{port}", "it is no cluster; write the URL as redis://"),
+    ],
+)
+def test_a_url_that_does_not_fit_the_server_is_refused_at_once_with_the_cure(
+    redis_server: RedisServer, url: str, says: str
+) -> None:
+    begun = time.monotonic()
+    with pytest.raises(BrokerError, match=says) as raised:
+        asyncio.run(opened(url.format(port=redis_server.port)))
+    assert time.monotonic() - begun < 4.0, "it was tried again and again"
+    assert "is it running" not in str(raised.value)
+
+
+def test_a_server_without_tls_is_named_as_a_possible_cause(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onward.brokers.redis.broker._OPEN_S", 0.3)
+    refused(f"rediss://127.0.0.1:{redis_server.port}?client.socket_connect_timeout=0.5", "speak TLS.*use redis://")
+
+
+def test_a_url_without_slashes_names_our_schemes() -> None:
+    with pytest.raises(BadSetting, match=r"write redis://host:port") as raised:
+        asyncio.run(opened("redis:localhost"))
+    assert "unix" not in str(raised.value)
 
 
 def test_a_client_setting_that_redis_py_does_not_have_is_refused(redis_server: RedisServer) -> None:

@@ -111,10 +111,7 @@ class HandlerSubscription:
         """Log the lost partitions. `error`: what the next receive raised. If the store was lost or the group dropped,
         that error already explains the loss."""
         if self.lost and not isinstance(error, StoreLost | GroupDropped):
-            log.warning(
-                "%s: lost %s: another member has taken over, or this member could not renew its ownership in time",
-                *(self._handler.name, ", ".join(map(str, self.lost))),
-            )
+            log.warning("%s: no longer owns %s", self._handler.name, ", ".join(map(str, self.lost)))
         self.lost.clear()
 
     async def ask_lag(self, subscription: Subscription) -> None:

@@ -5,8 +5,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 from redis.backoff import NoBackoff
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS, Connection, parse_url
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as NoConnection
-from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from onward.errors import BadSetting
@@ -19,10 +19,15 @@ _OURS = frozenset({"decode_responses", "health_check_interval", "protocol", "ret
 _OURS |= {"retry_on_timeout", "socket_timeout"}
 _OF_SENTINELS = "sentinel_"  # the prefix of client settings for the Sentinels
 _SENTINEL_S = 1.0  # for the answer of a Sentinel
+_FORMS = "write redis://host:port, rediss:// for TLS, redis+cluster:// or redis+sentinel://host:port/service"
 _PORTS = {"cluster": 6379, "sentinel": 26379}
 
 Host = tuple[str, int]  # a name and a port
 Kind = Literal["server", "cluster", "sentinel"]
+
+
+class WrongSentinel(ResponseError):
+    """Every Sentinel has answered, and none of them names a master."""
 
 
 class RedisAddress(NamedTuple):
@@ -36,6 +41,8 @@ class RedisAddress(NamedTuple):
 
     @classmethod
     def of(cls, url: str, settings: Settings) -> "RedisAddress":
+        if "://" not in url:
+            raise BadSetting(f"{redacted(url)}: {_FORMS}")
         try:
             client = {name: _client_value(name, value) for name, value in settings.client.items()}
             address = _server(url, client) if "+" not in url.partition("://")[0] else _several(url, client)
@@ -57,17 +64,18 @@ class RedisAddress(NamedTuple):
         return self._connection({**self.server_options, "host": host, "port": port}, timeout_s)
 
     def master(self, timeout_s: float = _SENTINEL_S) -> Host:
-        """As the first Sentinel says that answers. NoConnection: none of them knows."""
-        problems = []
+        """As the first Sentinel says that answers. NoConnection: none of them knows. WrongSentinel: all of them have
+        answered, and asking again would not help."""
+        problems: dict[Host, Exception] = {}
         for host, port in list(self.hosts):
             try:
                 if (found := self._asked({**self.sentinel_options, "host": host, "port": port}, timeout_s)) is not None:
                     return found
-                problems.append(f"Sentinel {host}:{port} knows no master with the name {self.service}")
+                problems[host, port] = ResponseError(f"knows no master with the name {self.service}")
             except (RedisError, OSError) as error:
-                problems.append(f"Sentinel {host}:{port}: {error}")
+                problems[host, port] = error
                 self.hosts[host, port] = self.hosts.pop((host, port), None)  # it is asked last from now on
-        raise NoConnection("; ".join(problems))
+        raise _unknown_master(problems)
 
     def _asked(self, options: Mapping[str, Any], timeout_s: float) -> Host | None:
         connection = self._connection(options, timeout_s)
@@ -78,6 +86,10 @@ class RedisAddress(NamedTuple):
         finally:
             connection.disconnect()
         return None if found is None else (found[0].decode(), int(found[1]))
+
+    @property
+    def is_encrypted(self) -> bool:
+        return "connection_class" in self.options
 
     @property
     def server_options(self) -> dict[str, Any]:
@@ -99,6 +111,12 @@ class RedisAddress(NamedTuple):
             return kind(**options, socket_timeout=timeout_s, protocol=2, retry=Retry(NoBackoff(), 0))
         except TypeError as error:
             raise BadSetting(f"client settings of {self.name}: {error}; use the names of redis-py") from error
+
+
+def _unknown_master(problems: Mapping[Host, Exception]) -> RedisError:
+    why = "; ".join(f"Sentinel {host}:{port}: {error}" for (host, port), error in problems.items())
+    answered = all(isinstance(each, AuthenticationError | ResponseError) for each in problems.values())
+    return WrongSentinel(why) if answered else NoConnection(why)
 
 
 def _client_value(name: str, value: Any) -> Any:

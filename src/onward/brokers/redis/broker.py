@@ -100,6 +100,8 @@ def _patience_s(settings: Settings) -> float:
 def _usable(link: Link, settings: Settings) -> ServerFacts:
     """BrokerError: it cannot be used as the URL and the settings say."""
     facts, address = _facts(link, settings), link.address
+    if link.risk:
+        raise BrokerError(link.risk)
     if facts.is_cluster != (address.kind == "cluster"):
         cure = "redis+cluster://" if facts.is_cluster else "redis://"
         what = "it is a node of a cluster" if facts.is_cluster else "it is no cluster"

@@ -150,6 +150,10 @@ class ClusterLink(Link):
     def is_connected(self) -> bool:
         return any(node.is_ready for node in self._nodes.values())
 
+    @property
+    def risk(self) -> str:
+        return "; ".join(filter(None, [node.link.risk for node in list(self._nodes.values())]))
+
     def incarnation(self, key: str) -> str:
         host = self._slots[_slot(key)] if self._slots else None
         return _UNKNOWN if host is None else self._node(host).incarnation

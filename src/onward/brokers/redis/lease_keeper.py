@@ -78,7 +78,7 @@ class LeaseKeeper:
             f"no partition of topic {topic} changes its owner in group {self.group}: {why}"
             for topic, why in dict(self._turn.unlisted).items()
         ]
-        standing += self._chores.reclaimer.troubles
+        standing += [*self._chores.reclaimer.troubles, *filter(None, [self._turn.link.risk])]
         trouble = self._turn.link.trouble
         return [f"leases of group {self.group} cannot be renewed: {trouble}", *standing] if trouble else standing
 
@@ -210,6 +210,7 @@ class LeaseKeeper:
         if look.is_partial:
             self._schedule.kick(clock.now() + _LOOK_AGAIN_S)
         if deleted:
+            log.error("Redis: %s", _deleted(self.group, deleted, [*again, *look.lost]))
             self._joined.rejoin(turn.link, deleted)
         if deleted or done.missed or again:
             self._schedule.kick(clock.now() + _EXPIRY_SLACK_S)
@@ -286,6 +287,15 @@ def _dropped(group: str, topic: str) -> str:
     return (
         f"group {group} of topic {topic} was dropped while this member was away; what it had not settled is void. "
         "Start it again to create the group: it begins where `start` says"
+    )
+
+
+def _deleted(group: str, topics: Sequence[str], lost: Iterable[RedisHold]) -> str:
+    partitions = ", ".join(sorted(str(hold.partition) for hold in lost if hold.partition.topic in topics))
+    held = f" (this member held {partitions})" if partitions else ""
+    return (
+        f"keys of topic {', '.join(topics)} are gone{held}: they were deleted or flushed, or a restart lost them. Group "
+        f"{group} begins again. Where the log itself is gone, its events are lost and a new log begins"
     )
 
 

@@ -21,7 +21,15 @@ from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.keys import type_of
 from onward.brokers.redis.permissions import PROBE, TRIALS, is_denied_in_script, missing, refused
 from onward.brokers.redis.scripts import Command, keys_of, with_text
-from onward.brokers.redis.server_errors import LOADING, code_of, explained, is_passing, is_wrong_type, wrong_types
+from onward.brokers.redis.server_errors import (
+    LOADING,
+    code_of,
+    explained,
+    is_passing,
+    is_wrong_type,
+    unanswered,
+    wrong_types,
+)
 from onward.brokers.redis.server_facts import INFO, ServerFacts, info_of
 from onward.errors import BrokerError, Closed
 
@@ -96,6 +104,11 @@ class Link(ABC):
     def is_connected(self) -> bool:
         """As far as we know: a connection that was cut shows it at the next call."""
 
+    @property
+    @abstractmethod
+    def risk(self) -> str:
+        """Why a server that answers may lose events, as it was when the incarnation was read."""
+
     @abstractmethod
     def incarnation(self, key: str) -> str:
         """Of the server that has this key, when we connected to it."""
@@ -142,6 +155,7 @@ class ServerLink(Link):
         super().__init__(address)
         self._timeout_s = timeout_s
         self._incarnation = ""
+        self._risk = ""
         self._confirm_at = 0.0  # when to ask the Sentinels again
         self._connection: Any = None  # of redis-py, whose connections have no annotations
 
@@ -177,6 +191,7 @@ class ServerLink(Link):
             is_replaced = self.address.kind == "sentinel" and not facts.is_master  # the Sentinels will know
             raise LinkDown(self.trouble, sent=False, final=not facts.is_loading and not is_replaced)
         self._incarnation = facts.incarnation
+        self._risk = f"Redis at {self.address.name}: {facts.risk()}" if facts.risk() else ""
 
     def open(self) -> None:
         """Connect, whatever the server is."""
@@ -210,6 +225,10 @@ class ServerLink(Link):
     @property
     def is_connected(self) -> bool:
         return self._connection is not None
+
+    @property
+    def risk(self) -> str:
+        return self._risk
 
     def incarnation(self, key: str) -> str:
         return self._incarnation
@@ -300,13 +319,12 @@ class ServerLink(Link):
         return [self._named(command, reply) for command, reply in zip(commands, replies, strict=True)]
 
     def _down(self, error: Exception, *, sent: bool) -> LinkDown:
-        why = explained(error) if isinstance(error, RedisError) else str(error)
-        cure = "is it running, and are host and port right?"
-        self.trouble = f"Redis at {self.address.name} does not answer: {why.rstrip('.')}; {cure}"
-        if isinstance(error, AuthenticationError):
-            self.trouble = f"Redis at {self.address.name}: {why}"
-        final, hung = isinstance(error, AuthenticationError), isinstance(error, NoReply | TimeoutError)
-        return LinkDown(self.trouble, sent=sent, final=final, hung=hung)
+        why, name = explained(error) if isinstance(error, RedisError) else str(error), self.address.name
+        if isinstance(error, AuthenticationError | ResponseError):  # it answers
+            self.trouble = f"Redis at {name}: {why}"
+            return LinkDown(self.trouble, sent=sent, final=not is_passing(error))
+        self.trouble = f"Redis at {name} does not answer: {unanswered(why, encrypted=self.address.is_encrypted)}"
+        return LinkDown(self.trouble, sent=sent, hung=isinstance(error, NoReply | TimeoutError))
 
     def _named(self, command: Command, reply: Any) -> Any:
         if is_denied_in_script(reply):

@@ -26,6 +26,12 @@ _CURES = {
     "TRYAGAIN": "the slot of the key moves to another node of the cluster",
     "CLUSTERDOWN": "the cluster has no master for some of its slots; restart or replace the node that failed",
 }
+_CURES_BY_TEXT = {  # these have no code
+    "DB index is out of range": "it has no database with this number; use a lower one at the end of the URL",
+    "cluster support disabled": "it is no cluster; write the URL as redis://",
+    "knows no master with the name": "correct the name of the master in the URL, behind the slash",
+    "unknown command 'SENTINEL'": "it is no Sentinel; use the port of a Sentinel, or write the URL as redis://",
+}
 
 
 def code_of(error: RedisError) -> str:
@@ -67,8 +73,20 @@ def explained(error: RedisError) -> str:
         what = f"the command {command.group(1).upper()}" if command else "one of Onward's keys"
         cure = "grant it with ACL SETUSER, for the keys ~{* and ~onward:*"
         return f"the user has no permission for {what} ({text}); {cure}"
-    cure = _CURES.get(code, "")
+    by_text = [cure for part, cure in _CURES_BY_TEXT.items() if part in text]
+    cure = by_text[0] if by_text else _CURES.get(code, "")
     return f"{cure} ({text})" if cure else text
+
+
+def unanswered(why: str, *, encrypted: bool) -> str:
+    """Why there is no answer, and the cure."""
+    if "certificate" in why.lower():
+        cure = "name the authority of its certificate with client.ssl_ca_certs"
+    elif encrypted:
+        cure = "is it running, are host and port right, and does it speak TLS there? If it does not, use redis://"
+    else:
+        cure = "is it running, and are host and port right?"
+    return f"{why.rstrip('. ')}; {cure}"
 
 
 def wrong_types(found: Sequence[tuple[str, str, str]]) -> str:

@@ -52,6 +52,13 @@ class ServerFacts(NamedTuple):
     def evicts(self) -> bool:
         return self.max_memory > 0 and self.eviction not in ("noeviction", "")
 
+    def risk(self) -> str:
+        """Why it may lose events. It is refused at start; one that begins later is used on, because otherwise nothing
+        could be finished."""
+        if not self.evicts:
+            return ""
+        return f"maxmemory-policy {self.eviction} deletes events when memory is full; set maxmemory-policy noeviction"
+
     def obstacle(self) -> str:
         """Why it cannot be used; empty: it can."""
         if not self.incarnation:
@@ -60,10 +67,6 @@ class ServerFacts(NamedTuple):
             return "it is a read-only replica; connect to its master"
         if _numbers(self.version) < OLDEST:
             return f"it is version {self.version}; use 6.2 or newer"
-        if self.evicts:
-            return (
-                f"maxmemory-policy {self.eviction} deletes events when memory is full; set maxmemory-policy noeviction"
-            )
         return ""
 
     def findings(self) -> Iterator[Finding]:
