@@ -44,14 +44,18 @@ return w
 """
 )
 
-# KEYS g meta stream moves
-VIEW = Script("""
+# KEYS g meta stream moves; ARGV 1 if the stream belongs to others: then it also answers the last id that it has given.
+VIEW = Script(
+    STREAM
+    + """
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'beat', 'lease', 'clean', 'fence', 'gone', 'log')
 h[9] = redis.call('HGET', KEYS[2], 'log')
 h[10] = redis.call('EXISTS', KEYS[3])
 h[11] = redis.call('LLEN', KEYS[4])
+if ARGV[1] == '1' and h[10] == 1 then h[12] = last_id(KEYS[3]) end
 return h
-""")
+"""
+)
 
 # KEYS g meta stream moves marks; ARGV inc, owner and beat as seen, me, highest fence ever seen here, lease_ms, waits,
 # the id of a new log. A log that is shorter than the progress, or missing, is another log: the group begins again.
