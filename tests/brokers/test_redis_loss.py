@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from onward.brokers.base import Filter, State, record_id
-from onward.brokers.redis import Streams, log_scripts
+from onward.brokers.redis import Streams, log_scripts, trimmer
 from onward.brokers.redis.positions import position_of
 from onward.event import Partition
 from onward.testing.aside import make_record
@@ -152,6 +152,62 @@ def test_a_stream_of_others_that_begins_again_with_lower_ids_is_another_log(redi
                 change.execute()
             await member.until(lambda: len(member.deliveries) == 4, 20.0)
             assert member.deliveries[3].log_id != before
+
+    play(scene())
+
+
+def test_a_deleted_list_of_groups_removes_nothing_that_a_group_has_not_read(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a group that runs, and of one that is stopped. Trimming goes on when each was started once."""
+    monkeypatch.setattr(trimmer, "_INTERVAL_S", 0.1)
+
+    async def scene() -> None:
+        async with staged(redis_server, lease_s=1.0, retention_s=0.0) as stage:
+            broker = await stage.broker()
+            for name in ("stopped", "slow"):
+                await (await Member.join(broker, stage.topic, name)).subscription.close()
+            slow = await (await Member.join(broker, stage.topic, "slow")).hold(1)
+            for start in range(0, 2_000, 500):
+                await broker.publish(stage.events(500, start=start))
+            await slow.take(10)
+            stage.client.delete(stage.keys.groups)
+            fast = await (await Member.join(broker, stage.topic, "fast")).hold(1)
+            await fast.take(2_000)
+            await fast.settle()
+            await fast.until(lambda: "is not trimmed" in caplog.text, 20.0)
+            await slow.until(lambda: bool(stage.client.sismember(stage.keys.groups, "slow")), 20.0)
+            assert stage.length == 2_000
+            await slow.take(2_000)
+            await slow.settle()
+            stopped = await (await Member.join(broker, stage.topic, "stopped")).hold(1)
+            assert stage.client.scard(stage.keys.groups) == 3
+            await stopped.take(2_000)
+            await stopped.settle()
+            await stopped.until(lambda: stage.length < 1_000, 20.0)
+
+    with caplog.at_level(logging.ERROR, "onward"):
+        play(scene())
+
+
+def test_a_dropped_group_does_not_count_for_trimming(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the list of groups was deleted before."""
+    monkeypatch.setattr(trimmer, "_INTERVAL_S", 0.1)
+
+    async def scene() -> None:
+        async with staged(redis_server, lease_s=1.0, retention_s=0.0) as stage:
+            broker = await stage.broker()
+            await (await Member.join(broker, stage.topic, "other")).subscription.close()
+            member = await (await stage.member(broker)).hold(1)
+            for start in range(0, 2_000, 500):
+                await broker.publish(stage.events(500, start=start))
+            stage.client.delete(stage.keys.groups)
+            await broker.drop_group(stage.topic, "other")
+            await member.take(2_000)
+            await member.settle()
+            await member.until(lambda: stage.length < 1_000, 20.0)
 
     play(scene())
 

@@ -145,12 +145,14 @@ end
 
 # KEYS stream meta marks groups g*; ARGV retention_ms retention_bytes retention_events, which may be empty. Removes
 # events before a mark, never above the lowest watermark. Answers how many, and how many are kept beyond the retention.
+# -1: the list lacks a group, which may not have finished what would go.
 TRIM = Script(
     HEX
     + NOW
     + BEFORE
     + _KEPT
     + """
+if redis.call('SCARD', KEYS[4]) < tonumber(redis.call('HGET', KEYS[2], 'groups') or 0) then return {-1, 0} end
 local low = lowest(4)
 local m = redis.call('HMGET', KEYS[2], 'bytes', 'count')
 local marks = redis.call('ZRANGE', KEYS[3], 0, 4)
