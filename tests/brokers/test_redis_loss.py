@@ -10,7 +10,7 @@ import pytest
 
 from onward import Onward
 from onward.brokers.base import Filter, State, record_id
-from onward.brokers.redis import log_scripts
+from onward.brokers.redis import Streams, log_scripts, trimmer
 from onward.brokers.redis.positions import position_of
 from onward.event import Partition
 from onward.testing.aside import make_record
@@ -126,6 +126,115 @@ def test_a_deleted_stream_is_another_log(redis_server: RedisServer, caplog: pyte
     with caplog.at_level(logging.ERROR, "onward"):
         play(scene())
     assert "its stream was deleted" in caplog.text
+
+
+def test_a_stream_that_is_deleted_after_a_restart_begins_again_with_the_next_publish() -> None:
+    """The restart has lifted the ids above the clock, so those of the new stream lie below what was read."""
+
+    async def scene() -> None:
+        with own_server() as server:
+            async with staged(server, lease_s=2.0) as stage:
+                broker = await stage.broker()
+                member = await (await stage.member(broker)).hold(1)
+                await broker.publish(stage.events(5))
+                await member.take(5)
+                await asyncio.to_thread(server.restart)
+                await broker.publish(stage.events(5, start=5))
+                await member.until(lambda: 9 in member.values, 60.0)
+                with server.client() as client:
+                    client.delete(stage.keys.stream)
+                    await broker.publish(stage.events(5, start=10))
+                    await member.until(lambda: set(range(10, 15)) <= set(member.values), 20.0)
+                    counted: Any = client.hget(stage.keys.meta, "count")
+                    assert int(counted) == 5
+                lag = await member.subscription.lag()
+                assert [each.undelivered for each in lag.values()] == [0]
+                assert not await member.settle([each for each in member.deliveries if each.log_id == log_of(member)])
+
+    play(scene())
+
+
+def log_of(member: Member) -> str:
+    (assigned,) = member.assigned.values()
+    return assigned.log_id
+
+
+def test_a_stream_of_others_that_begins_again_with_lower_ids_is_another_log(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        name = f"scan-{uuid4().hex[:8]}"
+        async with staged(redis_server, lease_s=2.0) as stage:
+            stage.topic, client = name, stage.client
+            broker = await stage.broker(streams={name: Streams(name, key="k")})
+            for n in range(3):
+                client.xadd(name, {"k": "a", "n": n}, id=f"{now_ms(stage) + 60_000 + n}-0")
+            member = await (await stage.member(broker)).hold(1)
+            await member.take(3)
+            await member.settle()
+            before = log_of(member)
+            with client.pipeline(transaction=True) as change:
+                change.delete(name)
+                change.xadd(name, {"k": "a", "n": 3})
+                change.execute()
+            await member.until(lambda: len(member.deliveries) == 4, 20.0)
+            assert member.deliveries[3].log_id != before
+
+    play(scene())
+
+
+def test_a_deleted_list_of_groups_removes_nothing_that_a_group_has_not_read(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a group that runs, and of one that is stopped. Trimming goes on when each was started once."""
+    monkeypatch.setattr(trimmer, "_INTERVAL_S", 0.1)
+
+    async def scene() -> None:
+        async with staged(redis_server, lease_s=1.0, retention_s=0.0) as stage:
+            broker = await stage.broker()
+            for name in ("stopped", "slow"):
+                await (await Member.join(broker, stage.topic, name)).subscription.close()
+            slow = await (await Member.join(broker, stage.topic, "slow")).hold(1)
+            for start in range(0, 2_000, 500):
+                await broker.publish(stage.events(500, start=start))
+            await slow.take(10)
+            stage.client.delete(stage.keys.groups)
+            fast = await (await Member.join(broker, stage.topic, "fast")).hold(1)
+            await fast.take(2_000)
+            await fast.settle()
+            await fast.until(lambda: "is not trimmed" in caplog.text, 20.0)
+            await slow.until(lambda: bool(stage.client.sismember(stage.keys.groups, "slow")), 20.0)
+            assert stage.length == 2_000
+            await slow.take(2_000)
+            await slow.settle()
+            stopped = await (await Member.join(broker, stage.topic, "stopped")).hold(1)
+            assert stage.client.scard(stage.keys.groups) == 3
+            await stopped.take(2_000)
+            await stopped.settle()
+            await stopped.until(lambda: stage.length < 1_000, 20.0)
+
+    with caplog.at_level(logging.ERROR, "onward"):
+        play(scene())
+
+
+def test_a_dropped_group_does_not_count_for_trimming(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the list of groups was deleted before."""
+    monkeypatch.setattr(trimmer, "_INTERVAL_S", 0.1)
+
+    async def scene() -> None:
+        async with staged(redis_server, lease_s=1.0, retention_s=0.0) as stage:
+            broker = await stage.broker()
+            await (await Member.join(broker, stage.topic, "other")).subscription.close()
+            member = await (await stage.member(broker)).hold(1)
+            for start in range(0, 2_000, 500):
+                await broker.publish(stage.events(500, start=start))
+            stage.client.delete(stage.keys.groups)
+            await broker.drop_group(stage.topic, "other")
+            await member.take(2_000)
+            await member.settle()
+            await member.until(lambda: stage.length < 1_000, 20.0)
+
+    play(scene())
 
 
 def test_a_log_that_is_shorter_than_its_progress_is_another_one(redis_server: RedisServer) -> None:

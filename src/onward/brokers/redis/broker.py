@@ -203,7 +203,7 @@ class RedisBroker:
         holdings: RedisHoldings = Holdings(Bell())
         patience_s = min(TIMEOUT_S, max(_LEAST_PATIENCE_S, settings.lease_s / 2))
         turn = RedisTurn(new_link(self._address, patience_s), member, watch, settings)
-        chores = Chores(Trimmer(self._topics, settings, member.figures), self._reclaimer(member, holdings))
+        chores = Chores(Trimmer(self._topics, settings, member), self._reclaimer(member, holdings))
         keeper = LeaseKeeper(turn, member, JoinedTopics(self._topics, member), holdings, chores)
         await asyncio.to_thread(patiently, keeper.join, _patience_s(settings))
         doorbell = self._doorbell(member, ring=holdings.bell.ring, tell=lambda: keeper.look_at(0.0))

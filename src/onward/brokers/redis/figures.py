@@ -155,7 +155,10 @@ def _in_use(place: GroupPlace, names: Sequence[str]) -> BrokerError:
 def _drop(link: Link, place: GroupPlace) -> None:
     group = place.group
     commands = [
-        DROP([key.group(group), key.meta, _set(key, group), *key.aside(group), key.moves(group)], group)
+        DROP(
+            [key.group(group), key.meta, _set(key, group), *key.aside(group), key.moves(group)],
+            *(group, int(group.startswith(PASSING))),
+        )
         for key in place.keys
     ]
     left = [owner.decode() for owner in link.ask(*commands) if owner]

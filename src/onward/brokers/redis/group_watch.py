@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from onward.brokers.base import MemberInfo
 from onward.brokers.core.observed import Observed
 from onward.brokers.core.share import Seat
+from onward.brokers.redis.positions import position_of
 from onward.event import Partition
 
 UNKNOWN = "?"  # the owner of a partition whose last claim may be lost
@@ -30,17 +31,27 @@ class LeaseView(NamedTuple):
     current_log: str  # empty: the partition's own entry is not there
     has_stream: bool
     notices: int = 0  # of moved records, for the owner
+    last_id: bytes = b""  # that a stream of others has given; empty: not asked
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "LeaseView":
         texts = [(field or b"").decode() for field in reply[:9]]
         inc, owner, beat, lease_ms, clean, fence, gone, log, current = texts
         lease_s, has_stream, notices = int(lease_ms or 0) / 1000, bool(reply[9]), int(reply[10])
-        return cls(inc, owner, beat, lease_s, clean == "1", int(fence or 0), gone, log, current, has_stream, notices)
+        last_id = reply[11] if len(reply) > 11 else b""
+        return cls(
+            *(inc, owner, beat, lease_s, clean == "1", int(fence or 0), gone, log, current),
+            *(has_stream, notices, last_id),
+        )
 
     @property
     def is_there(self) -> bool:
         return self.incarnation != ""
+
+    def has_given(self, position: int) -> bool:
+        """Whether the stream has given all ids below this position. One that was replaced has not."""
+        last = position_of(self.last_id) if self.last_id else None
+        return last is None or position <= last + 1
 
 
 class ListedMember(NamedTuple):

@@ -32,7 +32,7 @@ class PartitionKeys(NamedTuple):
 
     @property
     def meta(self) -> str:
-        """inc, log, version; bytes and count of all events ever appended; marked, done; fence."""
+        """inc, log, version; bytes and count of all events ever appended; marked, done; fence; groups that count."""
         return f"{self.prefix}:meta"
 
     @property

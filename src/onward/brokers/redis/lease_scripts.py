@@ -20,14 +20,18 @@ return {ARGV[3], ARGV[2]}
 )
 
 # KEYS stream meta g, the set that it belongs to, marks; ARGV inc log start group ttl_ms. ttl_ms is empty unless the
-# group is a passing one. Answers the position at which a new group starts. What was removed before is not missing.
+# group is a passing one. Answers the position at which a new group starts. What was removed before is not missing. A
+# group that is known may be missing in the set, if another program has deleted that; `groups` counts them for TRIM.
 JOIN = Script(
     HEX
     + BEFORE
     + STREAM
     + """
 if redis.call('HGET', KEYS[2], 'log') ~= ARGV[2] then return 'log' end
-if redis.call('EXISTS', KEYS[3]) == 1 then return 'known' end
+if redis.call('EXISTS', KEYS[3]) == 1 then
+  if redis.call('SISMEMBER', KEYS[4], ARGV[4]) == 0 then redis.call('SADD', KEYS[4], ARGV[4]) end
+  return 'known'
+end
 local w, ms, seq = ARGV[3], last_id(KEYS[1]):match('^(%d+)-(%d+)$')
 local latest = hex(ms .. '-' .. string.format('%.0f', tonumber(seq) + 1))
 if w == 'earliest' then w = '0000000000000000' elseif w == 'latest' or w > latest then w = latest end
@@ -37,21 +41,26 @@ redis.call('HSET', KEYS[3], 'clean', '1', 'gone', '', 'waits', '0')
 redis.call('HSET', KEYS[3], 'log', ARGV[2], 'watermark', w, 'above', '', 'tries', '')
 local _, count = upcoming(KEYS[1], KEYS[2], KEYS[5], w)
 redis.call('HSET', KEYS[3], 'count', count and string.format('%.0f', count) or '', 'aside', '0')
-redis.call('SADD', KEYS[4], ARGV[4])
-if ARGV[5] ~= '' then redis.call('PEXPIRE', KEYS[3], ARGV[5]) end
+local added = redis.call('SADD', KEYS[4], ARGV[4])
+if ARGV[5] ~= '' then redis.call('PEXPIRE', KEYS[3], ARGV[5])
+elseif added == 1 then redis.call('HINCRBY', KEYS[2], 'groups', 1) end
 redis.call('HSET', KEYS[2], 'done', '0')
 return w
 """
 )
 
-# KEYS g meta stream moves
-VIEW = Script("""
+# KEYS g meta stream moves; ARGV 1 if the stream belongs to others: then it also answers the last id that it has given.
+VIEW = Script(
+    STREAM
+    + """
 local h = redis.call('HMGET', KEYS[1], 'inc', 'owner', 'beat', 'lease', 'clean', 'fence', 'gone', 'log')
 h[9] = redis.call('HGET', KEYS[2], 'log')
 h[10] = redis.call('EXISTS', KEYS[3])
 h[11] = redis.call('LLEN', KEYS[4])
+if ARGV[1] == '1' and h[10] == 1 then h[12] = last_id(KEYS[3]) end
 return h
-""")
+"""
+)
 
 # KEYS g meta stream moves marks; ARGV inc, owner and beat as seen, me, highest fence ever seen here, lease_ms, waits,
 # the id of a new log. A log that is shorter than the progress, or missing, is another log: the group begins again.
@@ -174,7 +183,8 @@ if ARGV[4] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
 """
 )
 
-# KEYS g meta groups rows bodies index moves; ARGV group. Fences never go back, should the group come again.
+# KEYS g meta groups rows bodies index moves; ARGV group, 1 if it is a passing one. Fences never go back, should the
+# group come again.
 DROP = Script(
     NOW
     + """
@@ -185,7 +195,8 @@ if h[4] and redis.call('EXISTS', KEYS[2]) == 1 and tonumber(h[4]) > tonumber(fen
   redis.call('HSET', KEYS[2], 'fence', h[4])
 end
 if h[5] and redis.call('HEXISTS', KEYS[2], 'aside') == 1 then redis.call('HINCRBY', KEYS[2], 'aside', '-' .. h[5]) end
-redis.call('SREM', KEYS[3], ARGV[1])
+local listed, groups = redis.call('SREM', KEYS[3], ARGV[1]), tonumber(redis.call('HGET', KEYS[2], 'groups') or 0)
+if ARGV[2] == '0' and groups > 0 and (h[4] or listed == 1) then redis.call('HINCRBY', KEYS[2], 'groups', -1) end
 redis.call('DEL', KEYS[1], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
 return ''
 """

@@ -52,12 +52,18 @@ class Look(msgspec.Struct):
     unlisted: dict[str, str] = {}  # by topic: why its members could not be read
     is_partial: bool = False  # a node did not answer, or a slot is on its way to another one: look again soon
     notices: dict[RedisHold, list[bytes]] = {}
+    read: dict[RedisHold, int] = {}  # of streams of others: the next position to read, before the look
 
     @property
     def moved_logs(self) -> list[RedisHold]:
         """Held partitions whose log is another one now: they begin again."""
         found = [(hold, self.views.get(hold.partition)) for hold in self.renewed]
-        return [hold for hold, view in found if view and not (view.has_stream and view.current_log == hold.log_id)]
+        return [hold for hold, view in found if view and not self._is_same(hold, view)]
+
+    def _is_same(self, hold: RedisHold, view: LeaseView) -> bool:
+        if not view.has_stream or view.current_log != hold.log_id:
+            return False
+        return view.has_given(self.read.get(hold, 0))
 
 
 class TurnDone(NamedTuple):
@@ -93,6 +99,7 @@ class RedisTurn:
         """Renew what is held, then look. A renewal comes first and has one key, so that it needs nothing else. Its time
         is taken before we make sure that the server is the right one: no other server was before that time."""
         look = Look(clock.now())
+        read = {hold: hold.ahead.position for hold in held if hold.own.shard is not None}
         self.link.confirm()
         before, held = held, _unlapsed(held)
         look.broken = {hold.partition: "its lease has lapsed" for hold in before if hold not in held}
@@ -103,11 +110,17 @@ class RedisTurn:
         self._members(look, topics, replies)
         if void:
             self._revalidate(look, void, [hold for hold in held if hold.partition in void])
+        look.read = {hold: position for hold, position in read.items() if self._is_verified(hold)}
         for hold in look.renewed:
             self.watch.confirmed(hold.partition, hold.own.token, self._incarnation(hold.partition))
         self._read_notices(look)
         self._views = look.views
         return look
+
+    def _is_verified(self, hold: RedisHold) -> bool:
+        """It was read from the server as it is now. After a restart the reader compares what it has read."""
+        shard = hold.own.shard
+        return shard is not None and shard.incarnation == self._incarnation(hold.partition)
 
     def glance(self) -> None:
         """Between two turns: look at the partitions of the members that have renewed since, so that the time of a
@@ -200,7 +213,8 @@ class RedisTurn:
 
     def _view(self, partition: Partition) -> Command:
         keys = self._member.keyspace.of(partition)
-        return scripts.VIEW([keys.group(self._member.group), keys.meta, keys.stream, keys.moves(self._member.group)])
+        names = [keys.group(self._member.group), keys.meta, keys.stream, keys.moves(self._member.group)]
+        return scripts.VIEW(names, int(self._member.keyspace.mapped(partition.topic) is not None))
 
     def _renewals(self, look: Look, held: Iterable[RedisHold], replies: Any) -> set[Partition]:
         void = set()

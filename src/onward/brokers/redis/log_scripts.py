@@ -6,7 +6,8 @@ _MARK_EVENTS = 256  # between two marks; a publish of many events has one mark
 
 # KEYS stream meta producer marks [relays]; ARGV inc version number allowance shard fence event*. The number of a
 # producer grows by one with each call that is stored: one that is asked again is stored once, and nothing is stored
-# behind one that was refused. allowance: the bytes that may be unfinished in this partition, in the log and aside.
+# behind one that was refused. allowance: the bytes that may be unfinished in this partition, in the log and aside. A
+# stream that was deleted begins again as another log, because its ids may lie below what its owners have read.
 PUBLISH = Script(
     HEX
     + f"local every = {_MARK_EVENTS}\n"
@@ -14,18 +15,26 @@ PUBLISH = Script(
 local m = redis.call('HMGET', KEYS[2], 'inc', 'version', 'bytes', 'count', 'marked', 'done', 'aside')
 if m[2] ~= ARGV[2] then return {'version', m[2] or ''} end
 if m[1] ~= ARGV[1] then return {'void'} end
-local number, last = tonumber(ARGV[3]), tonumber(redis.call('GET', KEYS[3]) or '0')
+local number, last, begun = tonumber(ARGV[3]), tonumber(redis.call('GET', KEYS[3]) or '0'), false
 if number <= last then return {'ok'} end
 if number ~= last + 1 then return {'gap', last} end
 if KEYS[5] then
   local seen = redis.call('HGET', KEYS[5], ARGV[5])
   if seen and seen > ARGV[6] then return {'fenced', seen} end
 end
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  begun, m[3], m[4], m[5], m[6] = true, '0', '0', '0', '0'
+end
 local size = 0
 for i = 7, #ARGV do size = size + #ARGV[i] end
 local bytes, count, marked = tonumber(m[3]), tonumber(m[4]), tonumber(m[5])
 if bytes - tonumber(m[6]) + tonumber(m[7] or 0) + size > tonumber(ARGV[4]) then return {'full'} end
 if KEYS[5] then redis.call('HSET', KEYS[5], ARGV[5], ARGV[6]) end
+if begun then
+  redis.call('DEL', KEYS[4])
+  redis.call('ZADD', KEYS[4], 0, '0000000000000000:0:0')
+  redis.call('HSET', KEYS[2], 'log', redis.sha1hex(KEYS[3] .. ' ' .. ARGV[3]):sub(1, 32), 'done', '0')
+end
 local first, id
 for i = 7, #ARGV do
   id = redis.call('XADD', KEYS[1], '*', 'e', ARGV[i])
@@ -136,12 +145,14 @@ end
 
 # KEYS stream meta marks groups g*; ARGV retention_ms retention_bytes retention_events, which may be empty. Removes
 # events before a mark, never above the lowest watermark. Answers how many, and how many are kept beyond the retention.
+# -1: the list lacks a group, which may not have finished what would go.
 TRIM = Script(
     HEX
     + NOW
     + BEFORE
     + _KEPT
     + """
+if redis.call('SCARD', KEYS[4]) < tonumber(redis.call('HGET', KEYS[2], 'groups') or 0) then return {-1, 0} end
 local low = lowest(4)
 local m = redis.call('HMGET', KEYS[2], 'bytes', 'count')
 local marks = redis.call('ZRANGE', KEYS[3], 0, 4)

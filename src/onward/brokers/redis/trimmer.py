@@ -1,7 +1,8 @@
 """Trimming: what every group has finished goes, by age, size or number. What some group needs stays, and also what no
 group has read."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 from redis.exceptions import ResponseError
 
@@ -9,11 +10,13 @@ from onward import clock
 from onward.brokers.redis.foreign.scripts import TRIM_STREAM
 from onward.brokers.redis.link import Link
 from onward.brokers.redis.log_scripts import TRIM
+from onward.brokers.redis.member import RedisMember
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.stream_figures import StreamFigures
 from onward.brokers.redis.topics import RedisTopics
 from onward.event import Partition
 from onward.settings import Settings
+
+log = logging.getLogger("onward")
 
 _INTERVAL_S = 5.0
 _ROUNDS = 20  # of some 1,000 events each, so that no other call waits long
@@ -28,10 +31,11 @@ def retention(settings: Settings, partitions: int) -> tuple[int, int, int | str]
 class Trimmer:
     """The owner of a partition trims it. Several groups may do so: the second finds nothing to do."""
 
-    def __init__(self, topics: RedisTopics, settings: Settings, figures: StreamFigures) -> None:
+    def __init__(self, topics: RedisTopics, settings: Settings, member: RedisMember) -> None:
         self._topics = topics
         self._settings = settings
-        self._figures = figures
+        self._member = member
+        self._unlisted: set[Partition] = set()  # reported as having a list of groups that is not complete
         self._kept: set[Partition] = set()  # reported as kept longer than the retention
         self._due = clock.now() + _INTERVAL_S
 
@@ -46,13 +50,21 @@ class Trimmer:
             return
         groups = link.ask(*[("SMEMBERS", self._topics.keyspace.of(partition).groups) for partition in owned])
         names = dict(zip(owned, groups, strict=True))
-        left = list(owned)
+        left = self._listed(link, names)
         for _ in range(_ROUNDS):
             replies = link.call(*[self._command(partition, names[partition]) for partition in left])
             answers = dict(zip(left, replies, strict=True))
             left = [partition for partition, reply in answers.items() if self._trimmed(partition, reply)]
             if not left:
                 return
+
+    def _listed(self, link: Link, groups: Mapping[Partition, Sequence[bytes]]) -> list[Partition]:
+        """Where our group is on the list. If another program has deleted the list, we are on it the next time."""
+        name = self._member.group.encode()
+        lost = [] if self._member.is_passing else [each for each, names in groups.items() if name not in names]
+        if lost:
+            link.ask(*[("SADD", self._topics.keyspace.of(each).groups, name) for each in lost])
+        return [each for each in groups if each not in lost]
 
     def _may_trim(self, partition: Partition) -> bool:
         """Streams of other programs are trimmed only if the settings say so."""
@@ -73,12 +85,24 @@ class Trimmer:
         if isinstance(reply, ResponseError):
             return False
         removed, kept = reply
-        if removed:
-            self._figures.trimmed(partition, removed)
+        self._report_list(partition, is_complete=removed >= 0)
+        if removed > 0:
+            self._member.figures.trimmed(partition, removed)
         if kept or partition in self._kept:
             self._report_kept(partition, kept)
         return removed > 0
 
+    def _report_list(self, partition: Partition, *, is_complete: bool) -> None:
+        if is_complete:
+            self._unlisted.discard(partition)
+        elif partition not in self._unlisted:
+            self._unlisted.add(partition)
+            log.error(
+                "%s is not trimmed: its list of groups, key %s, lacks a group; another program has deleted or changed "
+                "it. Start each group of the topic once, or drop those that you do not need with `onward groups drop`",
+                *(partition, self._topics.keyspace.of(partition).groups),
+            )
+
     def _report_kept(self, partition: Partition, events: int) -> None:
-        self._figures.kept(partition, events)
+        self._member.figures.kept(partition, events)
         self._kept = self._kept | {partition} if events else self._kept - {partition}
