@@ -4,7 +4,6 @@ import asyncio
 import functools
 import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,13 +34,12 @@ from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
 from onward.observe.health import Health, last_line, report
 from onward.observe.metrics import Registry
+from onward.observe.readiness_news import ReadinessNews
 from onward.observe.reading import PartitionReading, Reading
 from onward.observe.standstill import EVERY_S, Patience, Standstill
 from onward.settings import Settings
 
 log = logging.getLogger("onward")
-
-_SECONDS = re.compile(r"\d[\d.,]* s\b")  # seconds grow while the trouble stays the same
 
 
 class Identity(NamedTuple):
@@ -173,17 +171,15 @@ class Crew:
 
     async def _watch(self) -> None:
         """Check the partitions every EVERY_S seconds, so that `health` can tell how long one has not moved. Log each
-        partition that has stopped moving, and each new trouble of a consumer."""
-        before: set[str] = set()
+        partition that has stopped moving, each new trouble of a consumer, and when all troubles have ended."""
+        news = ReadinessNews()
         while True:
             await asyncio.sleep(EVERY_S)
-            troubles = self._standstill.look(self.readings(), clock.now())
-            found = {trouble.partition(" is stuck")[0]: trouble for trouble in troubles}
-            for trouble in [each for consumer in self.consumers for each in consumer.troubles]:
-                found[_SECONDS.sub("", trouble)] = trouble
-            for cause in found.keys() - before:
-                log.warning("not ready: %s", storable(found[cause]))
-            before = set(found)
+            stuck = self._standstill.look(self.readings(), clock.now())
+            for trouble in news.of([*stuck, *(each for consumer in self.consumers for each in consumer.troubles)]):
+                log.warning("not ready: %s", storable(trouble))
+            if news.is_over():
+                log.info("ready again")
 
     def _check_starts(self) -> None:
         """Refuse a handler whose `start` this broker does not support, before anything is consumed."""

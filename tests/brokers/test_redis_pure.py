@@ -142,6 +142,15 @@ class TestServerFacts:
         assert not is_weaker("fsync", "window")
         assert not is_weaker("memory", None)
 
+    @pytest.mark.parametrize(("fails_over", "replicas"), [(True, {}), (False, {"slave0": "state=online"})])
+    def test_where_a_replica_may_take_over_only_replication_helps(
+        self, fails_over: bool, replicas: dict[str, str]
+    ) -> None:
+        promised = facts("always", **replicas).promising(1, fails_over=fails_over)
+        assert [each.cure for each in promised.findings()][1] == "set replication=2 where no event may be lost"
+        alone = facts("everysec").promising(1, fails_over=False)
+        assert [each.cure for each in alone.findings()][1] == "set appendfsync always where no event may be lost"
+
 
 def all_scripts() -> list[str]:
     folder = Path(permissions.__file__).parent
@@ -166,6 +175,21 @@ class TestErrors:
         assert code_of(replica) == "READONLY"
         assert is_passing(replica)
         assert code_of(ResponseError(f"{where} -OOM command not allowed when used memory > 'maxmemory'.")) == "OOM"
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OutOfMemoryError(f"command not allowed, no memory. script: {'0a' * 20}, on @user_script:12."),
+            ResponseError(
+                "Error running script (call to f_b3): @user_script:3: @user_script: 3: -OOM command not allowed"
+            ),
+        ],
+    )
+    def test_the_place_in_our_script_is_not_shown(self, error: ResponseError) -> None:
+        text = explained(error)
+        assert "raise maxmemory" in text
+        assert "command not allowed" in text
+        assert "script" not in text
 
     def test_every_command_of_a_script_is_asked_for_at_start(self) -> None:
         used = {name for text in all_scripts() for name in re.findall(r"redis\.p?call\('([A-Z]+)'", text)}

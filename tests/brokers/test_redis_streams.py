@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from onward import Onward, Retry
 from onward.brokers.base import PASSING, AsideRecord, Broker, Filter, Moved, Progress, Reached, State, Tries, record_id
 from onward.brokers.core.partitioner import partition_of
 from onward.brokers.redis import Streams, trimmer
+from onward.brokers.redis.foreign.streams import mapped
 from onward.brokers.redis.keys import PartitionKeys
 from onward.brokers.redis.positions import position_of
 from onward.errors import BadSetting, BrokerError, PartitionsDiffer, Unserialisable
@@ -23,6 +26,34 @@ from onward.event import Delivery, Event, Partition, new_id
 from onward.testing.scenario import Member
 from tests.brokers.redis_stage import Stage, now_ms, own_server, play, staged, until
 from tests.servers.redis import RedisServer
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"name": "scan", "hash": "sha"}, r"\[streams\.work\]: hash = 'sha'; write one of 'md5', 'murmur2'"),
+        ({"name": "scan", "shard": 2}, r"\[streams\.work\]: there is no field 'shard'; did you mean shards\?"),
+        ({"name": "scan", "zzz": 2}, r"no field 'zzz'; the fields are name, shards"),
+        ({"name": "scan", "shards": "two"}, r"\[streams\.work\]: Expected `int.*shards`$"),
+        ({}, r"\[streams\.work\]: .*missing required field `name`; write .* name = 'scan:events'"),
+        ("scan", r"\[streams\.work\]: .*; write a table, such as name = 'scan:events'"),
+    ],
+)
+def test_a_mistake_in_a_table_of_streams_is_named_with_its_place(fields: Any, says: str) -> None:
+    with pytest.raises(BadSetting, match=says):
+        mapped({"work": fields})
+
+
+def test_streams_can_be_named_without_redis_py_and_the_url_names_the_extra() -> None:
+    code = (
+        "import asyncio, sys; sys.modules['redis'] = None\n"
+        "from onward.brokers import open_broker\nfrom onward.brokers.redis import Streams\n"
+        "from onward import settings\nfrom onward.errors import MissingExtra\n"
+        "found = settings.load('redis://localhost', streams={'work': Streams('scan')})\n"
+        "try:\n asyncio.run(open_broker(found))\nexcept MissingExtra as error: print(error)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "pip install 'onward[redis]'" in out.stdout
 
 
 class StreamStage:

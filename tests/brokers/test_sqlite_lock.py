@@ -198,6 +198,9 @@ def test_an_application_whose_leases_cannot_be_renewed_names_the_holder(
                 assert len([line for line in lines if held in line]) == 1
                 assert len([line for line in lines if "ownership has been uncertain" in line]) == 1
             await until(lambda: app.health().ready)
+            await until(lambda: [each.getMessage() for each in caplog.records].count("ready again") == 1)
+
+    caplog.set_level("INFO", "onward")
 
     async def until(condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(40):

@@ -209,3 +209,9 @@ def test_workers_wait_for_a_server_that_comes_up_late(shell: Shell) -> None:
         assert "giving up" not in running.err
     finally:
         late.close()
+
+
+def test_doctor_reports_a_warning_once(shell: Shell) -> None:
+    with own_server("--appendonly", "no") as server:
+        done = shell.run("doctor", server.url)
+    assert (done.stdout + done.stderr).count("durability memory") == 1

@@ -1,6 +1,7 @@
 """`onward doctor`: checks how the broker is set up."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +47,7 @@ def doctor(
 
 
 async def _findings(settings: "Settings") -> "Sequence[Finding]":
+    logging.getLogger("onward").setLevel(logging.ERROR)  # the findings have the warnings
     broker = await brokers.open_broker(settings)
     try:
         await broker.topics()  # raises BrokerError if the server cannot be reached; open_broker may not notice that

@@ -19,8 +19,8 @@ _RETRY_S = 1.0
 
 
 class RetriedCalls:
-    """Calls to the broker that fail and are tried again. Each cause is logged once; readiness shows it until the call
-    succeeds."""
+    """Calls to the broker that fail and are tried again. Each call is logged once until it succeeds; so long readiness
+    shows the cause."""
 
     def __init__(self, name: str) -> None:
         self._name = name  # of the handler
@@ -31,11 +31,11 @@ class RetriedCalls:
         return list(self._failing.values())
 
     def failed(self, what: str, error: BrokerError) -> None:
-        is_lost = isinstance(error, StoreLost)  # no call can succeed any more, so log it once for all calls
-        known = self._failing.values() if is_lost else [self._failing.get(what)]
-        if str(error) not in known:
-            tried = "" if is_lost else f"{what} failed, trying again until it succeeds: "
-            log.error("%s: %s%s", self._name, tried, error)
+        if isinstance(error, StoreLost):  # no call can succeed any more, so log it once for all calls
+            if str(error) not in self._failing.values():
+                log.error("%s: %s", self._name, error)
+        elif what not in self._failing:
+            log.warning("%s: %s failed, trying again until it succeeds: %s", self._name, what, error)
         self._failing[what] = str(error)
 
     def succeeded(self, what: str) -> None:

@@ -208,6 +208,10 @@ class Publisher(Generic[T]):
         call.future.exception()  # a cancelled caller does not fetch it, and asyncio would log that
 
 
+def counted(events: int) -> str:
+    return "1 event was" if events == 1 else f"{events:,} events were"
+
+
 def combined(label: str, failed: Iterable[tuple[Event, Refusal]]) -> OnwardError:
     """One error for a call, which names every cause once."""
     failed = list(failed)
@@ -216,7 +220,7 @@ def combined(label: str, failed: Iterable[tuple[Event, Refusal]]) -> OnwardError
     kinds = {refusal.kind for _, refusal in failed if refusal.why != BEHIND.why}
     kind = kinds.pop() if len(kinds) == 1 else PublishError
     return kind(
-        f"{label}: {len(failed)} events were not accepted: {', '.join([*causes[:_MOST_CAUSES], *more])}",
+        f"{label}: {counted(len(failed))} not accepted: {', '.join([*causes[:_MOST_CAUSES], *more])}",
         refused=[event for event, refusal in failed if not refusal.unknown],
         unknown=[event for event, refusal in failed if refusal.unknown],
     )

@@ -20,7 +20,16 @@ subscription.py    one member's subscription
 foreign/           streams of other programs
 """
 
-from onward.brokers.redis.broker import open_broker
+from onward.brokers.base import Broker
 from onward.brokers.redis.foreign.streams import Streams
+from onward.settings import Settings
 
 __all__ = ["Streams", "open_broker"]
+
+
+async def open_broker(url: str, settings: Settings) -> Broker:
+    """BrokerError: the server does not answer, or cannot be used. BadSetting: it is less durable than `durability`
+    says."""
+    from onward.brokers.redis import broker  # a program may name its streams where redis-py is not installed
+
+    return await broker.open_broker(url, settings)

@@ -24,7 +24,7 @@ from onward.brokers.base import (
 )
 from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
-from onward.brokers.core.publishing import check_events, check_relay
+from onward.brokers.core.publishing import check_events, check_relay, counted
 from onward.brokers.core.subscription import check_start
 from onward.brokers.redis import checkup, figures
 from onward.brokers.redis.address import RedisAddress
@@ -163,7 +163,7 @@ class RedisBroker:
         except Closed:
             raise
         except BrokerError as error:
-            why = f"Redis: {len(events)} events were not accepted: {error}"
+            why = f"Redis: {counted(len(events))} not accepted: {error}"
             raise PublishError(why, refused=events) from error
 
     async def _count(self, name: str) -> int:

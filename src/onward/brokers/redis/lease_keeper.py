@@ -294,8 +294,8 @@ def _deleted(group: str, topics: Sequence[str], lost: Iterable[RedisHold]) -> st
     partitions = ", ".join(sorted(str(hold.partition) for hold in lost if hold.partition.topic in topics))
     held = f" (this member held {partitions})" if partitions else ""
     return (
-        f"keys of topic {', '.join(topics)} are gone{held}: they were deleted or flushed, or a restart lost them. Group "
-        f"{group} begins again. Where the log itself is gone, its events are lost and a new log begins"
+        f"keys of topic {', '.join(topics)} are gone{held}: they were deleted or flushed, or a restart lost them. "
+        f"Group {group} begins again. Where the log itself is gone, its events are lost and a new log begins"
     )
 
 

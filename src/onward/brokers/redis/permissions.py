@@ -12,7 +12,8 @@ from onward.brokers.redis.scripts import Command
 _CALLS = """
 DEL {key} | EXISTS {key} | GET {key} | HDEL {key} a | HGET {key} a | HGETALL {key} | HINCRBY {key} a 1 | HLEN {key}
 HMGET {key} a | HSET {key} a b | HSETNX {key} a b | LLEN {key} | LRANGE {key} 0 0 | LTRIM {key} 0 0 | PEXPIRE {key} 1
-RPUSH {key} a | SADD {key} a | SCARD {key} | SET {key} a | SMEMBERS {key} | SREM {key} a | TIME | TYPE {key}
+RPUSH {key} a | SADD {key} a | SCARD {key} | SISMEMBER {key} a | SET {key} a | SMEMBERS {key} | SREM {key} a
+TIME | TYPE {key}
 UNLINK {key} | XADD {key} * a b | XGROUP CREATE {key} a 0 | XINFO STREAM {key} | XLEN {key} | XRANGE {key} - +
 XREAD STREAMS {key} 0 | XREVRANGE {key} + - | XSETID {key} 0-1 | XTRIM {key} MAXLEN 0 | ZADD {key} 0 a
 HEXISTS {key} a | HSTRLEN {key} a | MEMORY USAGE {key} | XACK {key} a 0 | XCLAIM {key} a b 0 0 | XPENDING {key} a

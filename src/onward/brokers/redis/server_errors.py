@@ -10,6 +10,10 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 _PASSING_ERRORS = frozenset({"ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOANSWER"})
 _PASSING_ERRORS |= {"NOREPLICAS", "READONLY", "TRYAGAIN"}
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+)\b")  # before 7.0 the text is in that of the script's own error
+# Where in our script an error arose: since 7.0 behind its text, before 7.0 in front of it.
+_SCRIPT_PLACE = re.compile(
+    r" ?script: [0-9a-f]{40}, on @\w+:\d+\.?|(ERR )?Error running script .*?: (@user_script: ?\d+: )+-?"
+)
 _COMMAND = re.compile(r"'([A-Za-z|]+)' command")
 
 LOADING = "it still loads its data; wait until it has done so"
@@ -65,7 +69,7 @@ def is_passing(error: RedisError) -> bool:
 
 def explained(error: RedisError) -> str:
     """The cause, and the cure where one is known."""
-    code, text = code_of(error), str(error)
+    code, text = code_of(error), _SCRIPT_PLACE.sub("", str(error))
     if isinstance(error, AuthenticationError):
         return f"it refuses the user or the password ({text}); correct them in the URL"
     if code == "NOPERM" or "ACL failure" in text:

@@ -21,6 +21,7 @@ class ServerFacts(NamedTuple):
     max_memory: int
     replicas: int  # that are connected and up to date
     is_cluster: bool
+    may_fail_over: bool = False  # as far as we know
 
     @classmethod
     def of(cls, sections: Sequence[bytes], config: Mapping[str, str]) -> "ServerFacts":
@@ -44,9 +45,10 @@ class ServerFacts(NamedTuple):
         not have, whatever is on its own disk."""
         if replication > 1:
             return self._replace(durability="replicated")
-        if self.durability == "fsync" and (fails_over or self.replicas):
-            return self._replace(durability="window")
-        return self
+        if not (fails_over or self.replicas):
+            return self
+        durability: Durability = "window" if self.durability == "fsync" else self.durability
+        return self._replace(durability=durability, may_fail_over=True)
 
     @property
     def evicts(self) -> bool:
@@ -75,8 +77,8 @@ class ServerFacts(NamedTuple):
             yield Finding("ok", "durability fsync: what publish accepted survives a power cut")
         elif self.durability == "replicated":
             yield Finding("ok", "durability replicated: what publish accepted survives the loss of the master")
-        elif self.durability == "window" and self.replicas:
-            cure = "set replication=2 where no event may be lost, or appendfsync always on a server without replicas"
+        elif self.durability == "window" and self.may_fail_over:
+            cure = "set replication=2 where no event may be lost"
             yield Finding("warning", "durability window: a crash or a fail-over may lose the last moments", cure)
         elif self.durability == "window":
             cure = "set appendfsync always where no event may be lost"

@@ -1,11 +1,15 @@
 """Streams that other programs own, as topics of ours. Pure."""
 
+import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from onward.errors import BadSetting
+
+Hash = Literal["md5", "murmur2"]
+_HASHES: tuple[str, ...] = get_args(Hash)
 
 
 class Streams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -15,7 +19,7 @@ class Streams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: int | None = None
     value: str | None = None  # the field that is the value; None: all fields together, as a JSON object
     key: str | None = None  # the field that is the key
-    hash: Literal["md5", "murmur2"] | None = None  # how their publishers choose a shard; needed to publish
+    hash: Hash | None = None  # how their publishers choose a shard; needed to publish
     trim: bool = False  # finished entries may be removed
 
     def __post_init__(self) -> None:
@@ -58,7 +62,17 @@ def mapped(streams: Mapping[str, Any]) -> dict[str, Streams]:
 def _mapped(topic: str, value: Any) -> Streams:
     if isinstance(value, Streams):
         return value
+    place = f"[streams.{topic}]"
+    fields = Streams.__struct_fields__
+    for name in value if isinstance(value, Mapping) else ():
+        if name not in fields:
+            near = difflib.get_close_matches(str(name), fields, 1)
+            hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(fields)}"
+            raise BadSetting(f"{place}: there is no field {name!r}; {hint}")
+        if name == "hash" and value[name] not in (None, *_HASHES):
+            raise BadSetting(f"{place}: hash = {value[name]!r}; write one of {', '.join(map(repr, _HASHES))}")
     try:
         return msgspec.convert(value, Streams)
     except msgspec.ValidationError as error:
-        raise BadSetting(f"streams: topic {topic}: {error}; write its name, such as name = 'scan:events'") from error
+        cure = "; write a table, such as name = 'scan:events'" if "name" not in (value or ()) else ""
+        raise BadSetting(f"{place}: {error}{cure}") from error
