@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import threading
+import time
+from typing import Any
 
 import pytest
 
@@ -257,6 +259,56 @@ def test_a_server_that_is_away_refuses_in_time_and_nothing_of_it_is_stored(redis
 async def _flood(stage: Stage, broker: Broker, *, keys: int) -> None:
     for _ in range(1_000):
         await broker.publish(stage.events(10, keys=keys))
+
+
+def test_a_hung_connection_takes_no_longer_than_the_timeout(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        with redis_server.proxy() as proxy:
+            async with staged(redis_server, url=proxy.url, publish_timeout_s=1.0) as stage:
+                broker = await stage.broker()
+                await broker.publish(stage.events(1))
+                proxy.stall()
+                started = time.monotonic()
+                with pytest.raises(PublishError, match="does not answer"):
+                    await broker.publish(stage.events(1, start=1))
+                assert time.monotonic() - started < 3.0
+                await asyncio.to_thread(proxy.mend)
+
+    play(scene())
+
+
+def test_an_incarnation_that_another_program_removed_is_written_again(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with staged(redis_server, publish_timeout_s=3.0) as stage:
+            broker = await stage.broker()
+            await broker.publish(stage.events(1))
+            stage.client.hdel(stage.keys.meta, "inc")
+            await broker.publish(stage.events(1, start=1))
+            assert await values(stage, broker, 2) == [0, 1]
+
+    play(scene())
+
+
+def test_an_answer_that_comes_again_and_again_does_not_make_the_publisher_spin(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        async with staged(redis_server, publish_timeout_s=1.0) as stage:
+            broker = await stage.broker()
+            await broker.publish(stage.events(1))
+            monkeypatch.setattr(log_scripts, "OPEN", Script("return 'ok'"))
+            stage.client.hset(stage.keys.meta, "inc", "forged")
+            calls = _calls(stage)
+            with pytest.raises(PublishError, match=r"answers 'void' .* again and again.*restore"):
+                await broker.publish(stage.events(1, start=1))
+            assert _calls(stage) - calls < 200
+
+    play(scene())
+
+
+def _calls(stage: Stage) -> int:
+    stats: Any = stage.client.info("commandstats")
+    return int(stats["cmdstat_evalsha"]["calls"])
 
 
 def test_the_backlog_of_a_topic_has_a_limit(redis_server: RedisServer) -> None:

@@ -37,6 +37,7 @@ log = logging.getLogger("onward")
 _CALL_EVENTS = 500  # in one call of the script, which holds up the server for some 5 µs each
 _CALL_BYTES = 1 << 20
 _ASK_AGAIN_S = 1_800.0  # half the time that the server remembers a producer
+_IDLE_ROUNDS = 3  # that accept nothing and give no reason to wait, before there is a pause
 _SKEW_MS = 60_000  # how far the clocks of two servers may differ
 
 
@@ -87,6 +88,7 @@ class WindowState:
         self.window = window
         self.open: dict[Partition, list[int]] = {}
         self.doubtful: set[int] = set()  # sent, and not answered
+        self.again = ""  # why something was to be sent again at once
         for at, item in enumerate(window.items):
             self.open.setdefault(_partition(item.event.topic, item.partition), []).append(at)
 
@@ -175,8 +177,9 @@ class RedisCourier:
     def _carry(self, state: WindowState) -> None:
         deadline, pauses, seen_relays = state.window.deadline, Pauses(), False
         end = min(deadline, clock.now() + _ASK_AGAIN_S)
-        why = ""
+        why, idle = "", 0
         while state.open and clock.now() < end:
+            answered = len(state.window.answers)
             try:
                 if not seen_relays:
                     self._see_relays(state)
@@ -186,6 +189,9 @@ class RedisCourier:
                 why = str(error)
             except OnwardError as error:  # a topic that is not as we expect
                 self._refuse_all(state, str(error))
+            idle = 0 if len(state.window.answers) > answered else idle + 1
+            if not why and idle > _IDLE_ROUNDS:
+                why = state.again
             if why and state.open:
                 time.sleep(max(0.0, min(pauses.next_s(), end - clock.now())))
         if state.open:
@@ -272,6 +278,7 @@ class RedisCourier:
                 return self._failed(state, call, reply)
             if reply[0] == b"gap":
                 self._note_gap(call.partition, accepted - reply[1])
+                state.again = _endless(call.partition, "gap")
                 break
             producer.number += 1
             state.accept(call)
@@ -294,6 +301,7 @@ class RedisCourier:
             if is_passing(reply):
                 return explained(reply)
             return self._refused(state, call, Refusal(explained(reply)))
+        state.again = _endless(partition, reply[0].decode())
         match reply[0]:
             case b"void":
                 keys = self._topics.keyspace.of(partition)
@@ -334,6 +342,13 @@ class RedisCourier:
         if producer is None or clock.now() - producer.used > _ASK_AGAIN_S:
             producer = self._producers[partition] = Producer()
         return producer
+
+
+def _endless(partition: Partition, answer: str) -> str:
+    return (
+        f"Redis answers {answer!r} for {partition} again and again; another program changes its keys, or has damaged "
+        "them: stop that program, restore the keys from a backup, or drop the topic"
+    )
 
 
 def _fenced(relay: Relay, seen: int) -> Refusal:

@@ -65,13 +65,14 @@ return ARGV[2]
 """)
 
 # KEYS stream meta; ARGV inc, read again on this connection, and skew_ms. The server may have lost its last writes, and
-# its clock may be behind the lost server's: lift the stream above every position that was given before.
+# its clock may be behind the lost server's: lift the stream above every position that was given before. So it does if
+# another program has removed the incarnation.
 OPEN = Script(
     NOW
     + STREAM
     + """
 local inc = redis.call('HGET', KEYS[2], 'inc')
-if not inc or inc == ARGV[1] then return 'ok' end
+if inc == ARGV[1] or redis.call('EXISTS', KEYS[2]) == 0 then return 'ok' end
 if redis.call('EXISTS', KEYS[1]) == 0 then make(KEYS[1]) end
 local last = tonumber(last_id(KEYS[1]):match('^(%d+)'))
 redis.call('XSETID', KEYS[1], string.format('%.0f-0', math.max(now_ms() + tonumber(ARGV[2]), last + 1)))
