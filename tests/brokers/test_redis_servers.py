@@ -15,7 +15,7 @@ import pytest
 from onward import settings
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Fenced
-from onward.brokers.redis import trimmer
+from onward.brokers.redis import Streams, trimmer
 from onward.errors import BadSetting, BrokerError, PublishError
 from onward.testing.scenario import event
 from tests.brokers.redis_stage import Stage, own_server, play, staged, until
@@ -123,6 +123,29 @@ def test_a_user_that_may_not_run_scripts_or_info_is_refused(acl_server: RedisSer
     refused(_user(acl_server, "~other:*", "+@all"), "no permission for")
 
 
+def test_a_missing_key_pattern_is_named_in_place_of_all_commands(acl_server: RedisServer) -> None:
+    url = _user(acl_server, "~onward:*", "+@all")
+    with pytest.raises(BrokerError, match=r"keys that begin with \{; add the key pattern ~\{\*") as raised:
+        asyncio.run(opened(url))
+    assert "HGETALL" not in str(raised.value)
+
+
+def test_a_checkup_leaves_out_streams_that_the_user_may_not_read(acl_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with staged(acl_server) as stage:
+            stage.options["streams"] = {stage.topic: Streams("scan")}
+            await (await stage.member()).hold(1)
+            url = _user(acl_server, "~{*", "~onward:*", "+@all", "-@admin", "-@dangerous", "+info")
+            found = await (await stage.broker(url)).diagnose()
+            (skipped,) = [each for each in found if "permission" in each.what]
+            assert (skipped.level, skipped.cure) == ("warning", "")
+            assert f"topic {stage.topic} is not checked" in skipped.what
+            assert "no permission for the key scan" in skipped.what
+            assert not [each for each in found if each.level == "error"]
+
+    play(scene())
+
+
 def test_a_permission_that_is_taken_away_is_named_and_nothing_is_lost(acl_server: RedisServer) -> None:
     url = _user(acl_server, "~*", "+@all")
 
@@ -159,7 +182,9 @@ def test_a_master_that_becomes_a_replica_is_a_trouble_until_it_is_one_again(monk
                 await broker.publish(stage.events(1))
                 client: Any = stage.client
                 client.replicaof("127.0.0.1", free_port())
-                with pytest.raises(PublishError, match="read-only replica; connect to its master") as raised:
+                with pytest.raises(
+                    PublishError, match=r"1 event was not.*read-only replica; connect to its master"
+                ) as raised:
                     await broker.publish(stage.events(1, start=1))
                 assert len(raised.value.refused) == 1, "a refusal that the server answered is no doubt"
                 await member.until(lambda: any("replica" in each for each in member.subscription.troubles()))

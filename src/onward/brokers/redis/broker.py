@@ -41,8 +41,9 @@ from onward.brokers.redis.joined_topics import JoinedTopics
 from onward.brokers.redis.keys import Keyspace
 from onward.brokers.redis.lease_keeper import Chores, LeaseKeeper
 from onward.brokers.redis.lease_turn import RedisTurn
-from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, patiently
+from onward.brokers.redis.link import TIMEOUT_S, Link, LinkDown, LinkThread, NoPermission, patiently
 from onward.brokers.redis.member import RedisHoldings, RedisMember
+from onward.brokers.redis.permissions import lacking
 from onward.brokers.redis.publisher import RedisPublisher
 from onward.brokers.redis.server_facts import ServerFacts, is_weaker
 from onward.brokers.redis.stream_figures import StreamFigures
@@ -83,10 +84,7 @@ def _checked(address: RedisAddress, settings: Settings) -> ServerFacts:
     try:
         facts = patiently(lambda: _usable(link, settings), _patience_s(settings))
         if missing := checkup.missing_commands(link):
-            raise BrokerError(
-                f"Redis at {address.name}: the user has no permission for {', '.join(missing)}; grant it with "
-                "ACL SETUSER, for the keys ~{* and ~onward:*"
-            )
+            raise BrokerError(f"Redis at {address.name}: {lacking(missing)}")
         return facts
     finally:
         link.close()
@@ -271,6 +269,8 @@ class RedisBroker:
             return await self._thread.run(
                 lambda link: checkup.findings(link, self._topics, self._settings, _facts(link, self._settings))
             )
+        except NoPermission as error:
+            return [Finding("error", str(error))]
         except BrokerError as error:
             return [Finding("error", str(error), "start Redis, or correct the URL and the settings of the client")]
 

@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 from onward.brokers.base import PASSING, Finding, GroupInfo, TopicSpec
 from onward.brokers.redis import figures, permissions, server_health
 from onward.brokers.redis.foreign.scripts import CONSUMER
-from onward.brokers.redis.link import Link
+from onward.brokers.redis.link import Link, NoPermission
 from onward.brokers.redis.log_scripts import RETAINED
 from onward.brokers.redis.server_errors import code_of
 from onward.brokers.redis.server_facts import ServerFacts
@@ -32,16 +32,20 @@ def findings(link: Link, topics: RedisTopics, settings: Settings, facts: ServerF
         prefix = f"{name}: " if name else ""
         found += [Finding(each.level, f"{prefix}{each.what}", each.cure) for each in server_health.findings(info)]
     for spec in listed(link, topics.keyspace):
-        infos = figures.groups(link, topics, spec.name)
-        names = [info.group for info in infos if not info.group.startswith(PASSING)]
-        found += map(_left_behind, filter(_is_left_behind, infos))
-        if topics.keyspace.streams(spec.name) is not None:
-            found += _consumers(link, topics, spec, names, settings)
-        elif names:
-            found += _retained(link, topics, spec, names, settings)
-        else:
-            found.append(_unread(spec))
+        try:
+            found += _topic(link, topics, spec, settings)
+        except NoPermission as error:
+            found.append(Finding("warning", f"topic {spec.name} is not checked: {error}"))
     return found
+
+
+def _topic(link: Link, topics: RedisTopics, spec: TopicSpec, settings: Settings) -> list[Finding]:
+    infos = figures.groups(link, topics, spec.name)
+    names = [info.group for info in infos if not info.group.startswith(PASSING)]
+    found = [_left_behind(info) for info in infos if _is_left_behind(info)]
+    if topics.keyspace.streams(spec.name) is not None:
+        return [*found, *_consumers(link, topics, spec, names, settings)]
+    return [*found, *(_retained(link, topics, spec, names, settings) if names else [_unread(spec)])]
 
 
 def _unread(spec: TopicSpec) -> Finding:

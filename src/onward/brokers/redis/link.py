@@ -13,13 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as NoReply
 
 from onward import clock
 from onward.brokers.redis.address import RedisAddress
 from onward.brokers.redis.keys import type_of
-from onward.brokers.redis.permissions import PROBE, TRIALS, is_denied_in_script, missing, refused
+from onward.brokers.redis.permissions import (
+    PROBE,
+    TRIALS,
+    foreign_keys,
+    is_denied_in_script,
+    is_denied_key,
+    missing,
+    refused,
+)
 from onward.brokers.redis.scripts import Command, keys_of, with_text
 from onward.brokers.redis.server_errors import (
     LOADING,
@@ -52,6 +60,10 @@ class LinkDown(BrokerError):
         self.sent = sent
         self.final = final
         self.hung = hung
+
+
+class NoPermission(BrokerError):
+    """The user may not run the command, or not use its keys."""
 
 
 class NoAnswer(ResponseError):
@@ -141,7 +153,7 @@ class Link(ABC):
             if isinstance(reply, ResponseError):
                 why = f"Redis at {self.address.name}: {explained(reply)}"
                 if not is_passing(reply):
-                    raise BrokerError(why) from reply
+                    raise (NoPermission if code_of(reply) == "NOPERM" else BrokerError)(why) from reply
                 self.trouble = why
                 raise LinkDown(why, sent=False) from reply
         return replies
@@ -313,8 +325,8 @@ class ServerLink(Link):
         return [reply if isinstance(reply, ResponseError) else NoAnswer(lacking, sent=True) for reply in replies]
 
     def named(self, commands: Sequence[Command], replies: list[Any]) -> list[Any]:
-        """An error about a type names the key that has it; one about a permission, the commands."""
-        if not any(is_wrong_type(reply) or is_denied_in_script(reply) for reply in replies):
+        """An error about a type names the key that has it; one about a permission, the commands or the keys."""
+        if not any(is_wrong_type(each) or is_denied_in_script(each) or is_denied_key(each) for each in replies):
             return replies
         return [self._named(command, reply) for command, reply in zip(commands, replies, strict=True)]
 
@@ -329,6 +341,8 @@ class ServerLink(Link):
     def _named(self, command: Command, reply: Any) -> Any:
         if is_denied_in_script(reply):
             return ResponseError(f"NOPERM no permission for '{'|'.join(self.denied())}' command ({reply})")
+        if is_denied_key(reply) and (names := foreign_keys(keys_of(command))):
+            return NoPermissionError(f"no permission for the key {','.join(names)} ({reply})")
         if not is_wrong_type(reply):
             return reply
         keys = keys_of(command)

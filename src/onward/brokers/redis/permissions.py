@@ -30,6 +30,8 @@ end
 return missing
 """
 
+_NEARLY_ALL = 0.9
+
 TRIALS: tuple[Command, ...] = tuple(
     tuple(call.replace("{key}", "{onward:0}").split()) for call in _CALLS.strip().replace("\n", "|").split("|")
 )
@@ -47,6 +49,25 @@ def refused(replies: Sequence[Any]) -> list[str]:
     """The commands that the user may not run, by the answers to TRIALS in a transaction."""
     answers = zip(TRIALS, replies, strict=True)
     return [name for (name, *_), reply in answers if isinstance(reply, NoPermissionError)]
+
+
+def lacking(names: Sequence[str]) -> str:
+    """What the user needs, by the commands that it may not run."""
+    keyed = {trial[0] for trial in TRIALS if len(trial) > 1}
+    if len(keyed.intersection(names)) > _NEARLY_ALL * len(keyed):  # then it is the keys, not the commands
+        return "the user has no permission for keys that begin with {; add the key pattern ~{* with ACL SETUSER"
+    return (
+        f"the user has no permission for {', '.join(names)}; grant it with ACL SETUSER, for the keys ~{{* and ~onward:*"
+    )
+
+
+def foreign_keys(keys: Sequence[str]) -> list[str]:
+    """Those of other programs: the patterns for our own keys do not cover them."""
+    return [key for key in keys if not key.startswith(("{", "onward:"))]
+
+
+def is_denied_key(reply: object) -> bool:
+    return isinstance(reply, NoPermissionError) and "command" not in str(reply)
 
 
 def is_denied_in_script(reply: object) -> bool:

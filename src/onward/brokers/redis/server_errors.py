@@ -14,6 +14,7 @@ _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+)\b")  # before 7.0 the te
 _SCRIPT_PLACE = re.compile(
     r" ?script: [0-9a-f]{40}, on @\w+:\d+\.?|(ERR )?Error running script .*?: (@user_script: ?\d+: )+-?"
 )
+_KEY = re.compile(r"no permission for the key \S+")
 _COMMAND = re.compile(r"'([A-Za-z|]+)' command")
 
 LOADING = "it still loads its data; wait until it has done so"
@@ -73,6 +74,8 @@ def explained(error: RedisError) -> str:
     if isinstance(error, AuthenticationError):
         return f"it refuses the user or the password ({text}); correct them in the URL"
     if code == "NOPERM" or "ACL failure" in text:
+        if key := _KEY.search(text):
+            return f"the user has {key.group()}, which another program owns; grant it with ACL SETUSER"
         command = _COMMAND.search(text)
         what = f"the command {command.group(1).upper()}" if command else "one of Onward's keys"
         cure = "grant it with ACL SETUSER, for the keys ~{* and ~onward:*"
