@@ -10,6 +10,9 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 _PASSING_ERRORS = frozenset({"ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOANSWER"})
 _PASSING_ERRORS |= {"NOREPLICAS", "READONLY", "TRYAGAIN"}
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+)\b")  # before 7.0 the text is in that of the script's own error
+_SCRIPT_PLACE = re.compile(  # where in a script; it says nothing to an operator
+    r"Error running script \(call to \w+\): |@?user_script: ?\d+: |,? script: [0-9a-f]{40}, on @user_script:\d+\.?"
+)
 _COMMAND = re.compile(r"'([A-Za-z|]+)' command")
 
 LOADING = "it still loads its data; wait until it has done so"
@@ -67,8 +70,18 @@ def explained(error: RedisError) -> str:
         what = f"the command {command.group(1).upper()}" if command else "one of Onward's keys"
         cure = "grant it with ACL SETUSER, for the keys ~{* and ~onward:*"
         return f"the user has no permission for {what} ({text}); {cure}"
+    if "user_script" in text and code in ("", "ERR"):
+        return damaged(f"a key of Onward was damaged or changed by another program ({_SCRIPT_PLACE.sub('', text)})")
     cure = _CURES.get(code, "")
     return f"{cure} ({text})" if cure else text
+
+
+def damaged(what: str) -> str:
+    return f"{what}; restore it from a backup, or drop the group or topic"
+
+
+def damaged_key(key: str, why: object) -> str:
+    return damaged(f"key {key} was damaged or changed by another program ({why})")
 
 
 def wrong_types(found: Sequence[tuple[str, str, str]]) -> str:
