@@ -116,6 +116,75 @@ async def complaint(case: KeyCase, stage: Stage, broker: Broker, member: Member)
     return said()[0]
 
 
+def test_a_damaged_counter_refuses_a_publish(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with staged(redis_server) as stage:
+            broker = await stage.broker()
+            await broker.publish(stage.events(1))
+            stage.client.hset(stage.keys.meta, "bytes", "abc")
+            with pytest.raises(BrokerError, match=r"damaged or changed by another program .*; restore it") as raised:
+                await broker.publish(stage.events(1, start=1))
+            assert "user_script" not in str(raised.value)
+            assert "script:" not in str(raised.value)
+
+    play(scene())
+
+
+@pytest.mark.parametrize("field", ["fence", "lease", "above", "watermark"])
+def test_damaged_progress_stops_its_partition_and_no_other(redis_server: RedisServer, field: str) -> None:
+    """For its next owner. When it is as it was, the partition goes on."""
+
+    async def scene() -> None:
+        async with staged(redis_server, partitions=2, lease_s=1.0) as stage:
+            broker, client = await stage.broker(), stage.client
+            member = await (await stage.member(broker)).hold(2)
+            await broker.publish(stage.events(8, keys=8))
+            await member.take(8)
+            await member.settle()
+            await member.subscription.close()
+            name: Any = stage.keys.group(stage.group)
+            before: Any = client.hget(name, field)
+            if field == "watermark":
+                client.hdel(name, field)
+            else:
+                client.hset(name, field, "garbage")
+            again = await (await stage.member(broker)).hold(1)
+            await again.until(lambda: bool(damage(again, f"{stage.topic}/0")), 10.0)
+            (found,) = damage(again, f"{stage.topic}/0")
+            assert "restore it from a backup, or drop the group or topic" in found
+            assert field == "watermark" or name in found
+            assert not damage(again, f"{stage.topic}/1")
+            await broker.publish(stage.events(8, start=8, keys=8))
+            await again.until(lambda: len(again.values) >= 1, 10.0)
+            client.hset(name, field, before)
+            await again.until(lambda: set(range(8, 16)) <= set(again.values), 15.0)
+            await again.until(lambda: not again.subscription.troubles(), 15.0)
+
+    play(scene())
+
+
+def damage(member: Member, partition: str) -> list[str]:
+    return [each for each in member.subscription.troubles() if "damaged" in each and partition in each]
+
+
+def test_a_row_that_is_no_member_stops_nothing(redis_server: RedisServer) -> None:
+    async def scene() -> None:
+        async with staged(redis_server, partitions=2, lease_s=1.0) as stage:
+            broker = await stage.broker()
+            member = await (await stage.member(broker)).hold(2)
+            name = TopicKeys(stage.topic).members(stage.group)
+            stage.client.hset(name, "x", "garbage")
+            await member.until(lambda: any(f"HDEL {name} x" in each for each in member.subscription.troubles()), 10.0)
+            other = await stage.member(await stage.broker())
+            while (len(member.assigned), len(other.assigned)) != (1, 1):
+                await asyncio.gather(member.receive(), other.receive())
+            assert len((await broker.groups(stage.topic))[0].members) == 2
+            stage.client.hdel(name, "x")
+            await member.until(lambda: not member.subscription.troubles(), 15.0)
+
+    play(scene())
+
+
 def test_events_arrive_though_the_doorbell_cannot_listen(redis_server: RedisServer) -> None:
     async def scene() -> None:
         async with staged(redis_server, partitions=2) as stage:

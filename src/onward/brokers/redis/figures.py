@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from onward.brokers.base import PASSING, GroupInfo, MemberInfo, Standing
 from onward.brokers.redis.foreign.groups import other_consumers
-from onward.brokers.redis.group_watch import UNKNOWN, ListedMember, member_of, owner_of
+from onward.brokers.redis.group_watch import UNKNOWN, MemberList, member_of, owner_of
 from onward.brokers.redis.keys import TOPICS, PartitionKeys, TopicKeys
 from onward.brokers.redis.lease_scripts import DROP, STANDING
 from onward.brokers.redis.link import Link
@@ -112,7 +112,7 @@ def _read(link: Link, place: GroupPlace) -> tuple[GroupInfo, dict[int, OwnedPlac
     )
     now_ms = int(seconds) * 1000 + int(micros) // 1000
     owned = {index: _owned(reply, now_ms) for index, reply in enumerate(replies) if reply[0] is not None}
-    listed = {name.decode(): ListedMember.of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)}
+    listed = MemberList.of(pairs).members
     alive = {name for name, each in listed.items() if now_ms < each.at_ms + each.lease_s * 1000 + _SLACK_MS}
     alive |= {each.owner for each in owned.values() if each.owner}
     members = [member_of(owner) for owner in sorted(alive)]

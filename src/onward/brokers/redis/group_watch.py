@@ -35,12 +35,13 @@ class LeaseView(NamedTuple):
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> "LeaseView":
+        """ValueError: a field is damaged."""
         texts = [(field or b"").decode() for field in reply[:9]]
         inc, owner, beat, lease_ms, clean, fence, gone, log, current = texts
-        lease_s, has_stream, notices = int(lease_ms or 0) / 1000, bool(reply[9]), int(reply[10])
+        lease_s, has_stream, notices = _number("lease", lease_ms) / 1000, bool(reply[9]), int(reply[10])
         last_id = reply[11] if len(reply) > 11 else b""
         return cls(
-            *(inc, owner, beat, lease_s, clean == "1", int(fence or 0), gone, log, current),
+            *(inc, owner, beat, lease_s, clean == "1", _number("fence", fence), gone, log, current),
             *(has_stream, notices, last_id),
         )
 
@@ -61,8 +62,31 @@ class ListedMember(NamedTuple):
 
     @classmethod
     def of(cls, value: bytes) -> "ListedMember":
+        """ValueError: it is damaged."""
         beat, lease_ms, at_ms = value.decode().split()
         return cls(beat, int(lease_ms) / 1000, int(at_ms))
+
+
+class MemberList(NamedTuple):
+    members: dict[str, ListedMember]
+    damaged: list[str]  # fields that are no members
+
+    @classmethod
+    def of(cls, pairs: Sequence[bytes]) -> "MemberList":
+        found = cls({}, [])
+        for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+            try:
+                found.members[name.decode()] = ListedMember.of(value)
+            except ValueError:
+                found.damaged.append(name.decode(errors="backslashreplace"))
+        return found
+
+
+def _number(field: str, text: str) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        raise ValueError(f"its field {field} is {text!r}, not a number") from None
 
 
 def owner_of(token: str) -> str:

@@ -72,12 +72,13 @@ class LeaseKeeper:
         if self.failure is not None:
             return [str(self.failure)]
         damaged = {hold.partition: hold.own.damage for hold in self._holdings.all() if hold.own.damage}
-        broken = damaged | dict(self._turn.broken)
+        broken = damaged | self._turn.unclaimed | dict(self._turn.broken)
         standing = [f"{partition} of group {self.group} stands still: {why}" for partition, why in broken.items()]
         standing += [
             f"no partition of topic {topic} changes its owner in group {self.group}: {why}"
             for topic, why in dict(self._turn.unlisted).items()
         ]
+        standing += [f"members of group {self.group}: {why}" for why in dict(self._turn.damaged).values()]
         standing += [*self._chores.reclaimer.troubles, *filter(None, [self._turn.link.risk])]
         trouble = self._turn.link.trouble
         return [f"leases of group {self.group} cannot be renewed: {trouble}", *standing] if trouble else standing
@@ -188,7 +189,7 @@ class LeaseKeeper:
     ) -> None:
         turn, partitions = self._turn, self._joined.partitions
         look = turn.look(partitions, list(held.values()))
-        turn.broken, turn.unlisted = look.broken, look.unlisted
+        turn.broken, turn.unlisted, turn.damaged = look.broken, look.unlisted, look.damaged
         dropped, deleted = self._joined.vanished(look, turn.link)
         if dropped:
             return self._fail(GroupDropped(_dropped(self.group, dropped)))

@@ -29,7 +29,8 @@ JOIN = Script(
     + """
 if redis.call('HGET', KEYS[2], 'log') ~= ARGV[2] then return 'log' end
 if redis.call('EXISTS', KEYS[3]) == 1 then
-  if redis.call('SISMEMBER', KEYS[4], ARGV[4]) == 0 then redis.call('SADD', KEYS[4], ARGV[4]) end
+  redis.call('HDEL', KEYS[3], '') -- takes no memory, see SPARE
+  redis.call('SADD', KEYS[4], ARGV[4])
   return 'known'
 end
 local w, ms, seq = ARGV[3], last_id(KEYS[1]):match('^(%d+)-(%d+)$')

@@ -22,6 +22,7 @@ from onward.brokers.redis.group_watch import (
     GroupWatch,
     LeaseView,
     ListedMember,
+    MemberList,
     member_of,
     member_place,
     owner_of,
@@ -31,7 +32,7 @@ from onward.brokers.redis.log_scripts import HEARD, NEWS
 from onward.brokers.redis.member import RedisHold, RedisMember, RedisPlace
 from onward.brokers.redis.progress import decoded
 from onward.brokers.redis.scripts import Command
-from onward.brokers.redis.server_errors import explained, is_passing
+from onward.brokers.redis.server_errors import damaged_key, explained, is_passing
 from onward.event import Partition
 from onward.settings import Settings
 
@@ -50,6 +51,7 @@ class Look(msgspec.Struct):
     broken: dict[Partition, str] = {}  # why a partition cannot be looked at
     members: dict[str, dict[str, ListedMember]] = {}  # by topic
     unlisted: dict[str, str] = {}  # by topic: why its members could not be read
+    damaged: dict[str, str] = {}  # by topic: what is among its members and is none
     is_partial: bool = False  # a node did not answer, or a slot is on its way to another one: look again soon
     notices: dict[RedisHold, list[bytes]] = {}
     read: dict[RedisHold, int] = {}  # of streams of others: the next position to read, before the look
@@ -82,6 +84,8 @@ class RedisTurn:
         self._beat = 0
         self.broken: dict[Partition, str] = {}  # why a partition could not be looked at
         self.unlisted: dict[str, str] = {}  # by topic: why its members could not be read
+        self.damaged: dict[str, str] = {}  # by topic: what is among its members and is none
+        self.unclaimed: dict[Partition, str] = {}  # why a partition could not be claimed
         self._listed: dict[str, dict[str, ListedMember]] = {}  # by topic: the members that were listed last
         self._views: dict[Partition, LeaseView] = {}  # of the last look
 
@@ -151,9 +155,10 @@ class RedisTurn:
         leaves its topic out, so that no partition of it changes its owner."""
         for topic, pairs in zip(topics, replies, strict=True):
             if not isinstance(pairs, ResponseError):
-                self._listed[topic] = look.members[topic] = {
-                    name.decode(): ListedMember.of(value) for name, value in zip(pairs[::2], pairs[1::2], strict=True)
-                }
+                found = MemberList.of(pairs)
+                self._listed[topic] = look.members[topic] = found.members
+                if found.damaged:
+                    look.damaged[topic] = _no_member(self._member.members(topic), found.damaged[0])
                 continue
             look.unlisted[topic] = explained(pairs)
             if is_passing(pairs) and topic in self._listed:
@@ -239,7 +244,11 @@ class RedisTurn:
                 look.broken[partition] = explained(reply)
                 look.is_partial |= is_passing(reply)
                 continue
-            view = look.views[partition] = LeaseView.of(reply)
+            try:
+                view = look.views[partition] = LeaseView.of(reply)
+            except ValueError as error:
+                look.broken[partition] = damaged_key(self._member.key(partition), error)
+                continue
             if view.is_there and view.incarnation != self._incarnation(partition):
                 void.add(partition)
         return void
@@ -261,8 +270,17 @@ class RedisTurn:
         replies = self.link.call(*releases, *listing, *claims, *heard, *news, copies=copies)
         self.watch.forget([hold.partition for hold, _, _ in free])
         answers = replies[len(releases) + len(listing) :][: len(claims)]
-        claimed = [self._claimed(seat, answer) for seat, answer in zip(decisions.claims, answers, strict=True)]
-        return TurnDone([hold for hold in claimed if hold is not None], any(hold is None for hold in claimed))
+        self.unclaimed = {each: why for each, why in self.unclaimed.items() if not self._is_held(look, each)}
+        claimed = {
+            seat.partition: self._claimed(seat, answer) for seat, answer in zip(decisions.claims, answers, strict=True)
+        }
+        missed = any(hold is None and each not in self.unclaimed for each, hold in claimed.items())
+        return TurnDone([hold for hold in claimed.values() if hold is not None], missed)
+
+    def _is_held(self, look: Look, partition: Partition) -> bool:
+        """By another member: then it is not for us to report."""
+        view = look.views.get(partition)
+        return view is not None and view.owner not in ("", UNKNOWN) and owner_of(view.owner) != self._member.owner
 
     def free_gone(self, look: Look) -> None:
         """Free what members without a process own, for any member, and take them off the list. We are on it first, so
@@ -330,17 +348,30 @@ class RedisTurn:
         )
 
     def _claimed(self, seat: Seat, answer: Any) -> RedisHold | None:
-        if isinstance(answer, ResponseError) or answer[0] != b"ok":
+        """None: it was not granted, or its progress is damaged. In that case it is tried again after the lease."""
+        self.unclaimed.pop(seat.partition, None)
+        if isinstance(answer, ResponseError):
+            if not is_passing(answer):
+                self.unclaimed[seat.partition] = explained(answer)
             return None
+        if answer[0] != b"ok":
+            return None
+        try:
+            return self._hold(seat, answer)
+        except (ValueError, msgspec.MsgspecError) as error:
+            self.unclaimed[seat.partition] = damaged_key(self._member.key(seat.partition), error)
+            return None
+
+    def _hold(self, seat: Seat, answer: Sequence[Any]) -> RedisHold:
         token, log_id, news = (field.decode() for field in answer[1:4])
         partition, fence = seat.partition, int(token.partition(":")[0])
+        epoch = next(self._member.epochs)
+        stored = decoded(partition, epoch, answer[4])
+        count = int(answer[4][3]) if answer[4][3] else None
         self.watch.confirmed(partition, token, self._incarnation(partition))
         self.watch.saw_fence(partition, fence)
         if news:
             log.error("%s of group %s begins again: %s", partition, self._member.group, _NEWS[news])
-        epoch = next(self._member.epochs)
-        stored = decoded(partition, epoch, answer[4])
-        count = int(answer[4][3]) if answer[4][3] else None
         assigned = Assigned(partition, epoch, fence, log_id, stored, not seat.clean)
         position = int(answer[4][0], 16)
         place = RedisPlace(token, is_gone=seat.is_gone, count=count, shard=self._shard(assigned, position))
@@ -374,6 +405,13 @@ def _unlapsed(held: Iterable[RedisHold]) -> list[RedisHold]:
     """Without what has lapsed, which must not be renewed any more."""
     now = clock.now()
     return [hold for hold in held if now < hold.own.sure_until]
+
+
+def _no_member(key: str, field: str) -> str:
+    return (
+        f"field {field} of key {key} is no member: another program wrote or damaged it; if it stays, remove it: "
+        f"HDEL {key} {field}"
+    )
 
 
 def _succeeded(reply: Any) -> list[bytes]:

@@ -10,9 +10,9 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 _PASSING_ERRORS = frozenset({"ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOANSWER"})
 _PASSING_ERRORS |= {"NOREPLICAS", "READONLY", "TRYAGAIN"}
 _IN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+)\b")  # before 7.0 the text is in that of the script's own error
-# Where in our script an error arose: since 7.0 behind its text, before 7.0 in front of it.
+# Where in our script an error arose. It says nothing to an operator.
 _SCRIPT_PLACE = re.compile(
-    r" ?script: [0-9a-f]{40}, on @\w+:\d+\.?|(ERR )?Error running script .*?: (@user_script: ?\d+: )+-?"
+    r",? ?script: [0-9a-f]{40}, on @\w+:\d+\.?|(ERR )?Error running script \(call to \w+\): |@?user_script: ?\d+: -?"
 )
 _KEY = re.compile(r"no permission for the key \S+")
 _COMMAND = re.compile(r"'([A-Za-z|]+)' command")
@@ -80,6 +80,8 @@ def explained(error: RedisError) -> str:
         what = f"the command {command.group(1).upper()}" if command else "one of Onward's keys"
         cure = "grant it with ACL SETUSER, for the keys ~{* and ~onward:*"
         return f"the user has no permission for {what} ({text}); {cure}"
+    if "user_script" in str(error) and code in ("", "ERR"):
+        return damaged(f"a key of Onward was damaged or changed by another program ({text})")
     by_text = [cure for part, cure in _CURES_BY_TEXT.items() if part in text]
     cure = by_text[0] if by_text else _CURES.get(code, "")
     return f"{cure} ({text})" if cure else text
@@ -94,6 +96,14 @@ def unanswered(why: str, *, encrypted: bool) -> str:
     else:
         cure = "is it running, and are host and port right?"
     return f"{why.rstrip('. ')}; {cure}"
+
+
+def damaged(what: str) -> str:
+    return f"{what}; restore it from a backup, or drop the group or topic"
+
+
+def damaged_key(key: str, why: object) -> str:
+    return damaged(f"key {key} was damaged or changed by another program ({why})")
 
 
 def wrong_types(found: Sequence[tuple[str, str, str]]) -> str:
