@@ -219,6 +219,38 @@ def test_large_events_are_read_a_few_at_a_time(redis_server: RedisServer, monkey
     play(scene())
 
 
+def test_large_events_behind_many_small_ones_do_not_fill_the_memory(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches have grown with the small events. The server says how large the largest event is."""
+
+    async def scene() -> None:
+        async with staged(redis_server) as stage:
+            broker = await stage.broker()
+            await _filled(stage, broker, 3_000)
+            big = "x" * 100_000
+            for n in range(3_000, 3_200, 20):
+                await broker.publish([event(stage.topic, "a", each, headers={"big": big}) for each in range(n, n + 20)])
+            sizes: list[int] = []
+            exchange = ServerLink.call
+
+            def call(self: ServerLink, *commands: Any, copies: int = 0) -> list[Any]:
+                replies = exchange(self, *commands, copies=copies)
+                for command, reply in zip(commands, replies, strict=True):
+                    if command[0] == "XRANGE":
+                        sizes.append(sum(len(data) for _, (_, data) in reply))
+                return replies
+
+            monkeypatch.setattr(ServerLink, "call", call)
+            member = await (await stage.member(broker)).hold(1)
+            while len(member.deliveries) < 3_200:
+                await member.receive(max_bytes=1 << 20)
+            assert member.values == list(range(3_200))
+            assert max(sizes) < 5 << 20, "a reply was much larger than a receive may be"
+
+    play(scene())
+
+
 async def _filled(stage: Stage, broker: Broker, count: int) -> None:
     for start in range(0, count, 200):
         await broker.publish(stage.events(200, start=start))

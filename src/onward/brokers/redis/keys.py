@@ -32,7 +32,8 @@ class PartitionKeys(NamedTuple):
 
     @property
     def meta(self) -> str:
-        """inc, log, version; bytes and count of all events ever appended; marked, done; fence; groups that count."""
+        """inc, log, version; bytes and count of all events ever appended, and the size of the largest; marked, done;
+        fence; groups that count."""
         return f"{self.prefix}:meta"
 
     @property

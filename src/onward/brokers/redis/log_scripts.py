@@ -12,7 +12,7 @@ PUBLISH = Script(
     HEX
     + f"local every = {_MARK_EVENTS}\n"
     + """
-local m = redis.call('HMGET', KEYS[2], 'inc', 'version', 'bytes', 'count', 'marked', 'done', 'aside')
+local m = redis.call('HMGET', KEYS[2], 'inc', 'version', 'bytes', 'count', 'marked', 'done', 'aside', 'largest')
 if m[2] ~= ARGV[2] then return {'version', m[2] or ''} end
 if m[1] ~= ARGV[1] then return {'void'} end
 local number, last, begun = tonumber(ARGV[3]), tonumber(redis.call('GET', KEYS[3]) or '0'), false
@@ -25,8 +25,11 @@ end
 if redis.call('EXISTS', KEYS[1]) == 0 then
   begun, m[3], m[4], m[5], m[6] = true, '0', '0', '0', '0'
 end
-local size = 0
-for i = 7, #ARGV do size = size + #ARGV[i] end
+local size, largest = 0, tonumber(m[8] or 0)
+for i = 7, #ARGV do
+  size = size + #ARGV[i]
+  largest = math.max(largest, #ARGV[i])
+end
 local bytes, count, marked = tonumber(m[3]), tonumber(m[4]), tonumber(m[5])
 if bytes - tonumber(m[6]) + tonumber(m[7] or 0) + size > tonumber(ARGV[4]) then return {'full'} end
 if KEYS[5] then redis.call('HSET', KEYS[5], ARGV[5], ARGV[6]) end
@@ -45,7 +48,8 @@ if count - marked >= every then
   redis.call('ZADD', KEYS[4], 0, string.format('%s:%.0f:%.0f', hex(first), bytes, count))
 end
 redis.call('HSET', KEYS[2], 'bytes', string.format('%.0f', bytes + size),
-  'count', string.format('%.0f', count + #ARGV - 6), 'marked', string.format('%.0f', marked))
+  'count', string.format('%.0f', count + #ARGV - 6), 'marked', string.format('%.0f', marked),
+  'largest', largest)
 redis.call('SET', KEYS[3], string.format('%.0f', number), 'EX', 3600)
 local ms, seq = id:match('^(%d+)-(%d+)$')
 if tonumber(seq) >= 1048576 then redis.call('XSETID', KEYS[1], string.format('%.0f-0', tonumber(ms) + 1)) end

@@ -19,7 +19,10 @@ _PASSING_S = 3_600.0  # how long a passing group is stored when its members are 
 class RedisPlace:
     """What the broker keeps with an ownership."""
 
-    __slots__ = ("batch", "count", "damage", "is_gone", "mean_bytes", "rests_until", "shard", "sure_until", "token")
+    __slots__ = (
+        *("batch", "count", "damage", "is_gone", "largest", "mean_bytes", "rests_until", "shard", "sure_until"),
+        "token",
+    )
 
     def __init__(
         self, token: str, *, is_gone: bool, count: int | None = None, shard: StreamShard | None = None
@@ -33,6 +36,7 @@ class RedisPlace:
         self.rests_until = 0.0  # when that is tried again
         self.batch = LEAST_BATCH  # how many entries to read at once; it grows with each full batch
         self.mean_bytes = 0.0  # of the entries that were read last
+        self.largest = 0  # bytes of the largest entry, as far as we know
 
 
 RedisHold = Hold[RedisPlace]

@@ -28,6 +28,7 @@ log = logging.getLogger("onward")
 _REST_S = 5.0  # between two attempts to read what cannot be read
 _SHORT_REST_S = 0.2  # while the server cannot answer for now, or a slot is on its way to another node
 _MOST = 1_000  # entries of one partition in one reply
+_WORST = 4  # how many times its room a reply may take, if all of its entries are as large as the largest
 _decode = msgspec.msgpack.Decoder(Event).decode
 
 
@@ -61,6 +62,8 @@ def wanted(holdings: RedisHoldings, limit: int, max_bytes: int) -> list[tuple[Re
         own, ahead = hold.own, hold.ahead
         share = own.batch if total <= limit else max(1, limit * own.batch // total)
         fits = int((room - ahead.bytes) / own.mean_bytes) if own.mean_bytes else share
+        if own.largest:
+            fits = min(fits, (_WORST * room - ahead.bytes) // own.largest)
         count = min(share - ahead.events, fits)
         if count > 0 or not ahead.events:
             found.append((hold, max(1, count)))
@@ -76,14 +79,22 @@ def read(link: Link, member: RedisMember, wants: Sequence[tuple[RedisHold, int]]
         keys = member.keyspace.of(hold.partition)
         commands.append(("XRANGE", keys.stream, id_of(hold.ahead.position), "+", "COUNT", count))
         commands.append(("HMGET", keys.group(member.group), "owner", "inc"))
+        commands.append(("HGET", keys.meta, "largest"))
     replies = link.call(*commands)
-    answers = zip(wants, replies[::2], replies[1::2], strict=True)
+    answers = zip(wants, replies[::3], replies[1::3], strict=True)
+    for (hold, _), largest in zip(wants, replies[2::3], strict=True):
+        _note_largest(hold, largest)
     found = [
         _answer(link.incarnation(member.key(hold.partition)), hold, count, entries, owner)
         for (hold, count), entries, owner in answers
     ]
     found = [each if each.hold.own.shard is None else _foreign(link, member, each) for each in found]
     return [*found, *unsure]
+
+
+def _note_largest(hold: RedisHold, largest: Any) -> None:
+    if isinstance(largest, bytes) and largest.isdigit():
+        hold.own.largest = int(largest)
 
 
 def _foreign(link: Link, member: RedisMember, found: Read) -> Read:
@@ -116,7 +127,10 @@ def stock(holdings: RedisHoldings, member: RedisMember, found: Read) -> None:
         own.mean_bytes = size / len(deliveries) if deliveries else own.mean_bytes
         own.count.add(found.decoded.positions if found.decoded else [delivery.position for delivery in deliveries])
         member.figures.batch(hold.partition, len(found.entries))
-    own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else 4 * own.batch))
+    if found.decoded is not None:  # only a read shows how large entries of others are
+        own.largest = max([own.largest, *(sum(map(len, fields)) for _, fields in found.entries)])
+    growth = 4 if found.decoded is None else 2
+    own.batch = min(_MOST, max(LEAST_BATCH, 2 * len(found.entries) if found.is_exhausted else growth * own.batch))
     damage = damage or found.error
     if damage and damage != own.damage:
         log.error("%s of group %s stands still: %s", hold.partition, member.group, damage)
