@@ -270,7 +270,7 @@ def test_a_topic_deleted_under_a_running_application_is_reported_and_its_success
             async with running(app):
                 await until(lambda: stage.watermark() == 5)
                 harness.admin.delete_topics([stage.topic])[stage.topic].result(30)
-                await until(lambda: f"lost {stage.topic}/0" in caplog.text)
+                await until(lambda: f"no longer owns {stage.topic}/0" in caplog.text)
                 await (await stage.broker()).publish([event(stage.topic, "a", n) for n in range(10, 20)])
                 await until(lambda: len(handled) == 15)
             assert handled[5:] == [b"%d" % n for n in range(10, 20)]

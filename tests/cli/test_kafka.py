@@ -74,7 +74,8 @@ def test_a_server_that_is_not_running_is_reported_once_and_soon(shell: Shell, co
     assert done.returncode == 3, done.stderr
     pattern = r"error: Kafka at \S+ cannot be reached: Connection refused \(\w+ing .*\); is it running"
     assert re.search(pattern, done.stderr), done.stderr
-    assert done.stderr.count("Connection refused") == 2, done.stderr
+    logged = 0 if command.startswith("doctor") else 1  # the findings of doctor are enough
+    assert done.stderr.count("Connection refused") == 1 + logged, done.stderr
     assert is_clean(done.stderr), done.stderr
 
 

@@ -1,6 +1,7 @@
 """One turn of a member's leases at the server: first it renews and looks, then it carries decisions out."""
 
 import logging
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -81,7 +82,6 @@ class RedisTurn:
         self.settings = settings
         self.watch = watch
         self._member = member
-        self._beat = 0
         self.broken: dict[Partition, str] = {}  # why a partition could not be looked at
         self.unlisted: dict[str, str] = {}  # by topic: why its members could not be read
         self.damaged: dict[str, str] = {}  # by topic: what is among its members and is none
@@ -321,8 +321,7 @@ class RedisTurn:
 
     def _enlist(self, topic: str) -> Command:
         me, lease_ms = self._member, int(self.settings.lease_s * 1000)
-        self._beat += 1
-        return scripts.ENLIST([me.members(topic)], me.owner, self._beat, lease_ms, me.ttl_ms)
+        return scripts.ENLIST([me.members(topic)], me.owner, time.monotonic_ns(), lease_ms, me.ttl_ms)
 
     def _changes_list(self, look: Look, decisions: Decisions[RedisPlace]) -> bool:
         """Whether a member comes or goes, which all others must hear of."""
