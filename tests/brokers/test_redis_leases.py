@@ -162,7 +162,7 @@ def test_nothing_is_settled_or_read_before_a_restarted_server_has_confirmed_the_
     play(scene())
 
 
-def test_a_replication_id_that_changes_under_open_connections_stops_nobody() -> None:
+def test_a_replication_id_that_changes_under_open_connections_stops_no_member() -> None:
     """A master changes it an hour after its last replica has left. Some connections know the new one, some the old."""
 
     async def scene() -> None:
@@ -249,7 +249,7 @@ def test_a_fence_grows_though_the_servers_clock_went_back(redis_server: RedisSer
 
 
 def test_nothing_of_a_lapsed_lease_is_settled_or_renewed(redis_server: RedisServer) -> None:
-    """Scenario 10, from inside: the server is stopped for longer than the lease, and nobody has taken over."""
+    """Scenario 10, from inside: the server is stopped for longer than the lease, and no member has taken over."""
 
     async def scene() -> None:
         with own_server() as server:

@@ -31,7 +31,7 @@ def test_the_doorbell_rings_for_an_event_between_the_read_and_the_block(redis_se
     with redis_server.client() as client:
         client.delete(stage_key)
         read_to = client.xadd(stage_key, {"e": "1"})
-        client.xadd(stage_key, {"e": "2"})  # nobody waits yet
+        client.xadd(stage_key, {"e": "2"})  # no reader waits yet
         rung, told = threading.Event(), threading.Event()
         bell = RedisDoorbell(ServerLink(_address(redis_server)), ["{doorbell}:news:g"], ring=rung.set, tell=told.set)
         bell.start("test")

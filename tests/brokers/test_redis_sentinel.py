@@ -156,7 +156,7 @@ def test_without_replication_a_master_that_can_be_replaced_promises_a_window(red
 
 
 def test_a_reader_leaves_a_server_that_became_a_replica() -> None:
-    """It would answer reads for ever, and never with our incarnation."""
+    """It would go on answering reads, and never with our incarnation."""
     with own_server() as server, server.client() as client:
         link = ServerLink(RedisAddress.of(server.url, Settings()))
         link.connect()

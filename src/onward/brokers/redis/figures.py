@@ -33,7 +33,7 @@ class GroupPlace(NamedTuple):
 
 
 class OwnedPlace(NamedTuple):
-    """A group's partition: how far it is, and its owner, with the suffix that makes it unique; "": nobody alive."""
+    """A group's partition: how far it is, and its owner, with its unique suffix; "" if no live member owns it."""
 
     standing: Standing
     owner: str

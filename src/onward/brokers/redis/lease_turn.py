@@ -182,7 +182,7 @@ class RedisTurn:
         return [TopicView(topic, found, self._alive(look, topic, now)) for topic, found in seats.items()]
 
     def _seat(self, look: Look, partition: Partition, renewed: RedisHold | None, now: float) -> Seat:
-        """What cannot be looked at is ours if we renewed it. Otherwise it counts as owned, so that nobody claims it."""
+        """What cannot be looked at is ours if we renewed it. Otherwise it counts as owned, and no member claims it."""
         view = look.views.get(partition)
         if renewed is not None and view is None:
             return Seat(partition, self._member.owner, renewed.fence)

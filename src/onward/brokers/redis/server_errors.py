@@ -40,7 +40,7 @@ _CURES_BY_TEXT = {  # these have no code
 
 
 def code_of(error: RedisError) -> str:
-    """The first word of the server's own text. redis-py cuts it off some errors, whose class tells it."""
+    """The first word of the server's own text. redis-py cuts it off some errors, whose class names it."""
     name = type(error).__name__
     known = {
         "OutOfMemoryError": "OOM",
