@@ -62,5 +62,5 @@ def _row(scheme: str, features: Features) -> str:
 
     starts = ", ".join(sorted(features.starts))
     flags = (features.stable_positions, features.fence, features.aside, features.shared, features.fenced_publish)
-    cells = [yes(each) for each in flags]
+    cells = [yes(each) for each in (*flags, features.append_in)]
     return f"| `{scheme}://` | {features.durability} | {' | '.join(cells)} | {starts} |"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 import weakref
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 from onward import context
 from onward import settings as settings_
-from onward.brokers import completed, open_broker
+from onward.brokers import completed, keeps_log_in, open_broker
 from onward.brokers.base import Broker, Ordering, Start, Supervised, TopicSpec, Topology
 from onward.door import SyncDoor, refuse_loop_thread, wait_for
 from onward.envelope import build, check_type, checked_headers, checked_pairs
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from onward.crew import Crew
     from onward.failure.dead import DeadLetters
     from onward.failure.monitor import Hook
+    from onward.outbox import Outbox
+
+log = logging.getLogger("onward")
 
 AnyFunction = TypeVar("AnyFunction", bound=Function)
 AnyHook = TypeVar("AnyHook", bound="Hook")
@@ -41,6 +45,13 @@ class Opened(NamedTuple):
 
     broker: Broker
     loop: asyncio.AbstractEventLoop
+
+
+class Stages(NamedTuple):
+    """What a run consists of."""
+
+    handlers: Sequence[Handler]
+    outboxes: "Sequence[Outbox]"
 
 
 class Onward:
@@ -57,6 +68,7 @@ class Onward:
         self.handlers: list[Handler] = []
         self.declared = Topology()  # by `topology`
         self.registry = Registry()  # of metrics
+        self.outboxes: list[Outbox] = []  # each Outbox adds itself
         self.endpoint: str | None = None  # host:port where this process serves readings; part of its member name
         self.supervised: Supervised | None = None  # `onward run` sets it in the processes that it starts
         self.joined: Callable[[], None] = lambda: None  # `run` calls it when every handler has joined its group
@@ -65,7 +77,7 @@ class Onward:
         self._opened: Opened | None = None
         self._door = SyncDoor(self.settings, self._open)
         self._crew: Crew | None = None  # while the handlers run
-        self.registry.collect_from(self._broker_families)
+        self.registry.collect_from(self._part_families)
         self._stops = 0  # calls of `stop` so far; a run stops when this grows after `run` was called
         _apps.add(self)
 
@@ -189,6 +201,7 @@ class Onward:
         not started to run within `expires_s` seconds becomes a dead letter.
         """
         event = self.event(topic, value, key=key, type=type, headers=headers, expires_s=expires_s)
+        self._warn_of_dual_write()
         await self.broker.publish([event])
         return event
 
@@ -208,6 +221,7 @@ class Onward:
             build(id_, topic, key, value, headers={}, type_=kind, now=now, max_bytes=limit)
             for id_, (key, value) in zip(new_ids(len(pairs)), pairs, strict=True)
         ]
+        self._warn_of_dual_write()
         if events:
             await self.broker.publish(events)
         return events
@@ -225,6 +239,7 @@ class Onward:
         """`publish` for plain scripts and threads. The first call opens a broker, which stays open until the process
         ends."""
         event = self.event(topic, value, key=key, type=type, headers=headers, expires_s=expires_s)
+        self._warn_of_dual_write()
         opened = self._opened
         if opened is not None:  # order within a key is only certain if all events go through one broker object
             refuse_loop_thread()
@@ -232,6 +247,31 @@ class Onward:
         else:
             self._door.publish([event])
         return event
+
+    def append_in(self, connection: Any, events: Sequence[Event]) -> Callable[[], None] | None:
+        """Store events inside the transaction that this DB-API connection has open, if the broker keeps its log in the
+        same database. Returns a function to call after the commit, which wakes the consumers. Returns None, and does
+        nothing, if the log is elsewhere. `Outbox.add` calls it; see `onward.brokers.base.Broker.append_in`.
+        """
+        if self._opened is not None:
+            broker = self._opened.broker
+            return broker.append_in(connection, events) if broker.features.append_in else None
+        if not keeps_log_in(self.settings, connection):
+            return None
+        return self._door.broker().append_in(connection, events)
+
+    def _warn_of_dual_write(self) -> None:
+        """With `debug`: report a direct publish while a transaction with events in the outbox is open."""
+        if not self.settings.debug or not self.outboxes:
+            return
+        from onward.outbox import open_transactions
+
+        if (added := open_transactions.current()) is not None:
+            log.warning(
+                "%s publishes directly while the transaction is open in which %s added an event to the outbox. If the "
+                "transaction is rolled back, the direct event stays published; add it to the outbox too",
+                *(open_transactions.caller(), added),
+            )
 
     def event(
         self,
@@ -323,18 +363,26 @@ class Onward:
     def run(self) -> Coroutine[Any, Any, None]:
         """Run every handler until SIGTERM or SIGINT. Then stop intake, drain, settle, release and close.
 
-        A second signal ends the process at once; the next owner handles the unsettled events again. Inside a program
-        that handles signals itself, such as a web server, use `running`.
+        Unless `outbox_relay` is off, this also publishes the events of the outbox. A second signal ends the process at
+        once; the next owner handles the unsettled events again. Inside a program that handles signals itself, such as a
+        web server, use `running`.
         """
-        return self._run(self._stops)  # read now: `stop` may be called before the coroutine's first step
+        return self._run(self._work(), self._stops)  # read now: `stop` may be called before the first step
 
-    async def _run(self, stops: int) -> None:
-        self._check_runnable()
+    def relay(self) -> Coroutine[Any, Any, None]:
+        """Publish the events of the outbox until SIGTERM or SIGINT, without handlers."""
+        return self._run(Stages((), self.outboxes), self._stops)
+
+    def _work(self) -> "Stages":
+        return Stages(self.handlers, self.outboxes if self.settings.outbox_relay else ())
+
+    async def _run(self, stages: "Stages", stops: int) -> None:
+        self._check_runnable(stages)
         async with contextlib.AsyncExitStack() as stack:
             if self._opened is None:
                 await stack.enter_async_context(self)
             stack.enter_context(stopping(self.stop))
-            task = await stack.enter_async_context(self._beside(stops))
+            task = await stack.enter_async_context(self._beside(stages, stops))
             self.joined()
             await asyncio.wait([task])
 
@@ -346,15 +394,19 @@ class Onward:
         drain short. If a handler's consumer fails, the body's task is cancelled and the `async with` raises the
         failure. `stop` ends the handlers but not the body.
         """
-        return self._running(self._stops)
+        return self._running(self._work(), self._stops)
+
+    def relaying(self) -> AbstractAsyncContextManager[Self]:
+        """Publish the events of the outbox while the body of `async with` runs, without handlers."""
+        return self._running(Stages((), self.outboxes), self._stops)
 
     @contextlib.asynccontextmanager
-    async def _running(self, stops: int) -> AsyncIterator[Self]:
-        self._check_runnable()
+    async def _running(self, stages: "Stages", stops: int) -> AsyncIterator[Self]:
+        self._check_runnable(stages)
         async with contextlib.AsyncExitStack() as stack:
             if self._opened is None:
                 await stack.enter_async_context(self)
-            await stack.enter_async_context(self._beside(stops))
+            await stack.enter_async_context(self._beside(stages, stops))
             yield self
 
     def stop(self) -> None:
@@ -364,14 +416,18 @@ class Onward:
         if self._crew is not None:
             self._crew.stop()
 
-    def _check_runnable(self) -> None:
+    def _check_runnable(self, stages: "Stages") -> None:
         if context.in_worker:
             raise ConfigError(
                 "a worker process started the application while it imported its handler: "
                 "put the call that starts the application under `if __name__ == '__main__':`"
             )
-        if not self.handlers:
+        if not stages.handlers and not self.outboxes:
             raise ConfigError("nothing to run: no handler is declared; decorate a function with @app.handler(topic)")
+        if not stages.handlers and not any(outbox.url for outbox in stages.outboxes):
+            raise ConfigError(
+                "nothing to relay: no outbox has a database; write Outbox(app, URL of the database), or set outbox_url"
+            )
         if self._crew is not None:
             raise ConfigError(
                 "the handlers of this application already run: call app.run() or app.running() once; in the body of "
@@ -380,19 +436,20 @@ class Onward:
             )
 
     @contextlib.asynccontextmanager
-    async def _beside(self, stops: int) -> AsyncIterator[asyncio.Task[None]]:
+    async def _beside(self, stages: "Stages", stops: int) -> AsyncIterator[asyncio.Task[None]]:
         """Run the handlers in their own task. `stops`: the value of `_stops` when the run was called."""
         from onward.beside import Beside  # imported late: a program that only publishes starts faster
         from onward.crew import Crew
 
         crew = self._crew = Crew(
             self.broker,
-            self.handlers,
+            stages.handlers,
             self.settings,
             self._hooks,
             registry=self.registry,
             endpoint=self.endpoint,
             supervised=self.supervised,
+            outboxes=stages.outboxes,
         )
         if self._stops > stops:
             crew.stop()
@@ -415,11 +472,12 @@ class Onward:
         families = [*figures(self.readings()), *self.registry.families()]
         return exposition(families, prefix=self.settings.metrics_prefix)
 
-    def _broker_families(self) -> list[Family]:
-        """The metrics that only this kind of broker has."""
+    def _part_families(self) -> list[Family]:
+        """The metrics that only this kind of broker has, and those of the relays."""
         from onward.observe.figures import of_broker
 
-        return of_broker(self._opened.broker.figures(), self.readings()) if self._opened is not None else []
+        found = [] if self._opened is None else [*self._opened.broker.figures()]
+        return of_broker([*found, *(self._crew.figures() if self._crew is not None else ())], self.readings())
 
 
 def _close_in_child() -> None:

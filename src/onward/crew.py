@@ -6,14 +6,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from uuid import uuid4
 
 import msgspec
 
 from onward import clock
-from onward.brokers.base import Broker, MemberInfo, Supervised
+from onward.brokers.base import Broker, Figure, MemberInfo, Supervised
 from onward.engines.base import Engine
 from onward.engines.processes import ProcessEngine
 from onward.engines.target import check, target_of
@@ -38,6 +38,10 @@ from onward.observe.readiness_news import ReadinessNews
 from onward.observe.reading import PartitionReading, Reading
 from onward.observe.standstill import EVERY_S, Patience, Standstill
 from onward.settings import Settings
+
+if TYPE_CHECKING:
+    from onward.outbox import Outbox
+    from onward.outbox.relays import Relays
 
 log = logging.getLogger("onward")
 
@@ -68,20 +72,29 @@ class Crew:
         registry: Registry,
         endpoint: str | None = None,
         supervised: Supervised | None = None,
+        outboxes: Sequence["Outbox"] = (),
     ) -> None:
         self._broker = broker
         self._handlers = handlers
         self._settings = settings
-        self._hooks = hooks
+        self._monitor = _monitor(self._tallies, hooks, settings)
         self._durations = registry.histogram("handler_duration_seconds", "How long runs took.", ("topic", "group"))
         self._identity = Identity.make(supervised, endpoint)
         self._standstill = Standstill({(each.topic, each.group): _patience(each) for each in handlers})
         self._phase: Literal["starting", "running", "stopping"] = "starting"
-        self._counted: dict[tuple[str, str], Tally] = {}  # the dead letters, by topic and group
+        self._relays = self._relays_of(outboxes)
         self.consumers: list[Consumer] = []
 
+    def _relays_of(self, outboxes: Sequence["Outbox"]) -> "Relays | None":
+        if not any(outbox.url is not None for outbox in outboxes):
+            return None
+        from onward.outbox.relays import Relays  # its database libraries are an extra
+
+        relays = Relays(outboxes, self._broker, self._settings, self._identity.member.name)
+        return relays if len(relays) else None
+
     async def run(self, started: Callable[[], None]) -> None:
-        """Run until `stop`, or until one handler's consumer fails. Then all handlers end, because half an application
+        """Run until `stop`, or until one handler's consumer or a relay fails. Then all end, because half an application
         would look healthy. Calls `started` when every handler has joined its group."""
         self._check_starts()
         try:
@@ -96,15 +109,24 @@ class Crew:
         self._phase = "stopping"
         for consumer in self.consumers:
             consumer.stop()
+        if self._relays is not None:
+            self._relays.stop()
 
     def health(self) -> Health:
-        if not self.consumers:
+        if not self.consumers and self._relays is None:
             return Health(False, ("no handler runs",))
         if self._phase != "running":
             return Health(False, (f"the handlers are {self._phase}",))
-        known = [trouble for consumer in self.consumers for trouble in consumer.troubles]
-        troubles = (*known, *self._standstill.look(self.readings(), clock.now()))
+        troubles = (*self._known_troubles(), *self._standstill.look(self.readings(), clock.now()))
         return Health(not troubles, tuple(map(storable, troubles)))
+
+    def _known_troubles(self) -> list[str]:
+        found = [trouble for consumer in self.consumers for trouble in consumer.troubles]
+        return found if self._relays is None else [*found, *self._relays.troubles()]
+
+    def figures(self) -> Sequence[Figure]:
+        """The metrics of the relays."""
+        return () if self._relays is None else self._relays.figures()
 
     def readings(self) -> list[Reading]:
         return [self._reading(*each) for each in zip(self._handlers, self.consumers, strict=False)]
@@ -140,10 +162,11 @@ class Crew:
         ]
         for handler in self._handlers:
             self._introduce(handler)
-        joined = self._joining(started)
-        tasks = [asyncio.create_task(consumer.run(joined)) for consumer in self.consumers]
+        stages: list[Consumer | Relays] = [*self.consumers, *([] if self._relays is None else [self._relays])]
+        joined = self._joining(started, len(stages))
+        tasks = [asyncio.create_task(stage.run(joined)) for stage in stages]
         beside = [asyncio.create_task(inbox.upkeep()) for inbox in self._inboxes()]
-        beside += [asyncio.create_task(each) for each in (self._monitor().run(), report(self.readings), self._watch())]
+        beside += [asyncio.create_task(each) for each in (self._monitor.run(), report(self.readings), self._watch())]
         if self._phase == "stopping":
             self.stop()
         try:
@@ -156,9 +179,9 @@ class Crew:
             log.info(last_line(self.readings()))
             self.consumers = []
 
-    def _joining(self, started: Callable[[], None]) -> Callable[[], None]:
-        """A function that each consumer calls when it has joined its group. The last call calls `started`."""
-        left = len(self.consumers)
+    def _joining(self, started: Callable[[], None], left: int) -> Callable[[], None]:
+        """A function that each consumer calls when it has joined its group, and the relays when they have begun. The
+        last of these `left` calls calls `started`."""
 
         def joined() -> None:
             nonlocal left
@@ -176,7 +199,7 @@ class Crew:
         while True:
             await asyncio.sleep(EVERY_S)
             stuck = self._standstill.look(self.readings(), clock.now())
-            for trouble in news.of([*stuck, *(each for consumer in self.consumers for each in consumer.troubles)]):
+            for trouble in news.of([*stuck, *self._known_troubles()]):
                 log.warning("not ready: %s", storable(trouble))
             if news.is_over():
                 log.info("ready again")
@@ -240,10 +263,6 @@ class Crew:
 
     # -- dead letters -------------------------------------------------------------------------------------------
 
-    def _monitor(self) -> Monitor:
-        thresholds = Thresholds(depth=self._settings.dead_threshold)
-        return Monitor(self._tallies, self._hooks, thresholds=thresholds, every_s=self._settings.dead_check_s)
-
     async def _tallies(self) -> list[Tally]:
         """The dead letters of the groups that this process counts. One process of the fleet counts each group."""
         if not self._broker.features.aside:
@@ -251,9 +270,7 @@ class Crew:
         letters = DeadLetters(self._broker, [(each.topic, each.group) for each in self._handlers])
         pairs = list(zip(self._handlers, self.consumers, strict=True))
         ours = [handler for handler, consumer in pairs if await self._counts(handler, consumer)]
-        found = [await letters.tally(handler.topic, handler.group) for handler in ours]
-        self._counted = {(tally.topic, tally.group): tally for tally in found}
-        return found
+        return [await letters.tally(handler.topic, handler.group) for handler in ours]
 
     async def _counts(self, handler: Handler, consumer: Consumer) -> bool:
         """Whether this process counts the group's dead letters. The owner of partition 0 does; of several members that
@@ -269,9 +286,14 @@ class Crew:
 
     def _dead_depth(self, handler: Handler) -> dict[str, Any]:
         """The dead letters at the monitor's last count."""
-        tally = self._counted.get((handler.topic, handler.group))
+        place = handler.topic, handler.group
+        tally = next((each for each in self._monitor.counted if (each.topic, each.group) == place), None)
         depth, age_s = (tally.depth, tally.oldest_age_s) if tally is not None else (None, None)
         return {"dead_letters": depth, "dead_oldest_s": age_s}
+
+
+def _monitor(read: Callable[[], Awaitable[Sequence[Tally]]], hooks: Sequence[Hook], settings: Settings) -> Monitor:
+    return Monitor(read, hooks, thresholds=Thresholds(depth=settings.dead_threshold), every_s=settings.dead_check_s)
 
 
 def _partition_reading(partition: Partition, lag: PartitionLag) -> PartitionReading:

@@ -1,9 +1,10 @@
-"""Publishing for callers without an event loop: plain scripts and threads."""
+"""The broker for callers without an event loop: plain scripts and threads."""
 
 import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from onward.brokers.base import Broker
@@ -14,6 +15,7 @@ from onward.settings import Settings
 Answer = TypeVar("Answer")
 
 _LOOP_PATIENCE_S = 5.0  # added to the broker's own time limit, for a busy event loop
+_OPEN_S = 5.0  # to open a broker while the caller may hold a transaction
 
 
 def refuse_loop_thread() -> None:
@@ -23,7 +25,7 @@ def refuse_loop_thread() -> None:
 
 
 class SyncDoor:
-    """A broker on an event loop in its own thread, for callers that have no loop. The first publish opens it.
+    """A broker on an event loop in its own thread, for callers that have no loop. The first use opens it.
 
     It is never closed and ends with the process. Events that `publish` has returned for are stored, so no work is left.
     """
@@ -31,28 +33,43 @@ class SyncDoor:
     def __init__(self, settings: Settings, opening: Callable[[], Coroutine[Any, Any, Broker]]) -> None:
         self._settings = settings
         self._open_broker = opening
-        self._opening = threading.Lock()  # several threads may publish first at the same time
-        self._opened: tuple[Broker, asyncio.AbstractEventLoop] | None = None
+        self._guard = threading.Lock()  # several threads may be the first at the same time
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: Future[Broker] | None = None
 
     def publish(self, events: list[Event]) -> None:
         refuse_loop_thread()
-        with self._opening:
-            if self._opened is None:
-                self._opened = self._open()
-        broker, loop = self._opened
+        loop, opening = self._begun()
+        broker = opened(opening, self._settings.publish_timeout_s + _LOOP_PATIENCE_S)
         wait_for(broker.publish(events), loop, self._settings, events)
 
-    def _open(self) -> tuple[Broker, asyncio.AbstractEventLoop]:
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="onward-sync", daemon=True)
-        thread.start()
-        try:
-            return wait_for(self._open_broker(), loop, self._settings), loop
-        except BaseException:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
-            raise
+    def broker(self) -> Broker:
+        """The broker, for methods that any thread may call. The first call opens it; its thread waits for that."""
+        _, opening = self._begun()
+        return opened(opening, min(_OPEN_S, self._settings.publish_timeout_s))
+
+    def _begun(self) -> tuple[asyncio.AbstractEventLoop, "Future[Broker]"]:
+        with self._guard:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="onward-sync", daemon=True).start()
+            if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+                self._opening = asyncio.run_coroutine_threadsafe(self._open_broker(), self._loop)
+            return self._loop, self._opening
+
+
+def opened(opening: "Future[Broker]", limit_s: float) -> Broker:
+    """Wait until the broker is open. If that takes too long, it still opens, for the next caller."""
+    try:
+        return opening.result(limit_s)
+    except TimeoutError:
+        if opening.done():
+            raise  # the opening itself raised TimeoutError
+        raise PublishError(
+            f"the broker could not be opened within {limit_s:g} s. A transaction that has written to the broker's own "
+            "file prevents it from creating its tables and topics: open the application before the transaction begins, "
+            "or create them with `onward topology apply`"
+        ) from None
 
 
 def wait_for(

@@ -21,6 +21,9 @@ OnwardError
 │   │   ├── Backlogged          a limit is reached: max_backlog_bytes, or max_outgoing_bytes in this process
 │   │   └── RelayFenced         a newer outbox relay publishes for this shard
 │   └── AsideError              records could not be stored aside; names the partitions in which nothing was done
+├── OutboxError                 the outbox's database failed
+│   ├── OutboxUnreachable       the database cannot be reached, or does not answer
+│   └── BadOutbox               the outbox's tables are missing, of another version, or this user may not use them
 ├── NoSuchLetter                no dead letter has this id
 ├── AlertError                  an alert could not be delivered
 ├── Decision                    raised by a handler to decide what happens to its event
@@ -53,6 +56,7 @@ __all__ = [
     "Backlogged",
     "BadHandler",
     "BadName",
+    "BadOutbox",
     "BadSetting",
     "BadStore",
     "BrokerError",
@@ -69,6 +73,8 @@ __all__ = [
     "MissingExtra",
     "NoSuchLetter",
     "OnwardError",
+    "OutboxError",
+    "OutboxUnreachable",
     "PartitionsDiffer",
     "PayloadError",
     "PublishError",
@@ -174,7 +180,13 @@ class Backlogged(PublishError):
 
 
 class RelayFenced(PublishError):
-    pass
+    """`seen`: the highest fence that the broker has seen for the shard."""
+
+    def __init__(
+        self, why: str, *, refused: Sequence[Event] = (), unknown: Sequence[Event] = (), seen: int = 0
+    ) -> None:
+        super().__init__(why, refused=refused, unknown=unknown)
+        self.seen = seen
 
 
 class AsideError(BrokerError):
@@ -188,6 +200,18 @@ class AsideError(BrokerError):
         super().__init__(why)
         self.partitions = tuple(partitions)
         self.lost = tuple(lost)
+
+
+class OutboxError(OnwardError):
+    pass
+
+
+class OutboxUnreachable(OutboxError):
+    pass
+
+
+class BadOutbox(OutboxError):
+    pass
 
 
 class NoSuchLetter(OnwardError):

@@ -46,6 +46,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     client: "ClientSettings" = msgspec.field(default_factory=lambda: ClientSettings())
     """Settings of the broker's client library, by the library's own names. They are never printed."""
 
+    debug: bool = False
+    """Warn if code publishes directly while a transaction with events in the outbox is open."""
+
     # topics
     partitions: Annotated[int, Meta(ge=1, le=4096)] | None = None
     """Partitions of a new topic. If this is set and a topic has another number, Onward raises `PartitionsDiffer`."""
@@ -110,6 +113,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     reclaim_batch: Count = 100
     """Pending entries that are taken over in one call."""
 
+    # outbox
+    outbox_url: str | None = None
+    """The database of the outbox, see [Outbox](outbox.md). An `Outbox` that is given a database ignores it."""
+    outbox_relay: bool = True
+    """`onward run` and `app.running()` also publish the events of the outbox. When it is off, run `onward relay`."""
+    outbox_max_age_s: Positive = 60.0
+    """The relay is not ready while an event has waited longer than this in the outbox."""
+    outbox_keep_s: Seconds = 0.0
+    """PostgreSQL: how long published rows stay in the outbox before they are deleted."""
+
     # times
     publish_timeout_s: Positive = 30.0
     """How long `publish` waits for the broker. Then it raises `PublishError`."""
@@ -140,6 +153,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The settings that differ from their defaults, without secrets."""
         usual = Settings()
         shown = {name: getattr(self, name) for name in _TYPES} | {"url": redacted(self.url)}
+        shown["outbox_url"] = None if self.outbox_url is None else redacted(self.outbox_url)
         given = [f"{name}={value!r}" for name, value in shown.items() if value != getattr(usual, name)]
         return f"Settings({', '.join(given)})"
 
@@ -319,7 +333,7 @@ def _parts(url: str) -> SplitResult:
 
 def _check(source: Source, name: str, value: Any) -> Any:
     """The value, converted to the type of its setting."""
-    if name == "url":
+    if name in ("url", "outbox_url"):
         return _check_url(value)
     if name == "client":
         return _check_client(source, value)

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -316,6 +317,9 @@ class ReferenceBroker:
 
     async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
         self._store.publish(list(events))
+
+    def append_in(self, connection: Any, events: Sequence[Event]) -> None:
+        """The log is not in a database of the application."""
 
     async def subscribe(
         self,

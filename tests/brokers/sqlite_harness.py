@@ -14,6 +14,9 @@ class SqliteHarness:
         self.path = folder / "events.db"
         self.url = f"sqlite:///{self.path}"
 
+    def connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path)
+
     @contextmanager
     def refuse(self, event: Event) -> Iterator[None]:
         """The database itself refuses the record batch with this event."""

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -59,7 +60,8 @@ def test_the_verdict_as_json_with_the_data_kept(tmp_path: Path) -> None:
     assert {verdict[name] for name in ("published", "handled")} == {300}
     (folder,) = tmp_path.iterdir()
     assert str(folder) in done.stderr
-    assert {"orders.db", "effects.db", "events.db"} <= {file.name for file in folder.iterdir()}
+    assert {"effects.db", "events.db"} <= {file.name for file in folder.iterdir()}
+    assert not (folder / "orders.db").exists(), "the orders are in the file of the broker"
 
 
 @pytest.mark.slow
@@ -69,6 +71,21 @@ def test_the_check_fails_without_key_order(tmp_path: Path) -> None:
     verdict = asyncio.run(Check(tmp_path, events=3000, workers=2, reader=CheckScreen(), work=work).run())
     assert verdict.balance.inverted > 0
     assert verdict.line().startswith("verdict: FAILED")
+
+
+def test_the_demo_on_its_own_file_needs_no_extra(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, sys
+for name in ("sqlalchemy", "psycopg", "pymysql", "asyncpg", "redis", "confluent_kafka"):
+    sys.modules[name] = None  # as if it were not installed
+from pathlib import Path
+from onward.demo import check, live, worker
+folder = Path("{tmp_path}")
+verdict = asyncio.run(check.Check(folder, events=50, workers=1, reader=check.CheckScreen()).run())
+print(verdict.line())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("verdict: OK published=50 handled=50"), done.stdout + done.stderr
 
 
 def gone(pid: int, within_s: float = 30.0) -> bool:

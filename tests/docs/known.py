@@ -25,12 +25,15 @@ from onward.flow.entry import Stage
 from onward.observe import endpoint
 from onward.observe.figures import of_broker
 from onward.observe.metrics import exposition
+from onward.outbox.relays import Relays
 from onward.settings import _OTHER_NAMES as OTHER_VARIABLES
+from onward.settings import Settings
 from tests.docs.settings_page import names
 from tests.examples import ROOT
 
 INTERNAL = {
-    "onward.Onward": {"declared", "endpoint", "joined", "supervised"},
+    "onward.Onward": {"append_in", "declared", "endpoint", "joined", "supervised"},
+    "onward.outbox.Outbox": {"engine", "on_ring"},
     "onward.failure.dead.DeadLetters": {"total", "tally", "aside", "steps"},
     "onward.failure.dead.LetterChoice": {"anywhere", "where", "names"},
 }
@@ -65,7 +68,7 @@ def variables() -> set[str]:
 
 
 def exported_metrics(folder: Path) -> set[str]:
-    """The families that a running application exports, on SQLite and on Redis."""
+    """The families that a running application exports, on SQLite and on Redis, and those of its relays."""
     app = Onward(f"sqlite:///{folder}/metrics.db")
 
     @app.handler("orders")
@@ -75,8 +78,10 @@ def exported_metrics(folder: Path) -> set[str]:
         async with app.running():
             return app.metrics()
 
-    on_redis = exposition(of_broker(StreamFigures().figures(), []))
-    return set(re.findall(r"^# TYPE (\w+)", asyncio.run(exported()) + on_redis, re.MULTILINE))
+    nothing: Any = None
+    relays = Relays((), nothing, Settings(), "name")
+    others = exposition(of_broker([*StreamFigures().figures(), *relays.figures()], []))
+    return set(re.findall(r"^# TYPE (\w+)", asyncio.run(exported()) + others, re.MULTILINE))
 
 
 def exit_codes() -> set[int]:

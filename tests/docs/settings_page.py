@@ -16,7 +16,7 @@ from tests.examples import ROOT
 
 PAGE = ROOT / "docs/settings.md"
 GROUPS = {
-    "broker": ["url", "app", "client", "durability", "file_mode"],
+    "broker": ["url", "app", "client", "durability", "file_mode", "debug"],
     "topics": [
         "partitions",
         "auto_declare",
@@ -27,6 +27,7 @@ GROUPS = {
         "retention_events",
     ],
     "streams": ["streams", "reclaim_idle_s", "reclaim_every_s", "reclaim_batch"],
+    "outbox": ["outbox_url", "outbox_relay", "outbox_max_age_s", "outbox_keep_s"],
     "publishing": ["max_event_bytes", "max_backlog_bytes", "max_outgoing_bytes", "publish_timeout_s"],
     "ownership": ["lease_s", "takeover_grace_s", "revoke_grace_s", "max_poll_gap_s", "drain_timeout_s"],
     "handling": ["max_in_flight", "max_in_flight_bytes", "max_gap", "receive_batch", "settle_interval_s"],
@@ -37,6 +38,7 @@ WITHOUT_DEFAULT = {
     "app": "none",
     "client": "none",
     "durability": "the broker's own",
+    "outbox_url": "none",
     "partitions": str(DEFAULT_PARTITIONS),
     "replication": "the cluster's own",
     "retention_events": "no limit",
@@ -47,6 +49,7 @@ VALUES = {
     "app": "`MODULE:APP`",
     "client": "names and values",
     "metrics_prefix": "letters, digits, `_`",
+    "outbox_url": "a URL",
     "url": "a URL",
 }
 _MARKS = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- /settings -->)", re.DOTALL)

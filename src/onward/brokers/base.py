@@ -8,9 +8,9 @@
 - A time named `due` is Unix time. `sure_until` is on the clock of `onward.clock.now`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import msgspec
 
@@ -85,6 +85,7 @@ class Features(msgspec.Struct, frozen=True):
     starts: frozenset[str]  # where a new group can start: a subset of earliest, latest, time
     shared: bool = False  # with ordering="none" several members share a partition, see Assigned
     fenced_publish: bool = False  # publish checks `relay`
+    append_in: bool = False  # the log is in a database in which the application may have its own tables
 
 
 class State(StrEnum):
@@ -483,6 +484,17 @@ class Broker(Protocol):
         fence for that shard. From that moment it accepts no event of the call. Events that it accepted before are not
         in `refused`. Raises BadSetting if `relay` is not a shard and a fence.
         """
+
+    def append_in(self, connection: Any, events: Sequence[Event]) -> Callable[[], None] | None:
+        """Store the events inside the transaction of a DB-API connection that the caller has open. Any thread may call
+        it; the statements run in the caller's thread.
+
+        Returns None if this broker does not keep its log in that connection's database. Otherwise it returns a function
+        to call after the commit, in any thread: it wakes the members. Without that call they find the events by
+        themselves, some time later. If the transaction is rolled back, nothing is stored.
+
+        The events of one key are stored in the order of the commits. Raises what `publish` raises; then nothing of this
+        call is stored, and the transaction is still open. Raises BadSetting if the connection is in autocommit."""
 
     async def subscribe(
         self,

@@ -8,6 +8,8 @@ publish.py    `onward publish`
 tail.py       `onward tail`: follow.py reads the events, show.py formats them
 dead.py       `onward dead`: options in dead_choice.py, tables in dead_show.py, the progress bar in dead_replay.py
 groups.py     `onward groups`
+outbox.py     `onward outbox`: tables in outbox_show.py
+relay.py      `onward relay`
 topology.py   `onward topology`
 doctor.py     `onward doctor`
 demo.py       `onward demo`
@@ -34,6 +36,8 @@ COMMANDS = {
     "tail": "Show a topic's events as they arrive.",
     "dead": "Show dead letters (events that Onward gave up on), replay or drop them.",
     "groups": "Show the groups that read a topic, or drop one.",
+    "outbox": "Create an outbox's tables, show its state, or release refused events.",
+    "relay": "Publish the events of an application's outbox.",
     "topology": "Compare an application's topics with the broker, or create them.",
     "doctor": "Check how the broker is set up, and report problems.",
     "demo": "Run a small shop on one SQLite file, with workers to kill.",

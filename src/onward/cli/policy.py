@@ -3,7 +3,7 @@
 import signal
 from typing import NamedTuple, Protocol
 
-from onward.errors import Backlogged, BrokerError, ConfigError, GroupDropped, PayloadError
+from onward.errors import Backlogged, BrokerError, ConfigError, GroupDropped, OutboxError, PayloadError
 
 # The exit codes of every command, as documented in docs/start.md.
 OK = 0
@@ -28,7 +28,7 @@ def exit_code(error: BaseException) -> int:
             return USAGE
         case Backlogged() | GroupDropped():
             return NO
-        case BrokerError():
+        case BrokerError() | OutboxError():
             return UNREACHABLE
     return NO
 

@@ -80,7 +80,7 @@ def run(
     held = leash.take()
     supervises = held is None and (workers is not None or reload)
     if supervises:
-        _log_to_stderr(log_level)
+        log_to_stderr(log_level)
         settings.check_environment()
     elif held is not None:
         settings.trust_environment()
@@ -92,12 +92,12 @@ def run(
         raise typer.Exit(_supervise(child, workers or 1, reload, place))
     app = find.load(application)
     # After the import, and without effect if the application has configured logging itself.
-    _log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
+    log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
     if held is None:  # otherwise the supervisor logs it
         find.log_broker(app.settings.url)
     ended = limit_exit(app.settings.drain_timeout_s)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_run(app, place) if held is None else _run_supervised(app, held, place))
     except OnwardError:
         raise
@@ -157,7 +157,7 @@ async def _report(app: "Onward", held: leash.Leash) -> None:
         await asyncio.sleep(REPORT_S if sent else REPORT_S / 20)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop if it is installed: it does the same with less CPU time."""
     try:
         import uvloop
@@ -191,5 +191,5 @@ def _child_command(application: str, log_level: Level, debug: bool) -> list[str]
     return [sys.executable, *isolate, "-m", "onward", *options, "run", application, "--log-level", log_level.value]
 
 
-def _log_to_stderr(level: Level, who: str = "") -> None:
+def log_to_stderr(level: Level, who: str = "") -> None:
     logging.basicConfig(level=level.upper(), format=f"%(asctime)s %(levelname)-7s {who}%(message)s")

@@ -15,7 +15,7 @@ from onward import Onward, brokers
 from onward.demo import effects
 from onward.demo.fleet import Fleet
 from onward.demo.judge import Balance, Effect, Judge
-from onward.demo.shop import Shop, Work, dead_letters, open_app
+from onward.demo.shop import Shop, Work, dead_letters, open_app, open_shop
 from onward.demo.sweep import reach
 
 KEYS = 1_000
@@ -80,7 +80,7 @@ class Check:
             self._reader.say(
                 f"{self._events:,} orders of {keys:,} customers, {self._workers} workers, {where} with {durability}"
             )
-            with contextlib.closing(Shop(self._folder, app)) as shop:
+            async with open_shop(self._folder, app) as shop:
                 why = await self._flow(app, shop)
             dead = await dead_letters(app, self._folder)
         balance, reasons = judged(self._folder, dead)
@@ -147,6 +147,8 @@ def judged(folder: Path, dead: Iterable[int]) -> tuple[Balance, list[str]]:
 def _reasons(judge: Judge, balance: Balance) -> Iterator[str]:
     if balance.lost:
         yield f"{balance.lost} orders were promised and never handled: {_some(judge.missing())}"
+    if unknown := judge.unknown():
+        yield f"{len(unknown)} orders were handled that the shop never committed: {_some(unknown)}"
     if balance.inverted:
         yield f"{balance.inverted} orders were handled after a later one of their customer"
     if wrongly := judge.wrongly_dead():

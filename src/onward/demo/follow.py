@@ -87,7 +87,7 @@ class FollowedOrders:
         self._log = log
         self._wait_after_s = wait_after_s
         self._poison: dict[int, PoisonedCustomer] = {}
-        # The last failure of each unfinished order. A worker can fail an order before its publish has returned.
+        # The last failure of each unfinished order. An effect may be read before its order.
         self._failures: dict[int, Effect] = {}
         self._replayed: dict[int, float | None] = {}  # order number -> when it was handled
         self._customers: dict[int, str] = {}  # of the replayed orders

@@ -18,7 +18,8 @@ LOST_AFTER_S = 10.0
 
 
 class Balance(NamedTuple):
-    """Where every published order stands: published = handled + dead + in_flight + lost."""
+    """Where every published order stands: published = handled + dead + in_flight + lost. An order is published when it
+    is committed, because its event is in the same transaction."""
 
     published: int
     handled: int
@@ -77,8 +78,12 @@ class OrderMarks:
         before = self._marks[number]
         self._marks[number] = after = before | bit
         self.published += after & ~before & PUBLISHED
-        # A worker can handle an order a moment before its publish returns. The order counts when both have happened.
+        # An effect may be read before its order. The order counts when both are there.
         self.handled += before != after == PUBLISHED | HANDLED
+
+    def unknown(self) -> Iterator[int]:
+        """Handled orders that were never published."""
+        return (number for number, mark in enumerate(self._marks) if mark == HANDLED)
 
     def unhandled(self) -> Iterator[int]:
         """Published orders that are not handled."""
@@ -89,7 +94,9 @@ class Judge:
     """Counts the balance as rows arrive. A new judge on the same folder reaches the same verdict."""
 
     def __init__(self, folder: Path) -> None:
-        self._orders = sqlite3.connect(folder / "orders.db", timeout=10, isolation_level=None)
+        files = [folder / name for name in ("orders.db", "events.db")]  # the shop's own file, or the broker's
+        shop = next((file for file in files if file.exists()), files[0])
+        self._orders = sqlite3.connect(shop, timeout=10, isolation_level=None)
         self._effects = sqlite3.connect(folder / "effects.db", timeout=10, isolation_level=None)
         self._read_to = [0, 0]  # the last published number and the last effect seen
         self._marks = OrderMarks()
@@ -110,7 +117,7 @@ class Judge:
             (self._read_to[1],),
         ).fetchall()
         published = self._orders.execute(
-            "SELECT number, customer, n FROM published JOIN orders USING (number) WHERE number > ? ORDER BY number",
+            "SELECT number, customer, n FROM orders WHERE number > ? ORDER BY number",
             (self._read_to[0],),
         ).fetchall()
         for number, *_ in published:
@@ -153,6 +160,10 @@ class Judge:
     def missing(self) -> Sequence[int]:
         """Published orders that are neither handled nor in the dead letters."""
         return [number for number in self._marks.unhandled() if number not in self._dead]
+
+    def unknown(self) -> Sequence[int]:
+        """Handled orders that the shop never committed: their events should not exist."""
+        return list(self._marks.unknown())
 
     def wrongly_dead(self) -> Sequence[int]:
         """Dead letters that are not poison orders."""

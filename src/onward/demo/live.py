@@ -28,6 +28,7 @@ from onward.demo.shop import (
     dead_letters,
     group_of,
     open_app,
+    open_shop,
     partition_index,
 )
 from onward.demo.sweep import reach
@@ -58,7 +59,7 @@ async def run(folder: Path, server: Server, *, workers: int, burst: int, say: Ca
     effects.create(folder)
     async with open_app(folder) as app:
         await reach(app.broker, folder)
-        with contextlib.closing(Shop(folder, app)) as shop:
+        async with open_shop(folder, app) as shop:
             live = Live(folder, app, shop, workers=workers, burst=burst)
             page = DemoPage(server, live.door(loop))
             say(f"The demo is running: {server.url}  (Ctrl-C ends it)")
@@ -202,7 +203,7 @@ class Live:
             try:
                 await self._shop.place([f"c-{random.randrange(REGULARS):04d}"])
             except BrokerError as error:
-                self._view.log.add("bad", f"an order was placed, but not published: {error}")
+                self._view.log.add("bad", f"an order could not be placed: {error}")
             await asyncio.sleep(random.expovariate(ORDERS_PER_S))
 
     def _bury(self, dead: Mapping[int, AsideRecord]) -> None:

@@ -1,12 +1,14 @@
 """The application of the demo: a shop that places orders, and billing that handles them in each customer's order."""
 
 import asyncio
+import contextlib
 import random
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 import msgspec
 
@@ -16,6 +18,7 @@ from onward.brokers.core.partitioner import partition_of
 from onward.demo.effects import Effects, Subject
 from onward.errors import PublishError, RetryLater
 from onward.event import Event
+from onward.outbox import Outbox, schema
 
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = 8
@@ -26,10 +29,10 @@ STUMBLE_WAIT_S = 0.3
 PARK_AFTER_S = 1.0  # a poison order waits longer than this, so it is stored with the orders behind it
 BATCH = 500
 URL_FILE = "url"
+AGAIN_S = 0.2  # the pause before a transaction that was refused is tried again
 
 _SCHEMA = """
 PRAGMA journal_mode = WAL;
-PRAGMA synchronous = OFF;
 CREATE TABLE IF NOT EXISTS orders (
     number INTEGER PRIMARY KEY,
     customer TEXT NOT NULL,
@@ -39,7 +42,6 @@ CREATE TABLE IF NOT EXISTS orders (
     placed REAL NOT NULL,
     UNIQUE (customer, n)
 );
-CREATE TABLE IF NOT EXISTS published (number INTEGER PRIMARY KEY);
 """
 
 
@@ -88,9 +90,14 @@ def group_of(folder: Path) -> str:
     return f"{GROUP}-{folder.name}" if (folder / URL_FILE).exists() else GROUP
 
 
+def shop_file(folder: Path) -> Path:
+    """The database of the shop. If the demo has its own broker, it is the broker's file. Otherwise it has an outbox."""
+    return folder / ("orders.db" if (folder / URL_FILE).exists() else "events.db")
+
+
 def open_app(folder: Path) -> Onward:
     other = folder / URL_FILE
-    url = other.read_text() if other.exists() else brokers.embedded(folder / "events.db")
+    url = other.read_text() if other.exists() else brokers.embedded(shop_file(folder))
     return Onward(
         url,
         partitions=PARTITIONS,
@@ -122,28 +129,28 @@ def billing(app: Onward, folder: Path, effects: Effects, work: Work) -> None:
 
 
 class Shop:
-    """Writes orders into its own table and publishes their events. An order in the table `published` was promised."""
+    """Writes each order together with its event, in one transaction. A committed order is a promise."""
 
     def __init__(self, folder: Path, app: Onward) -> None:
-        self._db = sqlite3.connect(folder / "orders.db", timeout=10, isolation_level=None)
+        path = shop_file(folder)
+        self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
         self._db.executescript(_SCHEMA)
-        self._app = app
         self._topic = topic_of(folder)
-        self._placing = asyncio.Lock()  # orders are published in the order of their numbers
-        self._number = 0
-        self._counts: Counter[str] = Counter()
+        self._outbox = Outbox(app, None if path.name == "events.db" else _with_outbox(path))
+        self._placing = asyncio.Lock()  # orders are committed in the order of their numbers
+        (self._number,) = self._db.execute("SELECT coalesce(max(number), 0) FROM orders").fetchone()
+        self._counts = Counter(dict(self._db.execute("SELECT customer, max(n) FROM orders GROUP BY customer")))
 
     def close(self) -> None:
         self._db.close()
 
     async def place(self, customers: Sequence[str], *, poison: bool = False) -> Sequence[OrderPlaced]:
-        """Place one order for each name, in this order. Returns when all their events are accepted."""
+        """Place one order for each name, in this order. Returns when all are committed."""
         placed: list[OrderPlaced] = []
         for start in range(0, len(customers), BATCH):
             async with self._placing:
                 orders = [self._order(customer, poison) for customer in customers[start : start + BATCH]]
-                self._write(orders)
-                await self._publish(orders)
+                await self._commit(orders)
             placed += orders
         return placed
 
@@ -153,35 +160,45 @@ class Shop:
         amount = random.randrange(100, 20_000)
         return OrderPlaced(self._number, customer, self._counts[customer], amount, time.time(), poison)
 
-    async def _publish(self, orders: Sequence[OrderPlaced]) -> None:
-        left = list(orders)
-        while left:
+    async def _commit(self, orders: Sequence[OrderPlaced]) -> None:
+        """In a thread, because SQLite has one writer at a time and may let us wait."""
+        while True:
+            writing = asyncio.ensure_future(asyncio.to_thread(self._write, orders))
             try:
-                await self._send(left)
-                break
-            except PublishError as error:
-                # Publish the rest again, in the same order. An event whose reply was lost may be in the log twice:
-                # then it is handled twice, and the judge counts a duplicate.
-                again = {number_of(event) for event in (*error.refused, *error.unknown)}
-                left = [order for order in left if order.number in again]
-                await asyncio.sleep(0.2)
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany("INSERT INTO published VALUES (?)", [(order.number,) for order in orders])
-
-    async def _send(self, orders: Sequence[OrderPlaced]) -> None:
-        if len(orders) > 1:
-            await self._app.publish_many(self._topic, [(order.customer, order) for order in orders])
-            return
-        (order,) = orders
-        headers = {"channel": "web", "request-id": f"request-{order.number}"}
-        await self._app.publish(self._topic, order, key=order.customer, headers=headers)
+                return await asyncio.shield(writing)
+            except PublishError:  # such as a full backlog: nothing was committed
+                await asyncio.sleep(AGAIN_S)
+            except asyncio.CancelledError:
+                await asyncio.wait([writing])
+                raise
 
     def _write(self, orders: Sequence[OrderPlaced]) -> None:
         rows = [(order.number, order.customer, order.n, order.amount, order.poison, order.placed) for order in orders]
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("INSERT INTO orders VALUES (?, ?, ?, ?, ?, ?)", rows)
+            for order in orders:
+                headers = {"channel": "web", "request-id": f"request-{order.number}"} if len(orders) == 1 else None
+                self._outbox.add(self._db, self._topic, order, key=order.customer, headers=headers)
+        self._outbox.ring()
+
+
+def _with_outbox(path: Path) -> str:
+    """Create the tables of the outbox. Returns the URL of the database."""
+    url = unquote(brokers.embedded(path))
+    schema.init(url)
+    return url
+
+
+@contextlib.asynccontextmanager
+async def open_shop(folder: Path, app: Onward) -> AsyncIterator[Shop]:
+    """The shop. If its database is not the broker's file, a relay beside it publishes the events."""
+    with contextlib.closing(Shop(folder, app)) as shop:
+        if shop_file(folder).name == "events.db":
+            yield shop
+        else:
+            async with app.relaying():
+                yield shop
 
 
 async def dead_letters(app: Onward, folder: Path) -> Mapping[int, AsideRecord]:

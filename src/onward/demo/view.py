@@ -88,7 +88,7 @@ class PartitionView:
         self._open[self.of(customer)] += 1
 
     def snapshot(self) -> Sequence[Mapping[str, Any]]:
-        # Below 0 for a moment: a worker can handle an order before its publish has returned.
+        # Below 0 for a moment: an effect may be read before its order.
         return [{"open": max(0, n), "worker": w} for n, w in zip(self._open, self._owner, strict=True)]
 
 

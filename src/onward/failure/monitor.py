@@ -32,6 +32,7 @@ class Monitor:
         thresholds: Thresholds,
         every_s: float,
     ) -> None:
+        self.counted: Sequence[Tally] = ()  # at the last check
         self._read = read
         self._state = AlertState(thresholds)
         self._hooks = [AlertHook(hook) for hook in hooks]
@@ -47,7 +48,8 @@ class Monitor:
 
     async def check(self) -> None:
         try:
-            alerts = self._state.see(await self._read())
+            self.counted = await self._read()
+            alerts = self._state.see(self.counted)
         except Exception as error:  # every kind: the operator must learn that the monitor does not work
             log.error("the dead letters cannot be counted\n%s", in_brief(error))
             alerts = self._state.fail(message_of(error) or name_of(error))

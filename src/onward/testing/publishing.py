@@ -2,14 +2,19 @@
 
 import asyncio
 import math
+import sqlite3
 import time
+from contextlib import closing
+from typing import Any, Protocol, cast
 
 import msgspec
 import pytest
 
+from onward.brokers.base import Broker
+from onward.brokers.core.partitioner import partition_of
 from onward.errors import PublishError, RelayFenced, Unserialisable
 from onward.event import Event, new_id
-from onward.testing.scenario import Kit, Member, event, first_times, scenario
+from onward.testing.scenario import BrokerUnderTest, Kit, Member, event, first_times, scenario
 
 _VALID = {
     "plain": Event(new_id(), "", "k", b'{"n": 1}', {"trace": "abc", "empty": ""}, "OrderPlaced", 1_700_000_000.125),
@@ -38,6 +43,13 @@ _INVALID = {
     "memoryview": Event(new_id(), "", "c", memoryview(b"x")),  # type: ignore[arg-type]
     "str": Event(new_id(), "", "c", "x"),  # type: ignore[arg-type]
 }
+
+
+class DatabaseUnderTest(BrokerUnderTest, Protocol):
+    """A broker with `features.append_in`."""
+
+    def connect(self) -> Any:
+        """A new DB-API connection to the database of its log."""
 
 
 class PublishScenarios:
@@ -129,6 +141,7 @@ class PublishScenarios:
         with pytest.raises(RelayFenced, match="4") as raised:
             await broker.publish([event(kit.topic, "a", 2), event(kit.topic, "b", 2)], relay=(shard, 3))
         assert len(raised.value.refused) == 2
+        assert raised.value.seen == 4
         await broker.publish([event(kit.topic, "a", 2)], relay=(shard, 4))
         await broker.publish([event(kit.topic, "a", 3)], relay=(f"{shard}1", 1))
         await broker.publish([event(kit.topic, "a", 4)])
@@ -152,6 +165,7 @@ class PublishScenarios:
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(answers[0], RelayFenced)
+        assert answers[0].seen == 2
         assert isinstance(answers[1], PublishError), "a later event of the key overtook the refused one"
         assert "a" in {each.key for each in answers[1].refused}
         assert answers[2:] == [None, None], "a refusal stopped an event of another key"
@@ -160,6 +174,82 @@ class PublishScenarios:
         assert not {1, 2} & {
             n for n, each in zip(member.values, member.deliveries, strict=True) if each.event.key == "a"
         }
+
+    @scenario()
+    async def test_a_call_of_a_fenced_relay_in_several_slices_names_the_fence_that_was_seen(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        if not broker.features.fenced_publish:
+            pytest.skip("this broker does not compare the fences of relays")
+        shard = f"{new_id()}/0"
+        await broker.publish([event(kit.topic, "a", 0)], relay=(shard, 7))
+        with pytest.raises(RelayFenced) as raised:
+            await broker.publish(kit.events(2_500, keys=50), relay=(shard, 6))
+        assert raised.value.seen == 7
+        assert len(raised.value.refused) == 2_500
+
+    @scenario()
+    async def test_append_in_stores_events_with_the_commit_and_none_after_a_rollback(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        member = await kit.member(broker)
+        await member.hold(4)
+        with _connected(kit, broker) as connection:
+            assert broker.append_in(connection, [event(kit.topic, "a", 0), event(kit.topic, "b", 0)])
+            connection.rollback()
+            wake = broker.append_in(connection, [event(kit.topic, "a", 1), event(kit.topic, "b", 1)])
+            assert broker.append_in(connection, [event(kit.topic, "a", 2)])
+            await member.quiet()
+            connection.commit()
+        assert wake is not None
+        await asyncio.to_thread(wake)  # any thread may wake the members
+        await member.take(3)
+        await member.quiet()
+        done = [(delivery.event.key or "", int(delivery.event.value or b"")) for delivery in member.deliveries]
+        assert first_times(done) == {"a": [1, 2], "b": [1]}
+
+    @scenario()
+    async def test_append_in_and_publish_keep_the_order_of_the_commits(self, kit: Kit) -> None:
+        broker, other = await kit.broker(), await kit.broker()
+        with _connected(kit, broker) as connection:
+            for n in range(0, 60, 3):
+                await broker.publish([event(kit.topic, "a", n)])
+                for appends, at in ((broker, n + 1), (other, n + 2)):
+                    appends.append_in(connection, [event(kit.topic, "a", at)])
+                    connection.commit()
+        member = await kit.member(broker)
+        await member.take(60)
+        assert member.values == list(range(60))
+
+    @scenario()
+    async def test_append_in_refuses_a_whole_call_and_leaves_the_transaction_open(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        keys = [f"key-{n}" for n in range(20)]
+        await broker.publish([event(kit.topic, key, 0) for key in keys])
+        call = [event(kit.topic, key, 1) for key in keys]
+        bad = next(each for each in call if partition_of(each.key or "", 4) == 3)  # others can be stored before it
+        with _connected(kit, broker) as connection, kit.harness.refuse(bad):
+            with pytest.raises(PublishError) as raised:
+                broker.append_in(connection, call)
+            with pytest.raises(Unserialisable):
+                broker.append_in(connection, [Event(new_id(), kit.topic, "a", "text")])  # type: ignore[arg-type]
+            broker.append_in(connection, [event(kit.topic, key, 2) for key in keys])
+            connection.commit()
+        assert {each.id for each in raised.value.refused} == {each.id for each in call}
+        member = await kit.member(broker)
+        await member.take(2 * len(keys))
+        await member.quiet()
+        assert {key: _of_key(member, key) for key in keys} == {key: [0, 2] for key in keys}
+
+    @scenario()
+    async def test_append_in_does_nothing_in_another_database(self, kit: Kit) -> None:
+        broker = await kit.broker()
+        with closing(sqlite3.connect(":memory:")) as connection:
+            assert broker.append_in(connection, [event(kit.topic, "a", 0)]) is None
+            assert not connection.in_transaction
+        assert broker.append_in(object(), [event(kit.topic, "a", 1)]) is None
+        await broker.publish([event(kit.topic, "a", 2)])
+        member = await kit.member(broker)
+        await member.take(1)
+        assert member.values == [2]
 
     @scenario()
     async def test_a_cancelled_publish_disturbs_no_later_publish(self, kit: Kit) -> None:
@@ -209,6 +299,13 @@ class PublishScenarios:
         member = await kit.member(broker)
         await member.until(lambda: 3 in _of_key(member, "a"))
         assert _of_key(member, "a") == [0, 1, 2, 3]
+
+
+def _connected(kit: Kit, broker: Broker) -> "closing[Any]":
+    """A connection of the application to the database of the log."""
+    if not broker.features.append_in:
+        pytest.skip("the log of this broker is not in a database of the application")
+    return closing(cast("DatabaseUnderTest", kit.harness).connect())
 
 
 def _of_key(member: Member, key: str) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from onward import clock
 from onward.brokers.base import Relay
-from onward.errors import Backlogged, BadSetting, Closed, OnwardError, PublishError, Unserialisable
+from onward.errors import Backlogged, BadSetting, Closed, OnwardError, PublishError, RelayFenced, Unserialisable
 from onward.event import Event, header_fault
 
 T = TypeVar("T")
@@ -62,11 +62,13 @@ def check_events(events: Iterable[Event]) -> None:
 
 
 class Refusal(NamedTuple):
-    """Why an event was not accepted. `unknown`: it may be stored anyway. `kind`: the error to raise."""
+    """Why an event was not accepted. `unknown`: it may be stored anyway. `kind`: the error to raise. `seen`: of
+    RelayFenced, the highest fence that the broker has seen."""
 
     why: str
     unknown: bool = False
     kind: type[PublishError] = PublishError
+    seen: int = 0
 
 
 BEHIND = Refusal("refused, because an earlier event of the same key was not accepted; publish both again, in order")
@@ -219,8 +221,11 @@ def combined(label: str, failed: Iterable[tuple[Event, Refusal]]) -> OnwardError
     more = [f"and {len(causes) - _MOST_CAUSES} more causes"] if len(causes) > _MOST_CAUSES else []
     kinds = {refusal.kind for _, refusal in failed if refusal.why != BEHIND.why}
     kind = kinds.pop() if len(kinds) == 1 else PublishError
-    return kind(
+    error = kind(
         f"{label}: {counted(len(failed))} not accepted: {', '.join([*causes[:_MOST_CAUSES], *more])}",
         refused=[event for event, refusal in failed if not refusal.unknown],
         unknown=[event for event, refusal in failed if refusal.unknown],
     )
+    if isinstance(error, RelayFenced):
+        error.seen = max(refusal.seen for _, refusal in failed)
+    return error

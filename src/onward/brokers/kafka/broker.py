@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from onward.brokers.base import (
     Broker,
@@ -92,6 +93,9 @@ class KafkaBroker:
         else:
             sent = self._publisher.enter(events, counts)
         await sent
+
+    def append_in(self, connection: Any, events: Sequence[Event]) -> None:
+        """The log is not in a database of the application."""
 
     async def subscribe(
         self,

@@ -6,6 +6,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from onward.brokers.base import (
     Broker,
@@ -171,6 +172,9 @@ class RedisBroker:
             within_s = self._settings.publish_timeout_s
             known = await self._thread.run(lambda link: self._topics.resolve(link, name), within_s=within_s)
         return known.partitions
+
+    def append_in(self, connection: Any, events: Sequence[Event]) -> None:
+        """The log is not in a database of the application."""
 
     async def subscribe(
         self,

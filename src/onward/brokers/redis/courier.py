@@ -354,4 +354,4 @@ def _endless(partition: Partition, answer: str) -> str:
 def _fenced(relay: Relay, seen: int) -> Refusal:
     shard, fence = relay
     why = f"outbox shard {shard} belongs to a relay with fence {seen}; this one has {fence} and has lost its lease"
-    return Refusal(why, kind=RelayFenced)
+    return Refusal(why, kind=RelayFenced, seen=seen)

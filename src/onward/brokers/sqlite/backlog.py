@@ -1,11 +1,11 @@
 """The backlog of a topic: the bytes that some group has not finished. It is a difference of running totals, plus the
 waiting and held records in the aside."""
 
-import sqlite3
 from typing import NamedTuple
 from urllib.parse import quote
 
 from onward.brokers.sqlite import log
+from onward.brokers.sqlite.database import Database
 from onward.brokers.sqlite.topics import Topic
 
 _FLOORS = """
@@ -32,7 +32,7 @@ class Extent(NamedTuple):
     bytes: int
     floor: int | None
 
-    def bytes_before(self, db: sqlite3.Connection, position: int) -> int:
+    def bytes_before(self, db: Database, position: int) -> int:
         """The running total of bytes at a position."""
         if position >= self.next:
             return self.bytes
@@ -40,16 +40,16 @@ class Extent(NamedTuple):
         return self.bytes if row is None else int(row[0])
 
 
-def extents(db: sqlite3.Connection, topic: int) -> list[Extent]:
+def extents(db: Database, topic: int) -> list[Extent]:
     return [Extent(*row) for row in db.execute(_FLOORS, (topic,)).fetchall()]
 
 
-def finished_bytes(db: sqlite3.Connection, topic: int) -> int:
+def finished_bytes(db: Database, topic: int) -> int:
     """How many of the bytes ever appended no group needs any more. Without a group: the bytes that were removed."""
     return sum(extent.bytes_before(db, extent.floor or 0) for extent in extents(db, topic))
 
 
-def aside_bytes(db: sqlite3.Connection, topic: int) -> int:
+def aside_bytes(db: Database, topic: int) -> int:
     """The bytes of waiting and held records in all groups. Triggers in the schema count them."""
     (size,) = db.execute("SELECT aside FROM onward_topic WHERE id = ?", (topic,)).fetchone()
     return int(size)
@@ -63,19 +63,19 @@ class Backlog:
         self._max_bytes = max_bytes
         self._finished: dict[int, int] = {}
 
-    def is_over(self, db: sqlite3.Connection, topic: Topic, appended: int) -> bool:
+    def is_over(self, db: Database, topic: Topic, appended: int) -> bool:
         """Whether the topic would be over the limit if `appended` were the bytes ever appended to it."""
         appended += aside_bytes(db, topic.id)
-        if topic.id in self._finished and appended - self._finished[topic.id] <= self._max_bytes:
+        if appended - self._finished.get(topic.id, 0) <= self._max_bytes:
             return False
-        self._finished[topic.id] = finished_bytes(db, topic.id)
-        return appended - self._finished[topic.id] > self._max_bytes
+        finished = self._finished[topic.id] = finished_bytes(db, topic.id)
+        return appended - finished > self._max_bytes
 
     def forget(self) -> None:
         """Read the finished bytes again next time: a new group may need events that were finished before."""
         self._finished.clear()
 
-    def complaint(self, db: sqlite3.Connection, topic: Topic) -> str:
+    def complaint(self, db: Database, topic: Topic) -> str:
         """Why an event is refused: which group is behind, and what the operator can do."""
         over = (
             f"topic {topic.name}: its unfinished events, including those set aside for a retry, would exceed "
@@ -90,7 +90,7 @@ class Backlog:
         )
 
 
-def drop_command(db: sqlite3.Connection, group: str, topic: str) -> str:
+def drop_command(db: Database, group: str, topic: str) -> str:
     """The command that drops a group. It works in any folder."""
     path = next(file for _, name, file in db.execute("PRAGMA database_list") if name == "main")
     return f"onward groups drop {group} --topic {topic} --url sqlite:///{quote(path)}"
@@ -101,7 +101,7 @@ class SlowestGroup(NamedTuple):
     group: str
 
 
-def slowest(db: sqlite3.Connection, topic: int) -> SlowestGroup | None:
+def slowest(db: Database, topic: int) -> SlowestGroup | None:
     """The group with the most unfinished bytes in the log."""
     sizes: dict[str, int] = {}
     for group, watermark, part, end, size in db.execute(_BY_GROUP, (topic,)).fetchall():

@@ -6,6 +6,7 @@ import itertools
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from onward import clock
 from onward.brokers.base import (
@@ -30,10 +31,11 @@ from onward.brokers.sqlite import checkup, figures, group_version, leases, topic
 from onward.brokers.sqlite.aside import SqliteAside
 from onward.brokers.sqlite.backlog import Backlog
 from onward.brokers.sqlite.bells import Bells, bells_path
+from onward.brokers.sqlite.callers_transaction import TransactionPublisher
 from onward.brokers.sqlite.doorbell import Doorbell
 from onward.brokers.sqlite.gate import Gate, lock_path
 from onward.brokers.sqlite.lease_manager import LeaseManager, LogPlace, SqliteMember
-from onward.brokers.sqlite.outgoing import Appender, Packer, combined
+from onward.brokers.sqlite.outgoing import Appender, Packer, Parcel, combined
 from onward.brokers.sqlite.queue import Job
 from onward.brokers.sqlite.reader import StoreReader
 from onward.brokers.sqlite.retention import Retention
@@ -90,6 +92,7 @@ class SqliteBroker:
             aside=True,
             starts=frozenset({"earliest", "latest", "time"}),
             fenced_publish=True,
+            append_in=True,
         )
         self._store = store
         self._settings = settings
@@ -98,6 +101,7 @@ class SqliteBroker:
         self._bells = Bells(bells_path(store.path), Doorbell(gate.path))
         self._reader = StoreReader(store, "query")
         backlog = Backlog(settings.max_backlog_bytes)
+        self._callers = TransactionPublisher(store, self._packer, backlog, self._bells, gate.path)
         self._writer = Writer(store, gate, self._bells, Appender(catalogue, self._packer, backlog), settings)
         self._writer.queue.add(Retention(settings, backlog, self._writer.queue.kick))
         self._epochs = itertools.count(1)
@@ -111,12 +115,17 @@ class SqliteBroker:
         check_events(events)
         if not events:
             return
-        parcels = self._packer.parcels(events, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        parcels = [Parcel(bundle, loop) for bundle in self._packer.bundles(events)]
         for parcel in parcels if relay is not None else ():
             parcel.relay = relay
         failures = await self._writer.publish(parcels)
         if failures:
             raise combined(failures)
+
+    def append_in(self, connection: Any, events: Sequence[Event]) -> Callable[[], None] | None:
+        self._check_open()
+        return self._callers.append(connection, events)
 
     async def subscribe(
         self,
@@ -169,14 +178,18 @@ class SqliteBroker:
 
     async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
         self._check_open()
+        catalogue = self._packer.catalogue
+        # If nothing is missing, no lock is needed. Then the application can open while it holds a transaction.
+        found = await self._reader.run(lambda db: catalogue.declare(db, topology, apply=False))
+        if not apply or not any(change.action == "create" for change in found):
+            return found
 
-        def declare(tx: Transaction) -> list[Change]:
-            changes = self._packer.catalogue.declare(tx.db, topology, apply=apply)
-            if apply and changes:
-                group_version.bump_all(tx)
+        def create(tx: Transaction) -> list[Change]:
+            changes = catalogue.declare(tx.db, topology, apply=True)
+            group_version.bump_all(tx)
             return changes
 
-        return await self._writer.call(declare)
+        return await self._writer.call(create)
 
     async def topics(self) -> Sequence[TopicSpec]:
         self._check_open()

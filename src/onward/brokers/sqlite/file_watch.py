@@ -25,6 +25,7 @@ from typing import NamedTuple, NoReturn
 
 from onward import clock
 from onward.brokers.base import PASSING
+from onward.brokers.sqlite.database import Database
 from onward.errors import StoreLost
 
 _SUFFIXES = ("", "-wal", "-shm")
@@ -93,7 +94,7 @@ class FileWatch:
             in_file = _content(file) if self._schema == _schema(db) else None
             self._in_file = in_file if in_file and in_file.identity == self._committed.identity else None
 
-    def check(self, db: sqlite3.Connection | None = None) -> None:
+    def check(self, db: Database | None = None) -> None:
         """Raise StoreLost if these are no longer the files that were opened. This costs a few microseconds.
 
         `db` must be in a transaction. Without it, a newer schema in the file is not an error."""
@@ -138,7 +139,7 @@ class FileWatch:
             self._lose(which, "was replaced by another file while it was in use")
         return found
 
-    def _look(self, stamp: tuple[int, ...], db: sqlite3.Connection | None) -> None:
+    def _look(self, stamp: tuple[int, ...], db: Database | None) -> None:
         with self._lock:
             if stamp == self._stamp:
                 return  # another thread has already compared it
@@ -149,7 +150,7 @@ class FileWatch:
                     return
             self._lose(_MAIN, f"was {why} while it was in use")
 
-    def _difference(self, db: sqlite3.Connection | None) -> str:
+    def _difference(self, db: Database | None) -> str:
         """What happened to the file if its content cannot be a later state of the content before. "" if it can."""
         newest = math.inf
         with contextlib.suppress(sqlite3.Error):
@@ -180,7 +181,7 @@ def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-def _schema(db: sqlite3.Connection) -> int:
+def _schema(db: Database) -> int:
     (version,) = db.execute("PRAGMA schema_version").fetchone()
     return int(version)
 

@@ -113,9 +113,14 @@ class LeaseManager:
         return self._sure if self._holdings.held else clock.now() + self._lease_s
 
     @property
+    def renewal_s(self) -> float:
+        """The time between two renewals of the leases."""
+        return self._lease_s / 3
+
+    @property
     def is_overdue(self) -> bool:
         """Whether a renewal is so late that the next one is already due."""
-        return self.failure is None and self.sure_until - clock.now() < self._lease_s / 3
+        return self.failure is None and self.sure_until - clock.now() < self.renewal_s
 
     @property
     def troubles(self) -> list[str]:
@@ -323,7 +328,7 @@ class LeaseManager:
             holdings.bell.ring()
         answer(turn.requests.waiters)
         if not self._requests.leaving and self.failure is None:
-            renewal = turn.now + self._lease_s / 3
+            renewal = turn.now + self.renewal_s
             self._kick(self, min(renewal, turn.next_expiry + _EXPIRY_SLACK_S, holdings.deadline))
 
 

@@ -10,6 +10,7 @@ from onward.brokers.base import PASSING, MemberInfo, Start
 from onward.brokers.core.leasing import TopicView
 from onward.brokers.core.share import Seat
 from onward.brokers.sqlite import log
+from onward.brokers.sqlite.database import Database
 from onward.brokers.sqlite.topics import Topic
 from onward.event import Partition
 
@@ -179,7 +180,7 @@ def owners(db: sqlite3.Connection, group: str, topic: int) -> dict[str, Lease]:
     return {row[2]: Lease(*row[6:]) for row in db.execute(_SEATS, (group, topic)) if row[2] is not None}
 
 
-def live_owners(db: sqlite3.Connection, parts: Iterable[int], now: float) -> set[str]:
+def live_owners(db: Database, parts: Iterable[int], now: float) -> set[str]:
     """The owners of these partitions in all groups, as far as their leases are valid."""
     boot = clock.boot_id()
     rows = [row for part in parts for row in db.execute(_OWNERS, (part,))]

@@ -11,6 +11,7 @@ from onward.brokers.base import Holder
 LINE_BYTES = 128
 BLANK = b" " * (LINE_BYTES - 1) + b"\n"
 _LOOKS = 3  # the lock may pass to another process while we look
+_WRITE_LOCK = "120"  # the byte of -shm that SQLite locks while a transaction writes
 
 
 class LockHolder(NamedTuple):
@@ -52,11 +53,28 @@ def line(pid: int, since: float, program: str) -> bytes:
 
 def flock_pid(file: os.stat_result, locks: str) -> int | None:
     """The process that holds a flock on this file according to the text of /proc/locks. None if none is listed."""
+    return _listed(file, locks, "FLOCK", "0")
+
+
+def transaction_holder(database: Path) -> str:
+    """The program whose transaction holds SQLite's write lock, as words for an error."""
+    try:
+        # Only stat: if we closed a descriptor of this file, the kernel would drop SQLite's locks of this process.
+        pid = _listed(os.stat(f"{database}-shm"), Path("/proc/locks").read_text(), "POSIX", _WRITE_LOCK)
+    except OSError:  # not Linux
+        pid = None
+    if pid == os.getpid():
+        return "this process"
+    return f"process {pid} ({_command(pid)})" if pid else "another program"
+
+
+def _listed(file: os.stat_result, locks: str, kind: str, first: str) -> int | None:
+    """The process that holds a lock of this kind on this file, from the byte `first` on."""
     device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
     found: dict[str, int] = {}
     for entry in locks.splitlines():
         fields = entry.split()  # 1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF; of one that waits: 1: -> FLOCK ...
-        if len(fields) == 8 and fields[1] == "FLOCK":
+        if len(fields) == 8 and fields[1] == kind and fields[6] == first:
             place, _, inode = fields[5].rpartition(":")
             if inode == str(file.st_ino):
                 found[place] = int(fields[4])

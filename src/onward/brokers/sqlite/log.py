@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from onward.brokers.sqlite.database import Database
 from onward.errors import BadStore
 from onward.event import Event
 
@@ -75,13 +76,13 @@ class Tail(NamedTuple):
     size: int
 
 
-def tails(db: sqlite3.Connection, topic: int) -> dict[int, Tail]:
+def tails(db: Database, topic: int) -> dict[int, Tail]:
     """The ends of a topic's partitions, by their ids."""
     rows = db.execute("SELECT id, next, bytes FROM onward_partition WHERE topic = ?", (topic,))
     return {part: Tail(position, size) for part, position, size in rows}
 
 
-def append(db: sqlite3.Connection, packs: Mapping[int, Sequence[Pack]], tails: dict[int, Tail], wall: float) -> int:
+def append(db: Database, packs: Mapping[int, Sequence[Pack]], tails: dict[int, Tail], wall: float) -> int:
     """Append to partitions of a topic, given by id, and advance their `tails`. Returns the number of bytes."""
     rows: list[tuple[int, int, float, int, bytes]] = []
     for part, added in packs.items():

@@ -2,9 +2,8 @@
 
 import asyncio
 import itertools
-import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -13,13 +12,14 @@ from onward.brokers.core.partitioner import key_hashes
 from onward.brokers.core.publishing import BEHIND, Key
 from onward.brokers.sqlite import log
 from onward.brokers.sqlite.backlog import Backlog
+from onward.brokers.sqlite.database import Database
 from onward.brokers.sqlite.log import Pack, Tail
 from onward.brokers.sqlite.topics import Catalogue, Topic
 from onward.errors import Backlogged, BrokerError, OnwardError, PublishError, RelayFenced, TooLarge, Unserialisable
 from onward.event import Event
 
-_PARCEL_EVENTS = 1_000
-_PARCEL_BYTES = 4 << 20  # a larger call is split over several transactions, so that each of them is short
+_SLICE_EVENTS = 1_000
+_SLICE_BYTES = 4 << 20  # a larger call is split over several transactions, so that each of them is short
 _SEEN = "SELECT fence FROM onward_relay WHERE shard = ?"
 _SEE = "INSERT OR REPLACE INTO onward_relay (shard, fence) VALUES (?, ?)"
 
@@ -32,22 +32,17 @@ class TopicLoad(msgspec.Struct):
     size: int
 
 
-class Parcel:
-    """A publish call, or a slice of one. Either all of its events are appended or none."""
+class Bundle:
+    """Packed events. Either all of them are appended or none."""
 
-    __slots__ = ("_lanes", "answered", "events", "future", "loop", "relay", "size", "topics")
+    __slots__ = ("_lanes", "events", "relay", "size", "topics")
 
-    def __init__(
-        self, events: Sequence[Event], topics: Mapping[str, TopicLoad], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, events: Sequence[Event], topics: Mapping[str, TopicLoad]) -> None:
         self.events = events
         self.topics = topics
         self.relay: Relay | None = None
         self._lanes: frozenset[Key] | None = None
         self.size = sum(load.size for load in topics.values())
-        self.loop = loop
-        self.future: asyncio.Future[None] = loop.create_future()
-        self.answered = False  # the caller has its answer, or no longer waits for it
 
     @property
     def lanes(self) -> frozenset[Key]:
@@ -55,6 +50,21 @@ class Parcel:
         if self._lanes is None:
             self._lanes = frozenset((event.topic, event.key) for event in self.events if event.key is not None)
         return self._lanes
+
+
+class Parcel(Bundle):
+    """A publish call, or a slice of one, in the writer's queue."""
+
+    __slots__ = ("answered", "future", "loop")
+
+    def __init__(self, bundle: Bundle, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(bundle.events, bundle.topics)
+        self.loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+        self.answered = False  # the caller has its answer, or no longer waits for it
+
+
+AnyBundle = TypeVar("AnyBundle", bound=Bundle)
 
 
 class Packer:
@@ -65,17 +75,17 @@ class Packer:
         self._max_event_bytes = max_event_bytes
         self._spread = itertools.count()
 
-    def parcels(self, events: Sequence[Event], loop: asyncio.AbstractEventLoop) -> list[Parcel]:
-        """Pack the events of a call. Raises PayloadError before anything is written."""
-        slices = [events[at : at + _PARCEL_EVENTS] for at in range(0, len(events), _PARCEL_EVENTS)]
-        return [parcel for part in slices for parcel in self._cut(part, loop)]
+    def bundles(self, events: Sequence[Event]) -> list[Bundle]:
+        """Pack the events of a call, in slices. Raises PayloadError before anything is written."""
+        slices = [events[at : at + _SLICE_EVENTS] for at in range(0, len(events), _SLICE_EVENTS)]
+        return [bundle for part in slices for bundle in self._cut(part)]
 
-    def _cut(self, events: Sequence[Event], loop: asyncio.AbstractEventLoop) -> list[Parcel]:
-        parcel = Parcel(events, self.pack(events), loop)
-        if parcel.size <= _PARCEL_BYTES or len(events) == 1:
-            return [parcel]
+    def _cut(self, events: Sequence[Event]) -> list[Bundle]:
+        bundle = Bundle(events, self.pack(events))
+        if bundle.size <= _SLICE_BYTES or len(events) == 1:
+            return [bundle]
         half = len(events) // 2
-        return self._cut(events[:half], loop) + self._cut(events[half:], loop)
+        return self._cut(events[:half]) + self._cut(events[half:])
 
     def pack(self, events: Sequence[Event]) -> dict[str, TopicLoad]:
         try:
@@ -139,14 +149,14 @@ def _unstorable(events: Sequence[Event], error: Exception) -> str:
 
 
 class Shipment:
-    """The parcels of one transaction, sorted by their partitions."""
+    """The bundles of one transaction, sorted by their partitions."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Database) -> None:
         self.db = db
         self.topics: dict[str, tuple[Topic, int]] = {}  # with the bytes ever appended before this transaction
         self.sizes: dict[str, int] = {}
         self.packs: dict[str, dict[int, list[Pack]]] = {}  # by topic and partition id
-        self.closed: set[Key] = set()  # the keys of refused parcels: later parcels with one of them are refused too
+        self.closed: set[Key] = set()  # the keys of refused bundles: later bundles with one of them are refused too
 
     def add(self, topic: Topic, load: TopicLoad) -> None:
         self.sizes[topic.name] = self.sizes.get(topic.name, 0) + load.size
@@ -155,14 +165,15 @@ class Shipment:
             parts.setdefault(topic.parts[index], []).append(pack)
 
 
-class Appended(NamedTuple):
-    refused: dict[Parcel, OnwardError]  # each with the reason
+class Appended(NamedTuple, Generic[AnyBundle]):
+    refused: dict[AnyBundle, OnwardError]  # each with the reason
     parts: list[int]  # the ids of the partitions that got events
     totals: dict[str, int]  # by log id: all bytes ever appended to its topic
 
 
 class Appender:
-    """Appends parcels inside the writer's transaction, in the order in which they entered the queue."""
+    """Appends bundles inside a transaction, in this order. It remembers the ends of partitions for the next call, so
+    `forget` must follow a transaction that was rolled back."""
 
     def __init__(self, catalogue: Catalogue, packer: Packer, backlog: Backlog) -> None:
         self._catalogue = catalogue
@@ -170,16 +181,16 @@ class Appender:
         self._backlog = backlog
         self._tails: dict[int, tuple[int, dict[int, Tail]]] = {}  # by topic: its total, and the ends of its partitions
 
-    def append(self, db: sqlite3.Connection, parcels: Sequence[Parcel], wall: float) -> Appended:
-        refused: dict[Parcel, OnwardError] = {}
+    def append(self, db: Database, bundles: Sequence[AnyBundle], wall: float) -> Appended[AnyBundle]:
+        refused: dict[AnyBundle, OnwardError] = {}
         shipment = Shipment(db)
-        for parcel in parcels:
+        for bundle in bundles:
             try:
-                for topic, load in self._admitted(shipment, parcel):
+                for topic, load in self._admitted(shipment, bundle):
                     shipment.add(topic, load)
             except OnwardError as error:
-                refused[parcel] = error
-                shipment.closed |= parcel.lanes
+                refused[bundle] = error
+                shipment.closed |= bundle.lanes
         totals = {}
         for name, packs in shipment.packs.items():
             topic, total = shipment.topics[name]
@@ -192,33 +203,31 @@ class Appender:
         self._backlog.forget()
         self._tails.clear()
 
-    def _admitted(self, shipment: Shipment, parcel: Parcel) -> list[tuple[Topic, TopicLoad]]:
-        """The parcel's events for each topic. All checks are done before any event is added."""
-        if shipment.closed and not shipment.closed.isdisjoint(parcel.lanes):
-            raise PublishError(BEHIND.why, refused=parcel.events)
-        if parcel.relay is not None:
-            _check_relay(shipment.db, parcel.relay, parcel.events)
+    def _admitted(self, shipment: Shipment, bundle: Bundle) -> list[tuple[Topic, TopicLoad]]:
+        """The bundle's events for each topic. All checks are done before any event is added."""
+        if shipment.closed and not shipment.closed.isdisjoint(bundle.lanes):
+            raise PublishError(BEHIND.why, refused=bundle.events)
+        if bundle.relay is not None:
+            _check_relay(shipment.db, bundle.relay, bundle.events)
         loads = []
-        for name, load in parcel.topics.items():
-            topic, appended = self._resolved(shipment, name, parcel)
+        for name, load in bundle.topics.items():
+            topic, appended = self._resolved(shipment, name, bundle)
             if load.partitions != len(topic.parts):
-                load = self._packer.pack([event for event in parcel.events if event.topic == name])[name]
+                load = self._packer.pack([event for event in bundle.events if event.topic == name])[name]
             if self._backlog.is_over(shipment.db, topic, appended + shipment.sizes.get(name, 0) + load.size):
-                raise Backlogged(self._backlog.complaint(shipment.db, topic), refused=parcel.events)
+                raise Backlogged(self._backlog.complaint(shipment.db, topic), refused=bundle.events)
             loads.append((topic, load))
         return loads
 
-    def _resolved(self, shipment: Shipment, name: str, parcel: Parcel) -> tuple[Topic, int]:
+    def _resolved(self, shipment: Shipment, name: str, bundle: Bundle) -> tuple[Topic, int]:
         if name not in shipment.topics:
             try:
                 shipment.topics[name] = self._catalogue.resolve(shipment.db, name)
             except BrokerError as error:
-                raise PublishError(str(error), refused=parcel.events) from error
+                raise PublishError(str(error), refused=bundle.events) from error
         return shipment.topics[name]
 
-    def _write(
-        self, db: sqlite3.Connection, topic: Topic, total: int, packs: Mapping[int, Sequence[Pack]], wall: float
-    ) -> int:
+    def _write(self, db: Database, topic: Topic, total: int, packs: Mapping[int, Sequence[Pack]], wall: float) -> int:
         """Append to the log. Returns the topic's new total."""
         remembered, tails = self._tails.get(topic.id, (-1, {}))
         # Every append changes the topic's total. If the total is the same, the remembered tails are still right.
@@ -230,7 +239,7 @@ class Appender:
         return total
 
 
-def _check_relay(db: sqlite3.Connection, relay: Relay, events: Sequence[Event]) -> None:
+def _check_relay(db: Database, relay: Relay, events: Sequence[Event]) -> None:
     shard, fence = relay
     row = db.execute(_SEEN, (shard,)).fetchone()
     if row is not None and row[0] > fence:
@@ -238,6 +247,7 @@ def _check_relay(db: sqlite3.Connection, relay: Relay, events: Sequence[Event]) 
             f"outbox shard {shard} belongs to a relay with fence {row[0]}; this relay has fence {fence} and has lost "
             "its lease",
             refused=events,
+            seen=row[0],
         )
     if row is None or row[0] < fence:
         db.execute(_SEE, (shard, fence))
@@ -253,5 +263,7 @@ def combined(failures: Sequence[tuple[Parcel, Exception]]) -> Exception:
     for parcel, error in failures:
         refused += error.refused if isinstance(error, PublishError) else parcel.events
         unknown += error.unknown if isinstance(error, PublishError) else ()
+    if isinstance(first, RelayFenced):
+        return RelayFenced(str(first), refused=refused, unknown=unknown, seen=first.seen)
     kind = type(first) if isinstance(first, PublishError) else PublishError
     return kind(str(first), refused=refused, unknown=unknown)

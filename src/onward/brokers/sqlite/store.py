@@ -13,6 +13,7 @@ from typing import NoReturn
 from urllib.parse import unquote
 
 from onward.brokers.sqlite import mounts
+from onward.brokers.sqlite.database import Database
 from onward.brokers.sqlite.file_watch import FileWatch
 from onward.brokers.sqlite.gate import BY_UMASK, PRIVATE, Gate
 from onward.errors import BadSetting, BadStore, BrokerError, StoreLost
@@ -79,6 +80,12 @@ class Store:
             finally:
                 db.close()
         except sqlite3.Error as error:
+            if error_code(error) == sqlite3.SQLITE_BUSY:
+                raise BrokerError(
+                    f"{self.path}: the tables of Onward cannot be created now, because a transaction is open on it "
+                    f"({error}); end it, then try again. If it is a transaction of this application, open the "
+                    "application before it begins, or create the tables with `onward topology apply`"
+                ) from error
             raise explained(error, self.path) from error
         except TimeoutError as error:
             raise BrokerError(f"{self.path} cannot be set up: {error}") from error
@@ -110,7 +117,7 @@ class Store:
             raise explained(error, self.path) from error
         return db
 
-    def check(self, db: sqlite3.Connection) -> None:
+    def check(self, db: Database) -> None:
         """Raise StoreLost if the file was deleted, replaced or overwritten since it was opened. `db` must be in a
         transaction."""
         self._watch.check(db)

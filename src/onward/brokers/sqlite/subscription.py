@@ -79,8 +79,9 @@ class SqliteSubscription(SubscriptionShell[LogPlace]):
 
     def troubles(self) -> Sequence[str]:
         known = super().troubles()
-        # Only if a renewal is overdue, because healthy writers of other processes also hold the lock for a moment.
-        obstacle = self._writer.obstacle() if self._manager.is_overdue else ""
+        obstacle = self._writer.lock_wait.trouble(self._manager.renewal_s)
+        if not obstacle and self._manager.is_overdue:  # healthy writers of other processes hold the lock for a moment
+            obstacle = self._writer.obstacle()
         return [*known, f"leases cannot be renewed: {obstacle}"] if obstacle else known
 
     async def lag(self) -> Mapping[Partition, BrokerLag]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from onward.brokers.base import Change, TopicSpec, Topology
 from onward.brokers.core.topic_rules import DEFAULT_PARTITIONS, TopicRules
 from onward.brokers.sqlite import log
+from onward.brokers.sqlite.database import Database
 from onward.settings import Settings
 
 
@@ -20,7 +21,11 @@ class Topic(NamedTuple):
 
 
 class Catalogue:
-    """A cache of topics by name. Every transaction compares it with the store."""
+    """A cache of topics by name. Every transaction compares it with the store.
+
+    It changes only inside a transaction that holds SQLite's write lock, so by one thread at a time. A topic is
+    recognized by its log id, which is never used twice. So a topic that was created in a transaction of the application
+    and rolled back is not mistaken for the next one."""
 
     def __init__(self, settings: Settings) -> None:
         self._rules = TopicRules(settings)
@@ -31,7 +36,7 @@ class Catalogue:
         known = self._known.get(name)
         return len(known.parts) if known else self._rules.insisted(name) or DEFAULT_PARTITIONS
 
-    def resolve(self, db: sqlite3.Connection, name: str) -> tuple[Topic, int]:
+    def resolve(self, db: Database, name: str) -> tuple[Topic, int]:
         """The topic and the bytes ever appended to it. The topic is created if it is missing and that is allowed."""
         row = db.execute("SELECT id, partitions, log_id, bytes FROM onward_topic WHERE name = ?", (name,)).fetchone()
         if row is None:
@@ -39,8 +44,8 @@ class Catalogue:
             return self.resolve(db, name)
         number, partitions, log_id, size = row
         known = self._known.get(name)
-        if known is None or known.id != number or len(known.parts) != partitions:
-            same_log = known is not None and known.id == number
+        if known is None or known.log_id != log_id or len(known.parts) != partitions:
+            same_log = known is not None and known.log_id == log_id
             self._rules.check(name, partitions, len(known.parts) if known and same_log else None)
             known = self._known[name] = Topic(number, name, log_id, _parts(db, number))
         return known, size
@@ -73,7 +78,7 @@ def delete(db: sqlite3.Connection, topic: int) -> None:
     db.execute("DELETE FROM onward_topic WHERE id = ?", (topic,))
 
 
-def _create(db: sqlite3.Connection, spec: TopicSpec) -> None:
+def _create(db: Database, spec: TopicSpec) -> None:
     db.execute(
         "INSERT INTO onward_topic (name, partitions, log_id) VALUES (?, ?, ?)",
         (spec.name, spec.partitions, uuid.uuid4().hex),
@@ -84,7 +89,7 @@ def _create(db: sqlite3.Connection, spec: TopicSpec) -> None:
     )
 
 
-def _parts(db: sqlite3.Connection, topic: int) -> tuple[int, ...]:
+def _parts(db: Database, topic: int) -> tuple[int, ...]:
     return tuple(
         part for (part,) in db.execute("SELECT id FROM onward_partition WHERE topic = ? ORDER BY idx", (topic,))
     )

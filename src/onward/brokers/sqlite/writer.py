@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
@@ -18,6 +19,7 @@ from onward.brokers.core.publishing import BEHIND
 from onward.brokers.sqlite import leases
 from onward.brokers.sqlite.bells import Bells
 from onward.brokers.sqlite.gate import Gate
+from onward.brokers.sqlite.lock_wait import LockWait
 from onward.brokers.sqlite.outgoing import Appended, Appender, Parcel
 from onward.brokers.sqlite.queue import Batch, Job, Queue, answer, outcomes, refused
 from onward.brokers.sqlite.store import Store, error_code
@@ -26,7 +28,9 @@ from onward.errors import BrokerError, Closed, PublishError, StoreLost
 from onward.settings import Settings
 
 _RETRY_S = 0.5  # the pause before a failed chore is tried again
-_STOP_S = 1.5  # must be longer than SQLite's own wait for a lock
+_BUSY_S = 1.0  # how long to try to begin a transaction
+_TRY_AGAIN_S = 0.001
+_STOP_S = 1.5  # must be longer than _BUSY_S
 
 T = TypeVar("T")
 
@@ -39,8 +43,9 @@ class Writer:
         self._bells = bells
         self._courier = courier
         self._timeout_s = settings.publish_timeout_s
-        self._obstacle = ""  # why no transaction could begin although we hold the lock file
+        self.lock_wait = LockWait(store.path)
         self._db = store.connect_watched()
+        self._db.execute("PRAGMA busy_timeout=0")  # see _begin
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"onward-writer-{store.path.name}", daemon=True)
         self._thread.start()
@@ -86,7 +91,7 @@ class Writer:
 
     def obstacle(self) -> str:
         """Which other program prevents this process from writing now. "" if none is known."""
-        return self._obstacle or self._gate.obstacle()
+        return self.lock_wait.why or self._gate.obstacle()
 
     async def stop(self) -> None:
         """Finish the work in the queue, then end the thread. Work that cannot be written in time is refused."""
@@ -128,18 +133,20 @@ class Writer:
 
     def _transaction(self) -> tuple[Batch, bool]:
         """Run one transaction. Returns its contents, and whether to wake all readers instead of only some owners."""
+        self.lock_wait.begin()
         try:
-            self._db.execute("BEGIN IMMEDIATE")
+            self._begin()
         except sqlite3.Error as error:
             why = self._store.explained(error)
             if error_code(error) == sqlite3.SQLITE_BUSY:
                 # Another program writes. Callers wait until their own timeouts end.
-                self._obstacle = str(why)
+                self.lock_wait.why = str(why)
                 return Batch((), (), ()), False
+            self.lock_wait.end()
             batch = self.queue.take()
             self._roll_back(batch, why, certain=True)
             return batch, False
-        self._obstacle = ""
+        self.lock_wait.end()
         batch = self.queue.take()
         tx = Transaction(self._db)
         committing = False
@@ -160,6 +167,19 @@ class Writer:
             self._roll_back(batch, self._store.explained(error), certain=certain)
             return batch, False
         return batch, tx.rings
+
+    def _begin(self) -> None:
+        """Begin to write. SQLite itself sleeps up to 0.1 s between two attempts. Then an application that writes one
+        transaction after the other would hardly ever let us in."""
+        end = clock.now() + _BUSY_S
+        while True:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error_code(error) != sqlite3.SQLITE_BUSY or clock.now() >= end:
+                    raise
+            time.sleep(_TRY_AGAIN_S)
 
     def _do_chores(self, tx: Transaction, batch: Batch) -> None:
         for chore in batch.chores:

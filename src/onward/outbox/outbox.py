@@ -1,0 +1,145 @@
+"""Outbox: adds events to the transaction of the application's own database."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from onward.errors import BadSetting
+from onward.event import Event
+from onward.outbox.bell import OutboxBell
+from onward.outbox.connections import SUPPORTED, driver_of, write, write_async
+from onward.outbox.databases import check_table, dialect_of
+from onward.outbox.inserts import OutboxEntry
+from onward.outbox.rows import values_of
+from onward.outbox.schema import TABLE
+from onward.outbox.trace import with_trace
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from onward.app import Onward
+
+
+class Outbox:
+    """Adds events to a database transaction: they are published if it commits, and never if it does not.
+
+    `database`: where the relay finds the events, as a URL, an Engine or an AsyncEngine of SQLAlchemy. The default is
+    the setting `outbox_url`. A session with several databases writes to the one of this engine.
+    """
+
+    def __init__(
+        self, app: "Onward", database: "str | URL | Engine | AsyncEngine | None" = None, *, table: str = TABLE
+    ) -> None:
+        self.app = app
+        self.table = check_table(table)
+        self.url, self.engine = _place(app.settings.outbox_url if database is None else database)
+        self._bell = OutboxBell(self.url, table)
+        self._ring_broker: Callable[[], None] | None = None  # if a plain connection wrote to the broker's own file
+        app.outboxes.append(self)
+
+    def add(
+        self,
+        target: Any,
+        topic: str,
+        value: Any,
+        *,
+        key: str | None = None,
+        type: str | None = None,  # noqa: A002
+        headers: Mapping[str, str] | None = None,
+        expires_s: float | None = None,
+        lock: bool = False,
+    ) -> Event:
+        """Add an event to the transaction of `target`: a session or a connection. The event is checked at once.
+
+        A session of SQLAlchemy writes its events when it commits, after everything else. A connection writes the event
+        now, so first write what the event is about: this keeps the order of the key. Where the key has no row that all
+        its writers update or lock, use `lock=True`.
+        """
+        entry = self._entry(topic, value, key, type, headers, expires_s, lock)
+        driver = driver_of(target)
+        if driver is not None:
+            self._ring_broker = write(target, driver, self, [entry]) or self._ring_broker
+        elif _is_sqlalchemy(target):
+            from onward.outbox import session
+
+            session.add(target, self, entry)
+        else:
+            raise _unknown(target)
+        return entry.event
+
+    async def add_async(
+        self,
+        target: Any,
+        topic: str,
+        value: Any,
+        *,
+        key: str | None = None,
+        type: str | None = None,  # noqa: A002
+        headers: Mapping[str, str] | None = None,
+        expires_s: float | None = None,
+        lock: bool = False,
+    ) -> Event:
+        """`add` for async connections: of asyncpg and psycopg, and SQLAlchemy's AsyncConnection."""
+        entry = self._entry(topic, value, key, type, headers, expires_s, lock)
+        driver = driver_of(target)
+        if driver is not None:
+            await write_async(target, driver, self, [entry])
+        elif _is_sqlalchemy(target):
+            from onward.outbox import session
+
+            await session.add_async(target, self, entry)
+        else:
+            raise _unknown(target)
+        return entry.event
+
+    def ring(self) -> None:
+        """Wake the relay. Sessions do this after a commit. After the commit of a plain connection you may call it, so
+        that the relay need not poll."""
+        self._bell.ring()
+        ring, self._ring_broker = self._ring_broker, None
+        if ring is not None:
+            ring()
+
+    def on_ring(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call this at each ring, in the thread that rings. Returns a function that ends it."""
+        return self._bell.subscribe(callback)
+
+    def _entry(
+        self,
+        topic: str,
+        value: Any,
+        key: str | None,
+        type_: str | None,
+        headers: Mapping[str, str] | None,
+        expires_s: float | None,
+        lock: bool,
+    ) -> OutboxEntry:
+        if lock and key is None:
+            raise BadSetting(f"lock=True for an event of topic {topic!r} without a key: the lock belongs to a key")
+        event = self.app.event(topic, value, key=key, type=type_, headers=with_trace(headers), expires_s=expires_s)
+        return OutboxEntry(event, values_of(event), lock)
+
+
+def _place(database: Any) -> "tuple[str | None, Engine | None]":
+    """The URL, and the Engine if one was given."""
+    if database is None:
+        return None, None
+    if isinstance(database, str):
+        dialect_of(database)
+        return database, None
+    if not _is_sqlalchemy(database):
+        raise BadSetting(f"Outbox(app, {database!r}): give a URL, or an Engine or AsyncEngine of SQLAlchemy")
+    from onward.outbox.session import place_of
+
+    url, engine = place_of(database)
+    dialect_of(url)
+    return url, engine
+
+
+def _is_sqlalchemy(target: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(target).__mro__)
+
+
+def _unknown(target: Any) -> BadSetting:
+    kind = f"{type(target).__module__}.{type(target).__name__}"
+    return BadSetting(f"the outbox cannot write with an object of type {kind}; it knows {SUPPORTED}")

@@ -1,0 +1,60 @@
+"""The parked rows of a relay's shards: which lanes have some, and when to try them again."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from onward import clock
+from onward.outbox.base import Lane, OutboxRow, ParkedRow
+from onward.outbox.store_thread import StoreThread
+
+_FIRST_S, _LONGEST_S = 1.0, 30.0  # between tries
+_LOOK_S = 5.0  # how often to look for rows that an operator has released
+_PAGE_ROWS, _PAGE_BYTES = 500, 4 << 20
+
+
+class ParkedLanes:
+    def __init__(self, thread: StoreThread) -> None:
+        self.oldest: float | None = None  # Unix time of the oldest event that is tried again
+        self._thread = thread
+        self._lanes: dict[int, set[Lane]] = {}  # by shard
+        self._fences: dict[int, int] = {}  # of the ownerships for which they were loaded
+        self._pause_s = _FIRST_S
+        self._due = 0.0
+
+    def of(self, shards: Collection[int]) -> set[Lane]:
+        """The lanes with parked rows."""
+        return {lane for shard in shards for lane in self._lanes.get(shard, ())}
+
+    async def learn(self, held: Mapping[int, int]) -> None:
+        """Load the lanes, if an ownership is new to us: another relay may have parked rows since the last one."""
+        if held.items() - self._fences.items():
+            await self._load(held)
+
+    async def _load(self, held: Mapping[int, int]) -> None:
+        found = await self._thread.run(self._thread.store.parked_lanes, held)
+        self._lanes = {shard: set(found.get(shard, ())) for shard in held}
+        self._fences = dict(held)
+
+    def add(self, parked: Sequence[ParkedRow]) -> None:
+        """These rows were parked."""
+        for row, _, _ in parked:
+            if row.lane is not None:
+                self._lanes.setdefault(row.shard, set()).add(row.lane)
+
+    def forget(self) -> None:
+        self._lanes, self._fences, self._due, self.oldest = {}, {}, 0.0, None
+
+    async def due(self, held: Mapping[int, int]) -> Sequence[OutboxRow]:
+        """The rows to try again now. Empty while none is due."""
+        if clock.now() < self._due:
+            return ()
+        rows = await self._thread.run(self._thread.store.parked, held, limit=_PAGE_ROWS, max_bytes=_PAGE_BYTES)
+        self.oldest = min((row.event.time for row in rows), default=None)
+        self._due = clock.now() + _LOOK_S
+        return rows
+
+    async def tried(self, held: Mapping[int, int], published: int) -> None:
+        """After a try: the next one comes at once if some rows were published, otherwise after a longer pause."""
+        self._pause_s = _FIRST_S if published else min(self._pause_s * 2, _LONGEST_S)
+        self._due = clock.now() + (0.0 if published else self._pause_s)
+        if published:
+            await self._load(held)
