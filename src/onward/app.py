@@ -48,10 +48,11 @@ class Opened(NamedTuple):
 
 
 class Stages(NamedTuple):
-    """What a run consists of."""
+    """What a run consists of. `nothing`: the error if it consists of nothing."""
 
     handlers: Sequence[Handler]
     outboxes: "Sequence[Outbox]"
+    nothing: str
 
 
 class Onward:
@@ -367,14 +368,19 @@ class Onward:
         once; the next owner handles the unsettled events again. Inside a program that handles signals itself, such as a
         web server, use `running`.
         """
-        return self._run(self._work(), self._stops)  # read now: `stop` may be called before the first step
+        return self._run(self._everything(), self._stops)  # read now: `stop` may be called before the first step
 
     def relay(self) -> Coroutine[Any, Any, None]:
         """Publish the events of the outbox until SIGTERM or SIGINT, without handlers."""
-        return self._run(Stages((), self.outboxes), self._stops)
+        return self._run(self._only_relays(), self._stops)
 
-    def _work(self) -> "Stages":
-        return Stages(self.handlers, self.outboxes if self.settings.outbox_relay else ())
+    def _everything(self) -> "Stages":
+        nothing = "nothing to run: no handler is declared; decorate a function with @app.handler(topic)"
+        return Stages(self.handlers, self.outboxes if self.settings.outbox_relay else (), nothing)
+
+    def _only_relays(self) -> "Stages":
+        nothing = "nothing to relay: no outbox has a database; write Outbox(app, URL), or set outbox_url"
+        return Stages((), self.outboxes, nothing)
 
     async def _run(self, stages: "Stages", stops: int) -> None:
         self._check_runnable(stages)
@@ -394,11 +400,11 @@ class Onward:
         drain short. If a handler's consumer fails, the body's task is cancelled and the `async with` raises the
         failure. `stop` ends the handlers but not the body.
         """
-        return self._running(self._work(), self._stops)
+        return self._running(self._everything(), self._stops)
 
     def relaying(self) -> AbstractAsyncContextManager[Self]:
         """Publish the events of the outbox while the body of `async with` runs, without handlers."""
-        return self._running(Stages((), self.outboxes), self._stops)
+        return self._running(self._only_relays(), self._stops)
 
     @contextlib.asynccontextmanager
     async def _running(self, stages: "Stages", stops: int) -> AsyncIterator[Self]:
@@ -422,12 +428,8 @@ class Onward:
                 "a worker process started the application while it imported its handler: "
                 "put the call that starts the application under `if __name__ == '__main__':`"
             )
-        if not stages.handlers and not self.outboxes:
-            raise ConfigError("nothing to run: no handler is declared; decorate a function with @app.handler(topic)")
         if not stages.handlers and not any(outbox.url for outbox in stages.outboxes):
-            raise ConfigError(
-                "nothing to relay: no outbox has a database; write Outbox(app, URL of the database), or set outbox_url"
-            )
+            raise ConfigError(stages.nothing)
         if self._crew is not None:
             raise ConfigError(
                 "the handlers of this application already run: call app.run() or app.running() once; in the body of "

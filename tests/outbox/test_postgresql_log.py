@@ -381,8 +381,9 @@ def test_the_bell_wakes_and_several_rings_are_one(kit: OutboxKit) -> None:
     store = PostgresLogStore(kit.url, kit.table)
     store.open()
     store.wait(0.01)  # connects
-    for _ in range(3):
-        sql(kit, "NOTIFY {t}")
+    with kit.transaction() as connection:  # they arrive together
+        for n in range(3):
+            connection.execute(f"NOTIFY {kit.table}, '{n}'")
     assert rung_s(store, 60) < 30
     assert rung_s(store, 0.3) >= 0.3
     store.close()

@@ -5,10 +5,10 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,10 +95,15 @@ def run(
     log_to_stderr(log_level, "" if held is None else f"[{held.number}] ")
     if held is None:  # otherwise the supervisor logs it
         find.log_broker(app.settings.url)
+    finish(app, serving_metrics(app, place, app.run) if held is None else _run_supervised(app, held, place))
+
+
+def finish(app: "Onward", work: Coroutine[Any, Any, None]) -> None:
+    """Run the work in an event loop of its own to its end, and limit how long that takes after a stop signal."""
     ended = limit_exit(app.settings.drain_timeout_s)
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_run(app, place) if held is None else _run_supervised(app, held, place))
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(work)
     except OnwardError:
         raise
     except Exception:  # a bug of ours or of the application: reported once, with its traceback
@@ -108,16 +113,19 @@ def run(
         ended()
 
 
-async def _run(app: "Onward", place: "Address | None") -> None:
+async def serving_metrics(
+    app: "Onward", place: "Address | None", work: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Do the work, and serve the application's metrics meanwhile if there is a `place`."""
     if place is None:
-        await app.run()
+        await work()
         return
     from onward.observe.endpoint import serving
 
     async with serving(app, place) as where:
         log.info("metrics at http://%s/metrics", where)
         app.endpoint = str(where.public)
-        await app.run()
+        await work()
 
 
 async def _run_supervised(app: "Onward", held: leash.Leash, place: "Address | None") -> None:
@@ -157,7 +165,7 @@ async def _report(app: "Onward", held: leash.Leash) -> None:
         await asyncio.sleep(REPORT_S if sent else REPORT_S / 20)
 
 
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop if it is installed: it does the same with less CPU time."""
     try:
         import uvloop

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from itertools import count
 
 from onward.errors import ConfigError
@@ -22,13 +23,13 @@ _RETRY_S = 1.0  # after a failure
 
 
 class OutboxBell:
-    """The bell of one outbox. Threads share it."""
+    """The bell of one outbox. Threads share it. `url` is called at the first ring."""
 
-    def __init__(self, url: str | None, table: str) -> None:
+    def __init__(self, url: Callable[[], str | None], table: str) -> None:
+        self._url = url
+        self._table = table
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._numbers = count()
-        on_postgresql = url is not None and dialect_of(url) == "postgresql"
-        self._notifier = Notifier(url, table.rpartition(".")[2]) if url is not None and on_postgresql else None
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call this at each ring, in the thread that rings. Returns a function that ends it."""
@@ -48,6 +49,12 @@ class OutboxBell:
                 log.debug("a relay of this process could not be woken; it polls", exc_info=True)
         if self._notifier is not None:
             self._notifier.ring()
+
+    @cached_property
+    def _notifier(self) -> "Notifier | None":
+        url = self._url()
+        on_postgresql = url is not None and dialect_of(url) == "postgresql"
+        return Notifier(url, self._table.rpartition(".")[2]) if url is not None and on_postgresql else None
 
 
 class Notifier:

@@ -109,11 +109,12 @@ async def write_async(connection: Any, driver: Driver, outbox: "Outbox", entries
 
 @contextmanager
 def refusals(dialect: Dialect, table: str) -> Iterator[None]:
-    """Turns an error of a driver into BadOutbox, if the table or the rights are its cause."""
+    """Turns an error of a driver into BadOutbox, if the table or the rights are its cause. SQLAlchemy and Django put
+    their own errors around those of drivers."""
     try:
         yield
     except Exception as error:
-        known = refusal(getattr(error, "orig", None) or error, dialect, table)
+        known = refusal(getattr(error, "orig", None) or error.__cause__ or error, dialect, table)
         if known is None:
             raise
         raise known from error

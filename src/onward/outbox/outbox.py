@@ -1,7 +1,7 @@
 """Outbox: adds events to the transaction of the application's own database."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from onward.errors import BadSetting
 from onward.event import Event
@@ -20,22 +20,42 @@ if TYPE_CHECKING:
     from onward.app import Onward
 
 
+class AddOptions(TypedDict, total=False):
+    """The options of `Outbox.add`, for methods that pass them on."""
+
+    key: str | None
+    type: str | None
+    headers: Mapping[str, str] | None
+    expires_s: float | None
+    lock: bool
+
+
 class Outbox:
     """Adds events to a database transaction: they are published if it commits, and never if it does not.
 
-    `database`: where the relay finds the events, as a URL, an Engine or an AsyncEngine of SQLAlchemy. The default is
-    the setting `outbox_url`. A session with several databases writes to the one of this engine.
+    `database`: where the relay finds the events, as a URL, an Engine or an AsyncEngine of SQLAlchemy, or a function
+    that returns the URL. The default is the setting `outbox_url`. A session with several databases writes to the one of
+    this engine.
     """
 
     def __init__(
-        self, app: "Onward", database: "str | URL | Engine | AsyncEngine | None" = None, *, table: str = TABLE
+        self,
+        app: "Onward",
+        database: "str | URL | Engine | AsyncEngine | Callable[[], str | None] | None" = None,
+        *,
+        table: str = TABLE,
     ) -> None:
         self.app = app
         self.table = check_table(table)
-        self.url, self.engine = _place(app.settings.outbox_url if database is None else database)
-        self._bell = OutboxBell(self.url, table)
+        self._url, self.engine = _place(app.settings.outbox_url if database is None else database)
+        self._bell = OutboxBell(lambda: self.url, table)
         self._ring_broker: Callable[[], None] | None = None  # if a plain connection wrote to the broker's own file
         app.outboxes.append(self)
+
+    @property
+    def url(self) -> str | None:
+        """The database, with its password. None: it is not known, so no relay can read it."""
+        return self._url() if callable(self._url) else self._url
 
     def add(
         self,
@@ -55,7 +75,7 @@ class Outbox:
         now, so first write what the event is about: this keeps the order of the key. Where the key has no row that all
         its writers update or lock, use `lock=True`.
         """
-        entry = self._entry(topic, value, key, type, headers, expires_s, lock)
+        entry = self.entry(topic, value, key=key, type=type, headers=headers, expires_s=expires_s, lock=lock)
         driver = driver_of(target)
         if driver is not None:
             self._ring_broker = write(target, driver, self, [entry]) or self._ring_broker
@@ -80,7 +100,7 @@ class Outbox:
         lock: bool = False,
     ) -> Event:
         """`add` for async connections: of asyncpg and psycopg, and SQLAlchemy's AsyncConnection."""
-        entry = self._entry(topic, value, key, type, headers, expires_s, lock)
+        entry = self.entry(topic, value, key=key, type=type, headers=headers, expires_s=expires_s, lock=lock)
         driver = driver_of(target)
         if driver is not None:
             await write_async(target, driver, self, [entry])
@@ -104,26 +124,28 @@ class Outbox:
         """Call this at each ring, in the thread that rings. Returns a function that ends it."""
         return self._bell.subscribe(callback)
 
-    def _entry(
+    def entry(
         self,
         topic: str,
         value: Any,
-        key: str | None,
-        type_: str | None,
-        headers: Mapping[str, str] | None,
-        expires_s: float | None,
-        lock: bool,
+        *,
+        key: str | None = None,
+        type: str | None = None,  # noqa: A002
+        headers: Mapping[str, str] | None = None,
+        expires_s: float | None = None,
+        lock: bool = False,
     ) -> OutboxEntry:
+        """The event as a row to write, checked."""
         if lock and key is None:
             raise BadSetting(f"lock=True for an event of topic {topic!r} without a key: the lock belongs to a key")
-        event = self.app.event(topic, value, key=key, type=type_, headers=with_trace(headers), expires_s=expires_s)
+        event = self.app.event(topic, value, key=key, type=type, headers=with_trace(headers), expires_s=expires_s)
         return OutboxEntry(event, values_of(event), lock)
 
 
-def _place(database: Any) -> "tuple[str | None, Engine | None]":
+def _place(database: Any) -> "tuple[str | Callable[[], str | None] | None, Engine | None]":
     """The URL, and the Engine if one was given."""
-    if database is None:
-        return None, None
+    if database is None or callable(database):
+        return database, None
     if isinstance(database, str):
         dialect_of(database)
         return database, None
