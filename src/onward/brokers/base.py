@@ -491,7 +491,8 @@ class Broker(Protocol):
 
         Returns None if this broker does not keep its log in that connection's database. Otherwise it returns a function
         to call after the commit, in any thread: it wakes the members. Without that call they find the events by
-        themselves, some time later. If the transaction is rolled back, nothing is stored. Without events it writes nothing.
+        themselves, some time later. If the transaction is rolled back, nothing is stored. Without events, nothing is
+        written.
 
         The events of one key are stored in the order of the commits. Raises what `publish` raises; then nothing of this
         call is stored, and the transaction is still open. Raises BadSetting if the connection is in autocommit."""
