@@ -79,7 +79,8 @@ def _on_postgres(bench: Bench, sinks: Sequence[Sink]) -> None:
         rate = sustained(bench, database, sinks)
         backlog(bench, database, rate)
         peers(bench, database)
-        outbox_delay.run(bench, database, [(sink.name, sink.url) for sink in sinks if sink.url is not None])
+        named = [(sink.name, sink.url) for sink in sinks if sink.url is not None]
+        outbox_delay.run(bench, database, bench.sized(named, named[:1]))
         outbox_writes.run(bench, database)
         outbox_takeover.run(bench, database)
         sustained(bench, PostgresDatabase(server, mode="queue"), [NULL])

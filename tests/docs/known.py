@@ -33,7 +33,7 @@ from tests.examples import ROOT
 
 INTERNAL = {
     "onward.Onward": {"append_in", "declared", "endpoint", "joined", "supervised"},
-    "onward.outbox.Outbox": {"engine", "on_ring"},
+    "onward.outbox.Outbox": {"engine", "entry", "on_ring"},
     "onward.failure.dead.DeadLetters": {"total", "tally", "aside", "steps"},
     "onward.failure.dead.LetterChoice": {"anywhere", "where", "names"},
 }

@@ -14,6 +14,8 @@ from typing import Self
 RELAYS = 3
 LEASE_S = 1.0
 LONGEST_STOP_S = 2.5
+PROGRESS = 100  # events
+PATIENCE_S = 5.0
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -32,16 +34,19 @@ class RelayFleet:
         self._relays = [self._start() for _ in range(RELAYS)]
         return self
 
-    def torment_until(self, over: Callable[[], bool]) -> None:
-        """Kill and suspend relays until then. Afterwards all of them run."""
+    def torment_until(self, over: Callable[[], bool], published: Callable[[], Sequence[object]]) -> None:
+        """Kill and suspend relays until then. Afterwards all of them run. Between two blows they publish something, so
+        that they are at work when the next one comes."""
         while not over():
-            time.sleep(random.uniform(0.2, 1.0))
-            number = random.randrange(RELAYS)
+            before, now = len(published()), time.monotonic()
+            while len(published()) < before + PROGRESS and time.monotonic() < now + PATIENCE_S and not over():
+                time.sleep(0.05)
+                self._resume(time.monotonic())
+            time.sleep(random.uniform(0, 0.3))
             if random.random() < 0.4:
-                self._replace(number)
+                self._replace(random.randrange(RELAYS))
             else:
-                self._suspend(number)
-            self._resume(time.monotonic())
+                self._suspend(random.randrange(RELAYS))
         self._resume(float("inf"))
 
     def output(self) -> str:

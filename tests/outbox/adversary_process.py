@@ -1,13 +1,14 @@
 """A relay in a process of its own: `python -m tests.outbox.adversary_process DATABASE FILE`.
 
-Its broker does not check fences, so it also accepts what a relay sends that has lost its shards. It is slow, and often
-it does not accept the last events of some key.
+Its broker does not check fences, so it also accepts what a relay sends that has lost its shards. It is slow. Sometimes
+it does not accept the last events of a key, and at times it accepts no event of some key.
 """
 
 import asyncio
 import os
 import random
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -21,11 +22,13 @@ from onward.event import Event
 from onward.outbox.relay import Relay, RelaySettings
 from onward.outbox.relay_figures import RelayFigures
 from onward.outbox.stores import open_store
-from tests.outbox.adversary import TABLE, Published, arrived
+from tests.outbox.adversary import KEYS, TABLE, Published, arrived
 from tests.outbox.adversary_fleet import LEASE_S
 
 SLOWEST_S = 0.1
-REFUSALS = 0.3  # the part of the calls in which some events are not accepted
+REFUSALS = 0.1  # the part of the calls in which some events are not accepted
+PERIOD_S = 3.0  # in each period another key is refused
+REFUSED_S = 2.0  # at the beginning of a period. A relay parks a row that it cannot publish for 0.6 s
 
 
 class Arrivals:
@@ -38,7 +41,7 @@ class Arrivals:
 
     async def publish(self, events: Sequence[Event], *, relay: RelayTag | None = None) -> None:
         await asyncio.sleep(random.uniform(0, SLOWEST_S))
-        last = _last_of_a_key(events) if random.random() < REFUSALS else []
+        last = _of_the_refused_key(events) or (_last_of_a_key(events) if random.random() < REFUSALS else [])
         accepted = random.choice([0, 0, len(last)])  # how many of them are accepted, without an answer
         failed = {event.id for event in last[accepted:]}
         self._write([event for event in events if event.id not in failed])
@@ -52,6 +55,13 @@ class Arrivals:
 
     async def topics(self) -> Sequence[TopicSpec]:
         return []
+
+
+def _of_the_refused_key(events: Sequence[Event]) -> list[Event]:
+    """All relays refuse the same key at the same time."""
+    period, since = divmod(time.monotonic(), PERIOD_S)
+    refused = KEYS[int(period) % len(KEYS)] if since < REFUSED_S else ""
+    return [event for event in events if event.key == refused]
 
 
 def _last_of_a_key(events: Sequence[Event]) -> list[Event]:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import asyncpg  # type: ignore[import-untyped]
+import asyncpg
 import psycopg
-import psycopg2  # type: ignore[import-untyped]
+import psycopg2
 import pymysql
 import pytest
 from sqlalchemy import text

@@ -70,3 +70,8 @@ def test_rows_that_are_left_stay_in_order() -> None:
     delivery = BatchDelivery(rows, HELD, ())
     delivery.settle([RowFailure(each, "down") for each in reversed(rows[10:])])
     assert left(delivery) == list(range(10, 30))
+
+
+def test_rows_of_a_shard_that_is_not_ours_are_left_to_its_owner() -> None:
+    delivery = BatchDelivery([row(1, "a"), row(2, "b", shard=1)], {0: 5}, ())
+    assert (left(delivery), parked(delivery)) == ([1], [])

@@ -5,8 +5,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from onward.errors import BadOutbox, BadSetting, OutboxUnreachable
 from onward.outbox import postgresql
 from onward.outbox.base import LeasePlan, ParkedRow, RelaysView
 from onward.outbox.postgresql_log import PostgresLogStore
+from tests.outbox.postgresql_kit import commit_before_each_statement, sql
 from tests.outbox.store_kit import OutboxKit, StoreRelay, by_key, claim_all, event, keep
 from tests.servers.postgres import PostgresServer
 
@@ -26,13 +28,6 @@ def kit(postgres_server: PostgresServer) -> Iterator[OutboxKit]:
     kit = OutboxKit(postgres_server.url, "log")
     yield kit
     kit.close()
-
-
-def sql(kit: OutboxKit, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Run a statement with {t} for the table, in a transaction of its own."""
-    with psycopg.connect(kit.url, autocommit=True) as connection:
-        cursor = connection.execute(statement.replace("{t}", kit.table), values or None)
-        return cursor.fetchall() if cursor.description else []
 
 
 def role(kit: OutboxKit, *statements: str) -> str:
@@ -99,6 +94,22 @@ def test_a_cursor_passes_exactly_the_rows_that_were_read_while_writers_commit(ki
         assert by_key(relay.published, f"w{writer}") == [f"w{writer}:{n}" for n in range(60)]
 
 
+@pytest.mark.parametrize("limit", [5, 1000])
+def test_rows_that_commit_during_a_read_are_read_once(
+    limit: int, kit: OutboxKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = StoreRelay(kit)
+    kit.commit(*[event("k", n) for n in range(20)])
+    with monkeypatch.context() as patch:
+        commit_before_each_statement(kit, "w", patch)
+        for _ in range(10):
+            relay.step(limit)
+    relay.drain(limit)
+    written = sql(kit, "SELECT count(*) FROM {t} WHERE event_key = 'w'")[0][0]
+    assert by_key(relay.published, "w") == [f"w:{n}" for n in range(written)]
+    assert by_key(relay.published, "k") == [f"k:{n}" for n in range(20)]
+
+
 def test_a_late_commit_within_a_backlog_is_read_after_it(kit: OutboxKit) -> None:
     relay = StoreRelay(kit)
     late, never = kit.connect(), kit.connect()
@@ -151,7 +162,7 @@ def test_no_page_is_loaded_whole_if_its_payloads_are_large(kit: OutboxKit) -> No
     Path("/proc/self/clear_refs").write_text("5")  # forget the highest use of memory
     before = highest_memory()
     for limit in (200, 50):  # the rows fit, but for their payloads; the rows do not fit
-        assert len(relay.read(limit=limit, max_bytes=3 * size).rows) == 3
+        assert len(relay.read(limit=limit, max_bytes=3 * size + 1000).rows) == 3
     assert highest_memory() - before < 30 * size
     assert len(relay.drain(limit=200, max_bytes=10 * size)) == count
 
@@ -229,7 +240,7 @@ def test_a_relay_that_is_stopped_in_a_turn_does_not_block_the_others(kit: Outbox
 
 
 def test_a_relay_does_not_wait_for_long_for_the_turn_of_another(kit: OutboxKit) -> None:
-    store, other = kit.store(), kit.connect()
+    store, other = StoreRelay(kit).store, kit.connect()
     other.execute(f"SELECT FROM {kit.table}_meta FOR UPDATE")
     with pytest.raises(OutboxUnreachable, match="lock timeout"):
         store.turn("a", 0.3, keep)
@@ -313,6 +324,46 @@ def test_tables_of_another_version_are_refused(kit: OutboxKit) -> None:
         store.turn("a", 10.0, keep)
     with pytest.raises(BadOutbox, match="upgrade Onward"):
         kit.store()
+
+
+# -- encodings --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def with_encoding(server: PostgresServer, encoding: str) -> Iterator[OutboxKit]:
+    """An outbox in a new database."""
+    name = f"db_{encoding}_{uuid4().hex[:8]}".lower()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    kit = OutboxKit(server.url.removesuffix("onward") + name, "log")
+    try:
+        yield kit
+    finally:
+        kit.close()
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("UTF8", "주문"), ("LATIN1", "\\uc8fc\\ubb38")])
+def test_every_reason_can_be_stored(encoding: str, shown: str, postgres_server: PostgresServer) -> None:
+    with with_encoding(postgres_server, encoding) as kit:
+        relay = StoreRelay(kit)
+        kit.commit(event("é", 1))
+        batch = relay.read()
+        relay.store.advance(batch, relay.held, [ParkedRow(batch.rows[0], "주문 \0 \ud800", refused=False)])
+        assert sql(kit, "SELECT why, event_key FROM {t}_parked") == [(f"{shown} \\0 \\ud800", "é")]
+        relay.store.unpark(relay.held, (), [ParkedRow(batch.rows[0], "\0주문", refused=True)])
+        assert not relay.store.parked(relay.held, limit=9, max_bytes=99)
+
+
+def test_a_text_that_is_not_utf_8_is_named(postgres_server: PostgresServer) -> None:
+    with with_encoding(postgres_server, "SQL_ASCII") as kit:
+        relay = StoreRelay(kit)
+        kit.commit(event("good", 1))
+        sql(kit, "UPDATE {t} SET event_key = E'\\xff'")
+        with pytest.raises(BadOutbox, match="not UTF-8"):
+            relay.read()
+        sql(kit, "DELETE FROM {t}")
+        kit.commit(event("good", 2))
+        assert by_key(relay.drain(), "good") == ["good:2"]
 
 
 # -- connections ------------------------------------------------------------------------------------------------------

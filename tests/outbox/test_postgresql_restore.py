@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Iterator, Sequence
-from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -12,6 +11,7 @@ from onward.errors import BadOutbox, OutboxUnreachable
 from onward.event import Event
 from onward.outbox.base import ParkedRow
 from onward.outbox.postgresql_log import PostgresLogStore
+from tests.outbox.postgresql_kit import commit_before_each_statement, sql
 from tests.outbox.store_kit import OutboxKit, StoreRelay, by_key, claim_all, event, keep
 from tests.servers.needs import POSTGRES
 from tests.servers.postgres import PostgresServer
@@ -69,12 +69,6 @@ def kits() -> Iterator[list[OutboxKit]]:
 def kit(postgres_server: PostgresServer, kits: list[OutboxKit]) -> OutboxKit:
     kits.append(OutboxKit(postgres_server.url, "log"))
     return kits[-1]
-
-
-def sql(kit: OutboxKit, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    with psycopg.connect(kit.url, autocommit=True) as connection:
-        cursor = connection.execute(statement.replace("{t}", kit.table), values or None)
-        return cursor.fetchall() if cursor.description else []
 
 
 def spend_numbers(kit: OutboxKit, count: int) -> None:
@@ -166,6 +160,24 @@ def test_a_restored_outbox_publishes_what_was_not_published(
     )
 
 
+def test_rows_that_commit_while_a_restored_outbox_is_corrected_are_published_once(
+    second_server: PostgresServer, kit: OutboxKit, kits: list[OutboxKit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = StoreRelay(kit)
+    kit.commit(*[event("a", n) for n in range(5)])
+    relay.drain()
+    kit.commit(*[event("a", n) for n in range(5, 10)])
+    copy = restored(kit, second_server, kits)
+    with monkeypatch.context() as patch:
+        commit_before_each_statement(copy, "w", patch)
+        other = StoreRelay(copy)
+    assert other.identity.rebaselined
+    other.drain()
+    written = sql(copy, "SELECT count(*) FROM {t} WHERE event_key = 'w'")[0][0]
+    assert by_key(other.published, "w") == [f"w:{n}" for n in range(written)]
+    assert by_key(other.published, "a") == [f"a:{n}" for n in range(5, 10)]
+
+
 def test_a_copy_of_a_copy_still_knows_what_was_published(
     second_server: PostgresServer, postgres_server: PostgresServer, kit: OutboxKit, kits: list[OutboxKit]
 ) -> None:
@@ -183,12 +195,13 @@ def test_a_copy_of_a_copy_still_knows_what_was_published(
     assert values(second.drain()) == ["a:3"]
 
 
+@pytest.mark.parametrize("move", ["same cluster", "lower numbers"])
 def test_a_copy_of_an_outbox_that_had_no_relay_has_an_id_of_its_own(
-    second_server: PostgresServer, kit: OutboxKit, kits: list[OutboxKit]
+    move: str, postgres_server: PostgresServer, second_server: PostgresServer, kit: OutboxKit, kits: list[OutboxKit]
 ) -> None:
     spend_numbers(kit, 20_000)
     kit.commit(event("a", 1))
-    copy = restored(kit, second_server, kits)
+    copy = restored(kit, second_server if move == "lower numbers" else postgres_server, kits)
     copy.commit(event("a", 2))
     one, two = StoreRelay(kit), StoreRelay(copy)
     assert one.identity.outbox_id != two.identity.outbox_id

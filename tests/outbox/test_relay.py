@@ -10,15 +10,18 @@ from uuid import uuid4
 
 import pytest
 
+from onward import Onward
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Features, TopicSpec
 from onward.brokers.base import Relay as RelayTag
 from onward.errors import Backlogged, BadOutbox, BrokerError, PublishError, RelayFenced, TooLarge
 from onward.event import Event
+from onward.outbox import Outbox
 from onward.outbox.base import OutboxStore
 from onward.outbox.parking import ParkedLanes
 from onward.outbox.relay import Relay, RelaySettings
 from onward.outbox.relay_figures import RelayFigures
+from onward.outbox.relays import Relays
 from onward.outbox.status import release
 from onward.outbox.store_thread import StoreThread
 from onward.outbox.stores import open_store
@@ -43,8 +46,9 @@ class Sink:
         )
         self.events: list[Event] = []
         self.tags: list[RelayTag | None] = []
-        self.refuses: Callable[[Sequence[Event]], Exception | None] = lambda events: None
+        self.refuses: Callable[[Sequence[Event]], BaseException | None] = lambda events: None
         self.is_up = True
+        self.fault: Exception = BrokerError("the broker is down")
 
     async def publish(self, events: Sequence[Event], *, relay: RelayTag | None = None) -> None:
         self.tags.append(relay)
@@ -56,7 +60,7 @@ class Sink:
 
     async def topics(self) -> Sequence[TopicSpec]:
         if not self.is_up:
-            raise BrokerError("the broker is down")
+            raise self.fault
         return []
 
 
@@ -67,6 +71,7 @@ class Running:
         self.figures = RelayFigures(kit.table, max_age_s=1.0)
         settings = RelaySettings(f"relay-{uuid4().hex[:8]}", lease_s, 0.0, drain_timeout_s=5.0)
         self.relay = Relay(open_store(kit.url, kit.table), cast("Broker", sink), settings, self.figures)
+        self.parked = self.relay._parked
         self.begun = asyncio.Event()
         self.task = asyncio.create_task(self.relay.run(self.begun.set))
 
@@ -167,6 +172,39 @@ async def test_while_the_broker_is_down_rows_wait_and_then_flow(file_kit: Outbox
 
 
 @in_loop
+async def test_a_broker_that_fails_in_an_unknown_way_only_makes_rows_wait(file_kit: OutboxKit) -> None:
+    sink = Sink()
+    sink.is_up, sink.fault = False, ConnectionError("reset")
+    async with running(file_kit, sink):
+        file_kit.commit(event("a", 1))
+        await until(lambda: len(sink.tags) >= 4)
+        sink.is_up = True
+        await until(lambda: len(sink.events) == 1)
+
+
+@in_loop
+async def test_a_client_that_cancels_its_own_work_does_not_stop_the_relay(file_kit: OutboxKit) -> None:
+    sink = Sink()
+    broken = [asyncio.CancelledError()]
+    sink.refuses = lambda events: broken.pop() if broken else None
+    async with running(file_kit, sink):
+        file_kit.commit(event("a", 1))
+        await until(lambda: len(sink.events) == 1)
+
+
+@in_loop
+async def test_a_reason_that_no_database_can_store_does_not_stop_the_relay(kit: OutboxKit) -> None:
+    sink = Sink()
+    sink.refuses = lambda events: TooLarge("bad\0 \ud800 text") if by_key(events, "a") else None
+    async with running(kit, sink):
+        kit.commit(event("a", 1), event("b", 1))
+        await until(lambda: len(sink.events) == 1)
+        kit.commit(event("b", 2))
+        await until(lambda: len(sink.events) == 2)
+    assert by_key(sink.events, "b") == ["b:1", "b:2"]
+
+
+@in_loop
 async def test_a_row_that_is_too_large_parks_its_key_while_the_rest_flows(kit: OutboxKit) -> None:
     sink = Sink()
     sink.refuses = lambda events: TooLarge("b:1 is too large") if by_key(events, "b")[:1] == ["b:1"] else None
@@ -200,6 +238,31 @@ async def test_a_full_topic_does_not_hold_up_the_others(kit: OutboxKit) -> None:
         full[0] = False
         await until(lambda: len(sink.events) == 4)
     assert [each.value for each in sink.events if each.topic == "full"] == [b"k:1", b"k:2", b"k:3"]
+
+
+@in_loop
+async def test_parked_rows_of_a_topic_that_stays_full_do_not_hold_up_those_of_another(kit: OutboxKit) -> None:
+    sink = Sink()
+    full = {"one", "two"}
+    sink.refuses = lambda events: (
+        Backlogged("full", refused=events) if full.intersection(each.topic for each in events) else None
+    )
+    kit.commit(*[event(f"k{n}", n, topic="one") for n in range(600)], event("k", 1, topic="two"))
+    async with running(kit, sink) as run:
+        await until(lambda: sum(map(len, run.parked._lanes.values())) == 601)
+        full.remove("two")
+        await until(lambda: [each.topic for each in sink.events] == ["two"])
+        full.clear()
+        await until(lambda: len(sink.events) == 601)
+
+
+@in_loop
+async def test_two_outbox_objects_of_one_table_have_one_relay(file_kit: OutboxKit, tmp_path: Path) -> None:
+    app = Onward(f"sqlite:///{tmp_path}/events.db")
+    for _ in range(2):
+        Outbox(app, file_kit.url, table=file_kit.table)
+    async with app:
+        assert len(Relays(app.outboxes, app.broker, app.settings, "name")) == 1
 
 
 @in_loop

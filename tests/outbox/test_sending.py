@@ -19,7 +19,7 @@ def row(id_: int, key: str | None = "a", *, topic: str = "orders", shard: int = 
 class Scripted:
     """A broker's publish that raises what `error` returns for the events of a call."""
 
-    def __init__(self, error: Callable[[Sequence[Event]], Exception | None] = lambda events: None) -> None:
+    def __init__(self, error: Callable[[Sequence[Event]], BaseException | None] = lambda events: None) -> None:
         self.calls: list[tuple[list[str], RelayTag | None]] = []
         self._error = error
 
@@ -95,3 +95,18 @@ def test_a_fenced_shard_is_reported_with_the_fence_that_was_seen() -> None:
     failed, result = sent([row(1), row(2, "b", shard=1)], publish, tags=True)
     assert failed == {}
     assert result.fenced == {0: 9}
+
+
+def test_a_client_that_cancels_its_own_work_only_makes_rows_wait() -> None:
+    failed, _ = sent([row(1)], Scripted(lambda events: asyncio.CancelledError()))
+    assert failed == {1: ("CancelledError", False)}
+
+
+def test_a_reason_can_be_stored_in_every_database() -> None:
+    text = "bad\0text \ud800" + "x" * 10_000
+    failed, _ = sent([row(1)], Scripted(lambda events: TooLarge(text)))
+    why, refused = failed[1]
+    assert refused
+    assert "\0" not in why
+    assert why.encode()
+    assert len(why) <= 2_000

@@ -1,5 +1,6 @@
 """The suite of outbox stores: the promises of onward.outbox.base, on every database and in both modes."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from onward.errors import BadOutbox
 from onward.event import Event
 from onward.outbox.base import LeasePlan, OutboxStore, ParkedRow, RelaysView
+from onward.outbox.rows import COLUMNS
 from onward.outbox.stores import open_store
 from tests.outbox.store_kit import (
     DATABASES,
@@ -148,6 +150,14 @@ def test_a_batch_is_bounded_by_bytes_but_has_one_row(kit: OutboxKit) -> None:
     assert len(relay.read(limit=100, max_bytes=10).rows) == 1
     relay.drain(limit=100, max_bytes=2500)
     assert by_key(relay.published, "k") == [f"k:{n}" for n in range(10)]
+
+
+def test_long_keys_and_headers_count_as_bytes(kit: OutboxKit) -> None:
+    relay = StoreRelay(kit)
+    long = [Event(f"e-{n}", TOPIC, f"{n}" * 20_000, b"", {"h": "x" * 20_000}, "", 0.0) for n in range(1, 9)]
+    kit.commit(*long)
+    assert 1 <= len(relay.read(limit=100, max_bytes=100_000).rows) <= 3
+    assert len(relay.drain(limit=100, max_bytes=100_000)) == 8
 
 
 def test_an_idle_relay_reads_nothing_and_says_so(kit: OutboxKit) -> None:
@@ -357,6 +367,31 @@ def test_parked_rows_are_read_in_pages_from_the_lowest_id(kit: OutboxKit) -> Non
     relay.store.unpark(relay.held, first)
     second = relay.store.parked(relay.held, limit=4, max_bytes=1 << 20)
     assert by_key([*first, *second], "a") == [f"a:{n}" for n in range(6)]
+
+
+def test_parked_rows_of_some_topics_can_be_left_out(kit: OutboxKit) -> None:
+    relay = StoreRelay(kit)
+    kit.commit(event("a", 1, topic="one"), event("a", 1, topic="two"), event("a", 2, topic="two"))
+    parked_at(relay, "a", refused=False)
+    rows = relay.store.parked(relay.held, limit=10, max_bytes=1 << 20, without={"two", "three"})
+    assert [row.event.topic for row in rows] == ["one"]
+
+
+def test_many_refused_lanes_do_not_make_a_look_at_the_parked_rows_slow(kit: OutboxKit) -> None:
+    relay = StoreRelay(kit)
+    columns = f"id, shard, {', '.join(COLUMNS)}, refused, why, since"
+    mark = "?" if kit.single else "%s"
+    shard = next(iter(relay.held))
+    rows = [
+        (n, shard, f"e{n}", "orders", f"k{n // 2}", "", 0.0, None, b"", n % 2 == 0, "too large", 0.0)
+        for n in range(20_000)
+    ]
+    with kit.transaction() as connection:
+        statement = f"INSERT INTO {kit.table}_parked ({columns}) VALUES ({', '.join([mark] * 12)})"
+        connection.cursor().executemany(statement, rows)
+    started = time.monotonic()
+    assert not relay.store.parked(relay.held, limit=500, max_bytes=1 << 20)
+    assert time.monotonic() - started < 5, "it compares each row with each refused one"
 
 
 def test_keys_that_differ_in_case_or_spaces_are_different_lanes(kit: OutboxKit) -> None:

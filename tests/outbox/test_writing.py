@@ -19,6 +19,7 @@ from onward import Event, Onward, Retry
 from onward.errors import BadName, BadSetting, TooLarge, Unserialisable
 from onward.inbox import SqlInbox
 from onward.outbox import Outbox
+from tests.examples import said_by
 from tests.outbox.shop import Base, Order, Shop, maybe
 
 SECRET = "postgresql+psycopg://ann:p%40ss@db.example:5433/shop?sslmode=require"
@@ -231,6 +232,11 @@ def test_a_script_without_an_event_loop_may_add_to_the_broker_in_the_same_file(t
             assert sorted(await same.handled(3)) == ["a", "b", "c"]
 
     asyncio.run(scenario())
+
+
+def test_the_example_bills_each_order_once(tmp_path: Path) -> None:
+    said = said_by("outbox.py", tmp_path, lambda out: out.count("pays") >= 3)
+    assert sorted(said.splitlines()) == ["ann pays", "bob pays", "cleo pays"]
 
 
 # -- an inbox and an outbox --------------------------------------------------------------------------------------------

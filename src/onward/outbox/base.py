@@ -16,7 +16,7 @@ A method that cannot reach the database raises OutboxUnreachable; the relay call
 raises BadOutbox if the tables are missing, of an unknown version or not accessible.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from onward.event import Event
@@ -135,8 +135,11 @@ class OutboxStore(Protocol):
     def parked_lanes(self, held: Mapping[int, int]) -> Mapping[int, Sequence[Lane]]:
         """The lanes with parked rows, by shard."""
 
-    def parked(self, held: Mapping[int, int], *, limit: int, max_bytes: int) -> Sequence[OutboxRow]:
-        """Parked rows to try again, ascending by id: those without a `refused` row in their lane. Bounded as `read`."""
+    def parked(
+        self, held: Mapping[int, int], *, limit: int, max_bytes: int, without: Collection[str] = ()
+    ) -> Sequence[OutboxRow]:
+        """Parked rows to try again, ascending by id: those without a `refused` row in their lane. Bounded as `read`.
+        Rows of the topics in `without` are left out."""
 
     def unpark(
         self, held: Mapping[int, int], published: Sequence[OutboxRow], refused: Sequence[ParkedRow] = ()

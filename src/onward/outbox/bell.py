@@ -18,7 +18,7 @@ from onward.outbox.databases import dialect_of
 log = logging.getLogger("onward")
 
 _APART_S = 0.01  # between two NOTIFYs
-_IDLE_S = 60.0  # then the connection is closed until the next ring
+_IDLE_S = 10.0  # then the connection is closed until the next ring
 _RETRY_S = 1.0  # after a failure
 
 
@@ -41,13 +41,13 @@ class OutboxBell:
 
         return unsubscribe
 
-    def ring(self) -> None:
+    def ring(self, *, only_here: bool = False) -> None:
         for callback in list(self._callbacks.values()):
             try:
                 callback()
             except Exception:
                 log.debug("a relay of this process could not be woken; it polls", exc_info=True)
-        if self._notifier is not None:
+        if not only_here and self._notifier is not None:
             self._notifier.ring()
 
     @cached_property

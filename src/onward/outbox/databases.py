@@ -246,10 +246,16 @@ def _mariadb(url: str) -> Any:
     )
 
 
-def _sqlite(url: str, create: bool) -> Any:
+def sqlite_path(url: str) -> Path:
+    """The file of a SQLite database. BadSetting if there is none."""
     path = url.partition(":///")[2].partition("?")[0]
     if not path or path.startswith((":memory:", "file:")):
-        raise BadSetting(f"the outbox's database {redacted(url)}: name a file; a database in memory has no relay")
-    if not create and not Path(path).exists():
+        raise BadSetting(f"the outbox's database {redacted(url)}: name a file. A relay cannot see a database in memory")
+    return Path(path)
+
+
+def _sqlite(url: str, create: bool) -> Any:
+    path = sqlite_path(url)
+    if not create and not path.exists():
         raise BadOutbox(f"the outbox's database {redacted(url)} does not exist; run `onward outbox init URL`")
     return sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)

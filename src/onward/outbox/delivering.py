@@ -12,7 +12,7 @@ class BatchDelivery:
     def __init__(self, rows: Sequence[OutboxRow], held: Mapping[int, int], lanes: Iterable[Lane]) -> None:
         """`lanes`: the lanes with parked rows. Their rows are parked at once, behind the others."""
         self.held = dict(held)
-        self.left = list(rows)
+        self.left = [row for row in rows if row.shard in held]
         self.parked: list[ParkedRow] = []
         self._stopped: set[Lane | None] = set(lanes)
         self._park(())

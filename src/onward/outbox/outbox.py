@@ -1,6 +1,8 @@
 """Outbox: adds events to the transaction of the application's own database."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from onward.errors import BadSetting
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from onward.app import Onward
+
+_MOST_RINGS = 16
 
 
 class AddOptions(TypedDict, total=False):
@@ -49,7 +53,8 @@ class Outbox:
         self.table = check_table(table)
         self._url, self.engine = _place(app.settings.outbox_url if database is None else database)
         self._bell = OutboxBell(lambda: self.url, table)
-        self._ring_broker: Callable[[], None] | None = None  # if a plain connection wrote to the broker's own file
+        # For plain connections that wrote to the broker's own file. The oldest are dropped if `ring` is never called.
+        self._broker_rings: deque[Callable[[], None]] = deque(maxlen=_MOST_RINGS)
         app.outboxes.append(self)
 
     @property
@@ -78,7 +83,8 @@ class Outbox:
         entry = self.entry(topic, value, key=key, type=type, headers=headers, expires_s=expires_s, lock=lock)
         driver = driver_of(target)
         if driver is not None:
-            self._ring_broker = write(target, driver, self, [entry]) or self._ring_broker
+            ring = write(target, driver, self, [entry])
+            self._broker_rings.extend([] if ring is None else [ring])
         elif _is_sqlalchemy(target):
             from onward.outbox import session
 
@@ -112,13 +118,13 @@ class Outbox:
             raise _unknown(target)
         return entry.event
 
-    def ring(self) -> None:
+    def ring(self, *, only_here: bool = False) -> None:
         """Wake the relay. Sessions do this after a commit. After the commit of a plain connection you may call it, so
-        that the relay need not poll."""
-        self._bell.ring()
-        ring, self._ring_broker = self._ring_broker, None
-        if ring is not None:
-            ring()
+        that the relay need not poll. `only_here`: only relays of this process."""
+        self._bell.ring(only_here=only_here)
+        with suppress(IndexError):  # threads share the queue
+            while True:
+                self._broker_rings.popleft()()
 
     def on_ring(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call this at each ring, in the thread that rings. Returns a function that ends it."""

@@ -43,18 +43,24 @@ class ParkedLanes:
     def forget(self) -> None:
         self._lanes, self._fences, self._due, self.oldest = {}, {}, 0.0, None
 
-    async def due(self, held: Mapping[int, int]) -> Sequence[OutboxRow]:
-        """The rows to try again now. Empty while none is due."""
-        if clock.now() < self._due:
-            return ()
-        rows = await self._thread.run(self._thread.store.parked, held, limit=_PAGE_ROWS, max_bytes=_PAGE_BYTES)
-        self.oldest = min((row.event.time for row in rows), default=None)
-        self._due = clock.now() + _LOOK_S
-        return rows
+    @property
+    def is_due(self) -> bool:
+        """Whether to try again now."""
+        return clock.now() >= self._due
 
-    async def tried(self, held: Mapping[int, int], published: int) -> None:
-        """After a try: the next one comes at once if some rows were published, otherwise after a longer pause."""
-        self._pause_s = _FIRST_S if published else min(self._pause_s * 2, _LONGEST_S)
-        self._due = clock.now() + (0.0 if published else self._pause_s)
+    async def page(self, held: Mapping[int, int], without: Collection[str]) -> Sequence[OutboxRow]:
+        """The first rows to try again, except those of the topics in `without`."""
+        return await self._thread.run(
+            self._thread.store.parked, held, limit=_PAGE_ROWS, max_bytes=_PAGE_BYTES, without=without
+        )
+
+    async def tried(self, held: Mapping[int, int], published: int, failed: Sequence[OutboxRow]) -> None:
+        """After a try: the next one comes soon if some rows were published, and after growing pauses if none was."""
+        self.oldest = min((row.event.time for row in failed), default=None)
         if published:
             await self._load(held)
+        if not published and not failed:
+            self._pause_s, self._due = _FIRST_S, clock.now() + _LOOK_S
+        else:
+            self._pause_s = _FIRST_S if published else min(self._pause_s * 2, _LONGEST_S)
+            self._due = clock.now() + (0.0 if published else self._pause_s)

@@ -52,7 +52,11 @@ class PgConnection(psycopg.Connection[tuple[Any, ...]]):
     answer_s = _ANSWER_S
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
-        return super().wait(_limited(gen, self.answer_s), *args, **kwargs)
+        try:
+            return super().wait(_limited(gen, self.answer_s), *args, **kwargs)
+        except _Silence as error:
+            self.pgconn.finish()  # an answer that arrives later would be taken for that of another statement
+            raise psycopg.OperationalError(f"the server has not answered for {self.answer_s:g} s") from error
 
     @contextmanager
     def patience(self, answer_s: float) -> Iterator[None]:
@@ -64,6 +68,10 @@ class PgConnection(psycopg.Connection[tuple[Any, ...]]):
             self.answer_s = _ANSWER_S
 
 
+class _Silence(Exception):
+    pass
+
+
 def _limited(gen: Generator[Any, Any, T], answer_s: float) -> Generator[Any, Any, T]:
     """psycopg waits by such a generator: it sends 0 for each tenth of a second without news."""
     try:
@@ -73,7 +81,7 @@ def _limited(gen: Generator[Any, Any, T], answer_s: float) -> Generator[Any, Any
             if ready:
                 since = time.monotonic()
             elif time.monotonic() - since > answer_s:
-                raise psycopg.OperationalError(f"the server has not answered for {answer_s:g} s")
+                raise _Silence
             wanted = gen.send(ready)
     except StopIteration as end:
         result: T = end.value
@@ -98,6 +106,10 @@ def translated(url: str, table: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise _outbox_error(error, url, table) from error
+    except UnicodeError as error:
+        raise BadOutbox(
+            f"{redacted(url)}: a text in the tables of {table} is not UTF-8 ({error}); correct it, or delete its row"
+        ) from error
 
 
 def _outbox_error(error: psycopg.Error, url: str, table: str) -> OutboxUnreachable | BadOutbox:
@@ -106,7 +118,7 @@ def _outbox_error(error: psycopg.Error, url: str, table: str) -> OutboxUnreachab
         return BadOutbox(f"{where}: {text}; a relay needs these rights: {relay_grants('postgresql', table)}")
     if state in _NOTHING_THERE:
         return BadOutbox(f"{where}: {text}; run `onward outbox init URL` or `onward outbox upgrade URL`")
-    if state[:2] in _BAD_CLASSES:
+    if state[:2] in _BAD_CLASSES or isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return BadOutbox(f"{where}: {text}; is {table} an outbox of this version of Onward?")
     if state in _WAITED:
         return OutboxUnreachable(f"{where}: {text}; another program has locked tables of {table} for too long")

@@ -6,29 +6,21 @@ belong to the same database as the rows, also after a restore, a failover or beh
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+from onward.error_report import storable
 from onward.errors import OutboxUnreachable
 from onward.outbox.base import Lane, LeasePlan, OutboxBatch, OutboxRow, ParkedRow, RelaysView, Turn
 from onward.outbox.databases import check_table
 from onward.outbox.postgresql import PgConnection, PostgresListener, begin, connect, transaction, translated
 from onward.outbox.postgresql_checks import check_outbox
 from onward.outbox.postgresql_cleaning import Sweep, clean
-from onward.outbox.postgresql_cursors import (
-    Condition,
-    CursorMove,
-    Section,
-    ShardCursor,
-    backlog_rows,
-    new_rows,
-    rotated,
-    sections,
-)
+from onward.outbox.postgresql_cursors import Condition, CursorMove, ShardCursor, rotated, sections
+from onward.outbox.postgresql_pages import FIELDS, PageReader
 from onward.outbox.postgresql_rebaseline import LAST_ID, DatabaseState, here, rebaseline, state_query
 from onward.outbox.postgresql_turns import RelayTurn
-from onward.outbox.rows import COLUMNS, row_of
 from onward.settings import redacted
 
 _DEFAULT_LEASE_S = 10.0  # until the first turn
@@ -39,25 +31,12 @@ _PARTS = (0.9, 0.7, 1.0)  # of a third of the lease: to wait for a lock, to be i
 # Statistics of a table that grows and shrinks this fast are never right. Without them, the planner would read a whole
 # backlog and sort it, for each page.
 _PLAN = "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
-_LONG_S = 600.0  # for a statement that looks at a whole backlog
 _TRIES = 3  # of a turn in a database that was restored
 
-_FIELDS = ", ".join(("id", "shard", *COLUMNS))
 _CURSORS = """
 SELECT state.*, s.shard, s.fence, s.seen::text, s.until::text, s.last, s.top
 FROM ({state}) AS state LEFT JOIN {t}_shard AS s ON s.shard = ANY(%s::smallint[]) AND s.owner IS NOT NULL
 """
-# The window functions count and measure rows before their payloads are fetched. `some` has the rows of a page, and one
-# more if there are more.
-_PAGE = f"""
-SELECT {_FIELDS}, many, top FROM (
-    SELECT {_FIELDS}, count(*) OVER () AS many, max(id) OVER () AS top, row_number() OVER ascending AS nth,
-        sum(coalesce(octet_length(payload), 0)) OVER ascending AS bytes
-    FROM ({{some}}) AS found WINDOW ascending AS (ORDER BY id)
-) AS measured
-WHERE nth = 1 OR (bytes <= %s AND nth <= CASE WHEN many <= %s THEN many ELSE %s END) ORDER BY id
-"""
-_BOUNDS = "SELECT min(id), max(id), count(*) FROM ({some}) AS found"  # count: so that it does not use the index on id
 _ADVANCE = f"""
 WITH step AS (
     SELECT * FROM unnest(
@@ -72,8 +51,8 @@ WITH step AS (
         AND (SELECT value FROM {{t}}_meta WHERE name = 'identity') = {{here}}
     RETURNING s.shard
 ), kept AS (
-    INSERT INTO {{t}}_parked ({_FIELDS}, refused, why, since)
-    SELECT {", ".join(f"r.{field}" for field in _FIELDS.split(", "))}, given.refused, given.why, %s
+    INSERT INTO {{t}}_parked ({FIELDS}, refused, why, since)
+    SELECT {", ".join(f"r.{field}" for field in FIELDS.split(", "))}, given.refused, given.why, %s
     FROM unnest(%s::bigint[], %s::boolean[], %s::text[]) AS given (id, refused, why) JOIN {{t}} AS r USING (id)
     WHERE r.shard IN (SELECT shard FROM moved)
 )
@@ -87,9 +66,11 @@ _LANES = """
 SELECT DISTINCT shard, topic, event_key FROM {t}_parked WHERE shard = ANY(%s::smallint[]) AND event_key IS NOT NULL
 """
 _PARKED = f"""
-SELECT {_FIELDS} FROM {{t}}_parked AS p WHERE shard = ANY(%s::smallint[]) AND NOT refused AND NOT EXISTS (
-    SELECT FROM {{t}}_parked AS r WHERE r.refused AND r.topic = p.topic AND r.event_key = p.event_key
-) ORDER BY id LIMIT %s
+SELECT {FIELDS} FROM {{t}}_parked AS p WHERE shard = ANY(%s::smallint[]) AND NOT refused AND topic <> ALL(%s::text[])
+    AND NOT EXISTS (
+        SELECT FROM {{t}}_parked AS r WHERE r.refused AND r.topic = p.topic AND r.event_key = p.event_key
+    )
+ORDER BY id LIMIT %s
 """
 _UNPARK = "DELETE FROM {t}_parked WHERE id = ANY(%s::bigint[]) AND shard = ANY(%s::smallint[])"
 _REFUSE = """
@@ -97,14 +78,6 @@ UPDATE {t}_parked AS p SET refused = true, why = given.why FROM unnest(%s::bigin
 WHERE p.id = given.id AND p.shard = ANY(%s::smallint[])
 """
 _RAISE = "UPDATE {t}_shard SET fence = %s WHERE shard = %s AND fence = %s AND owner IS NOT NULL AND fence <= %s"
-
-
-class SectionPage(NamedTuple):
-    """Rows of a section. `published`: the id up to which its rows are published after this page; None if all are."""
-
-    section: Section
-    rows: Sequence[OutboxRow]
-    published: int | None
 
 
 class PostgresLogStore:
@@ -207,8 +180,9 @@ class PostgresLogStore:
             snapshot, cursors = self._cursors(connection, held)
             every = sections(cursors)
             self._reads += 1
+            reader = PageReader(connection, self._table, limit=limit, max_bytes=max_bytes)
             for section in rotated(every, self._reads):
-                page = self._page_of(connection, section, snapshot, (limit, max_bytes))
+                page = reader.page(section, snapshot)
                 moves |= page.section.moves(cursors, page.published)
                 if page.rows:
                     return OutboxBatch(page.rows, page.published is not None or len(every) > 1, moves)
@@ -221,7 +195,8 @@ class PostgresLogStore:
             return ()
         others = {shard: fence for shard, fence in held.items() if shard not in moves}
         with self._writing() as connection:
-            values = (*_steps(moves, held, batch.rows), time.time(), *_parked_columns(parked))
+            copies = [each.row.id for each in parked], [each.refused for each in parked], _reasons(connection, parked)
+            values = (*_steps(moves, held, batch.rows), time.time(), *copies)
             ours = {shard for (shard,) in connection.execute(self._sql(_ADVANCE), values)}
             ours |= self._ours(connection, others) if others else set()
         self._rest_until = time.monotonic() + _REST_S
@@ -252,38 +227,6 @@ class PostgresLogStore:
         if not state.sound:
             raise OutboxUnreachable(f"the tables of {self._table} were replaced; the relay connects again")
 
-    def _page_of(
-        self, connection: PgConnection, section: Section, snapshot: str, bounds: tuple[int, int]
-    ) -> SectionPage:
-        """The next rows of a section. If a section without a backlog has more rows than fit, they become a backlog."""
-        limit, max_bytes = bounds
-        if section.until is None:
-            some = _united(new_rows(section), _FIELDS, limit + 1)
-            rows, many, top = self._measured(connection, some, (max_bytes, limit, 1))
-            if many <= limit:
-                return _page(section.backlog(snapshot, 0, top), rows, many)
-            with connection.patience(_LONG_S):
-                low, high, _ = self._rows(connection, _BOUNDS, _united(new_rows(section), "id"))[0]
-            section = section.backlog(snapshot, low - 1, high)
-        where = backlog_rows(section)
-        some = Condition(
-            f"SELECT {_FIELDS} FROM {{t}} WHERE {where.sql} ORDER BY id LIMIT %s", (*where.values, limit + 1)
-        )
-        rows, many, _ = self._measured(connection, some, (max_bytes, limit, limit))
-        return _page(section, rows, many)
-
-    def _measured(
-        self, connection: PgConnection, some: Condition, bounds: tuple[int, int, int]
-    ) -> tuple[list[OutboxRow], int, int]:
-        """Those of the rows that fit, how many there are, and the highest id."""
-        found = self._rows(connection, _PAGE, Condition(some.sql, (*some.values, *bounds)))
-        many, top = found[0][-2:] if found else (0, 0)
-        return [row_of(*row[:-2]) for row in found], many, top
-
-    def _rows(self, connection: PgConnection, text: str, some: Condition) -> list[tuple[Any, ...]]:
-        statement = self._sql(text.replace("{some}", some.sql))
-        return connection.execute(statement, some.values, binary=True).fetchall()
-
     def _ours(self, connection: PgConnection, held: Mapping[int, int], *, lock: bool = False) -> set[int]:
         statement = self._sql(_OURS + (" FOR UPDATE OF s" if lock else ""))
         return {shard for (shard,) in connection.execute(statement, (list(held), list(held.values())))}
@@ -297,10 +240,13 @@ class PostgresLogStore:
                 lanes.setdefault(shard, []).append((topic, key))
         return lanes
 
-    def parked(self, held: Mapping[int, int], *, limit: int, max_bytes: int) -> Sequence[OutboxRow]:
+    def parked(
+        self, held: Mapping[int, int], *, limit: int, max_bytes: int, without: Collection[str] = ()
+    ) -> Sequence[OutboxRow]:
+        some = Condition(_PARKED, (list(held), list(without), limit))
         with self._reading() as connection:
-            rows, _, _ = self._measured(connection, Condition(_PARKED, (list(held), limit)), (max_bytes, limit, limit))
-        return rows
+            connection.execute("SET LOCAL enable_nestloop = off")  # there may be many rows, and many refused ones
+            return PageReader(connection, self._table, limit=limit, max_bytes=max_bytes).rows(some)
 
     def unpark(
         self, held: Mapping[int, int], published: Sequence[OutboxRow], refused: Sequence[ParkedRow] = ()
@@ -309,26 +255,14 @@ class PostgresLogStore:
             ours = self._ours(connection, held, lock=True)
             connection.execute(self._sql(_UNPARK), ([row.id for row in published], list(ours)))
             if refused:
-                given = [each.row.id for each in refused], [each.why for each in refused]
-                connection.execute(self._sql(_REFUSE), (*given, list(ours)))
+                given = [each.row.id for each in refused], _reasons(connection, refused), list(ours)
+                connection.execute(self._sql(_REFUSE), given)
         return sorted(held.keys() - ours)
 
     def count_parked(self) -> int:
         with self._reading() as connection:
             ((count,),) = connection.execute(f"SELECT count(*) FROM {self._table}_parked").fetchall()
         return int(count)
-
-
-def _page(section: Section, rows: Sequence[OutboxRow], many: int) -> SectionPage:
-    return SectionPage(section, rows, rows[-1].id if len(rows) < many else None)
-
-
-def _united(conditions: Sequence[Condition], fields: str, limit: int | None = None) -> Condition:
-    """The rows that meet one of the conditions. Each of them stops at the limit by itself, and so do all together."""
-    end = "" if limit is None else f" LIMIT {limit}"
-    some = " UNION ALL ".join(f"(SELECT {fields} FROM {{t}} WHERE {each.sql}{end})" for each in conditions)
-    values = [value for each in conditions for value in each.values]
-    return Condition(f"SELECT {fields} FROM ({some}) AS united{end}", values)
 
 
 def _steps(moves: Mapping[int, CursorMove], held: Mapping[int, int], rows: Sequence[OutboxRow]) -> Sequence[list[Any]]:
@@ -344,5 +278,8 @@ def _steps(moves: Mapping[int, CursorMove], held: Mapping[int, int], rows: Seque
     )
 
 
-def _parked_columns(parked: Sequence[ParkedRow]) -> Sequence[list[Any]]:
-    return [each.row.id for each in parked], [each.refused for each in parked], [each.why for each in parked]
+def _reasons(connection: PgConnection, parked: Sequence[ParkedRow]) -> list[str]:
+    """As the database can store them: no text may stop the relay."""
+    encoding = "utf-8" if connection.info.parameter_status("server_encoding") == "UTF8" else "ascii"
+    texts = [storable(each.why).replace("\0", "\\0") for each in parked]
+    return [text.encode(encoding, "backslashreplace").decode() for text in texts]

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from onward.errors import BadOutbox, BadSetting, OutboxError, OutboxUnreachable
+from onward.errors import BadOutbox, OutboxError, OutboxUnreachable
+from onward.outbox.databases import sqlite_path
 from onward.outbox.queue_connections import QueueConnection, RelayBell, SleepingBell
-from onward.settings import redacted
 
 _BUSY_S = 5.0
 _LOOK_S = 0.01  # between two looks at a file
@@ -34,7 +34,7 @@ class SqliteConnection(QueueConnection):
 
     def __init__(self, url: str, table: str) -> None:
         super().__init__(url, table)
-        self.path = _path(url)
+        self.path = sqlite_path(url)
         if not self.path.exists():
             raise self._missing("the file does not exist")
         try:
@@ -79,13 +79,6 @@ class SqliteConnection(QueueConnection):
         if text.startswith(("no such table", "no such column")):
             return self._missing(text)
         return BadOutbox(f"{self.where}: {text}") if code in _WRONG else self._unreachable(text)
-
-
-def _path(url: str) -> Path:
-    path = url.partition(":///")[2].partition("?")[0]
-    if not path or path.startswith((":memory:", "file:")):
-        raise BadSetting(f"the outbox's database {redacted(url)}: name a file. A relay cannot see a database in memory")
-    return Path(path)
 
 
 def _open(path: Path, busy_s: float) -> sqlite3.Connection:

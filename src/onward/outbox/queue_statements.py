@@ -105,16 +105,18 @@ class QueueSql:
         )
         return self._at(f"SELECT id AS at_id FROM ({pages}) AS pages ORDER BY at_id LIMIT {limit}", PENDING, small)
 
-    def parked(self, shards: Iterable[int], limit: int, small: int) -> str:
-        """As `read`, of the parked rows in lanes without a refused row."""
+    def parked(self, shards: Iterable[int], limit: int, small: int, *, without: int = 0) -> str:
+        """As `read`, of the parked rows in lanes without a refused row. Values: the topics to leave out, `without` of
+        them."""
         t, lane, ours = f"{self._table}{PARKED}", self._words.lane, f"shard IN ({numbers(shards)})"
+        others = f" AND topic NOT IN ({', '.join(['%s'] * without)})" if without else ""
         free = (
             f"SELECT topic AS free_topic, {lane} AS free_lane FROM {t} WHERE {ours} GROUP BY topic, {lane} "
             "HAVING SUM(CASE WHEN refused THEN 1 ELSE 0 END) = 0"
         )
         lowest = (
             f"SELECT id AS at_id FROM {t} JOIN ({free}) AS free ON topic = free_topic AND {lane} = free_lane "
-            f"WHERE {ours} ORDER BY at_id LIMIT {limit}"
+            f"WHERE {ours}{others} ORDER BY at_id LIMIT {limit}"
         )
         return self._at(lowest, PARKED, small)
 

@@ -7,7 +7,7 @@ transaction commits late, or would read it after a later row of its key.
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 from uuid import uuid4
@@ -189,10 +189,13 @@ class QueueStore:
                     lanes.setdefault(shard, []).append((topic, key))
         return lanes
 
-    def parked(self, held: Mapping[int, int], *, limit: int, max_bytes: int) -> Sequence[OutboxRow]:
+    def parked(
+        self, held: Mapping[int, int], *, limit: int, max_bytes: int, without: Collection[str] = ()
+    ) -> Sequence[OutboxRow]:
         if not held:
             return ()
-        return self._bounded(self._sql.parked(held, limit, max_bytes // limit), PARKED, max_bytes)[0]
+        statement = self._sql.parked(held, limit, max_bytes // limit, without=len(without))
+        return self._bounded(statement, PARKED, max_bytes, *without)[0]
 
     def unpark(
         self, held: Mapping[int, int], published: Sequence[OutboxRow], refused: Sequence[ParkedRow] = ()
@@ -216,11 +219,11 @@ class QueueStore:
     def clean(self, *, keep_s: float, limit: int) -> int:
         return 0  # there is nothing left to clean
 
-    def _bounded(self, statement: str, suffix: str, max_bytes: int) -> tuple[Sequence[OutboxRow], bool]:
+    def _bounded(self, statement: str, suffix: str, max_bytes: int, *values: str) -> tuple[Sequence[OutboxRow], bool]:
         """The rows of a statement in their order, as many as fit, and whether some did not."""
         db = self._db
         with db.reading():
-            found = sorted(db.rows(statement), key=_id_of)
+            found = sorted(db.rows(statement, *values), key=_id_of)
             fitting = fit(found, max_bytes)
             large = [id_ for size, id_, *_ in fitting if size is not None]
             whole = {row[0]: row for ids in _chunks(large) for row in db.rows(self._sql.whole(suffix, ids))}

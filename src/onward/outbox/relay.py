@@ -15,8 +15,8 @@ import msgspec
 
 from onward.brokers.base import Broker
 from onward.error_report import storable
-from onward.errors import BadOutbox, OnwardError, OutboxError
-from onward.outbox.base import OutboxBatch, OutboxStore, ParkedRow
+from onward.errors import BadOutbox, OutboxError
+from onward.outbox.base import OutboxBatch, OutboxRow, OutboxStore, ParkedRow
 from onward.outbox.delivering import BatchDelivery
 from onward.outbox.leases import RelayLeases
 from onward.outbox.parking import ParkedLanes
@@ -35,6 +35,7 @@ _BREATH_S = 0.004  # after a batch that was not full, so that the next one is la
 _POLL_S = (0.005, 0.2)  # between two reads that found nothing: first and longest
 _RETRY_S = (0.2, 5.0)  # between two tries to publish, and between two tries to connect
 _REACH_S = 5.0  # how long the broker may take to list its topics
+_MOST_PAGES = 20  # of parked rows that are tried again, before new rows have their turn
 _TIDY_EVERY_S = 5.0
 _CLEAN_ROWS = 5_000
 _CLEAN_PAUSE_S = 0.02
@@ -129,7 +130,8 @@ class Relay:
             pauses.reset()
             started()
             await self._work()
-            await self._holder.leave()
+            if self._stopping.is_set():
+                await self._holder.leave()
         finally:
             self._holder.held.clear()
             self._parked.forget()
@@ -239,27 +241,38 @@ class Relay:
         """Whether the broker works, so that only these rows are in trouble, and there is room for them."""
         try:
             await asyncio.wait_for(self._broker.topics(), _REACH_S)
-        except (OnwardError, TimeoutError):
+        except Exception:  # every kind: while the broker does not work, the rows wait
             return False
         return await self._thread.run(self._thread.store.count_parked) + rows <= MOST_PARKED
 
     # -- beside the cycle -----------------------------------------------------------------------------------------
 
     async def _retry_parked(self, held: Mapping[int, int]) -> None:
-        """Try parked rows again, if it is time."""
-        rows = await self._parked.due(held)
-        delivery = BatchDelivery(rows, await self._holder.still(held), ())
-        if not delivery.left:
+        """Try parked rows again, if it is time. A topic that fails is left out of the next pages, so that it does not
+        hold up the others."""
+        if not self._parked.is_due:
             return
+        published, failed = 0, list[OutboxRow]()
         with self._holder.using(held):
-            failed = {failure.row.id for failure in await self._send(delivery, by_topic=True)}
-            refused = [each for each in delivery.parked if each.refused]
-            gone = failed.union(each.row.id for each in delivery.parked)
-            published = [row for row in rows if row.shard in delivery.held and row.id not in gone]
-            await self._thread.run(self._thread.store.unpark, delivery.held, published, refused)
+            for _ in range(_MOST_PAGES):
+                rows = await self._parked.page(held, {row.event.topic for row in failed})
+                delivery = BatchDelivery(rows, await self._holder.still(held), ())
+                if not delivery.left:
+                    break
+                failures = await self._send(delivery, by_topic=True)
+                failed += [failure.row for failure in failures]
+                published += await self._unpark(rows, delivery)
+        await self._parked.tried(held, published, failed)
+
+    async def _unpark(self, rows: Sequence[OutboxRow], delivery: BatchDelivery) -> int:
+        """Remove the parked rows that are published now. Returns their number."""
+        refused = [each for each in delivery.parked if each.refused]
+        gone = {row.id for row in delivery.left}.union(each.row.id for each in delivery.parked)
+        published = [row for row in rows if row.shard in delivery.held and row.id not in gone]
+        await self._thread.run(self._thread.store.unpark, delivery.held, published, refused)
         _report(refused)
         self._figures.done(published)
-        await self._parked.tried(held, len(published))
+        return len(published)
 
     async def _tidy(self) -> None:
         """Count the parked rows and delete published ones, if we own the first shard."""

@@ -1,18 +1,16 @@
-"""The relays of one process: one for each outbox of the application that has a database of its own."""
+"""The relays of one process: one for each table of an outbox that is not in the broker's own file."""
 
 import asyncio
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
 
-from sqlalchemy.engine import make_url
-
 from onward.brokers.base import Broker, Figure, FigureSample
+from onward.outbox.databases import dialect_of, sqlite_path
 from onward.outbox.outbox import Outbox
 from onward.outbox.relay import Relay, RelaySettings
 from onward.outbox.relay_figures import RelayFigures
@@ -21,7 +19,7 @@ from onward.settings import Settings
 
 
 class Relayed(NamedTuple):
-    outbox: Outbox
+    outboxes: Sequence[Outbox]  # of one table: an application may make several
     relay: Relay
     figures: RelayFigures
 
@@ -30,11 +28,11 @@ class Relays:
     """`name`: of this process, as other relays and `onward outbox status` see it."""
 
     def __init__(self, outboxes: Sequence[Outbox], broker: Broker, settings: Settings, name: str) -> None:
-        found = [(each, each.url) for each in outboxes if each.url is not None and not _is_broker(each.url, broker)]
-        terms = RelaySettings(
-            f"{name}-{uuid4().hex[:8]}", settings.lease_s, settings.outbox_keep_s, settings.drain_timeout_s
-        )
-        self._all = [_relayed(outbox, url, broker, terms, settings.outbox_max_age_s) for outbox, url in found]
+        tables: dict[tuple[str, str], list[Outbox]] = {}
+        for each in outboxes:
+            if each.url is not None and not _is_broker(each.url, broker):
+                tables.setdefault((each.url, each.table), []).append(each)
+        self._all = [_relayed(place, found, broker, settings, name) for place, found in tables.items()]
 
     def __len__(self) -> int:
         return len(self._all)
@@ -94,26 +92,30 @@ async def _rung(each: Relayed, started: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has just ended
             loop.call_soon_threadsafe(each.relay.ring)
 
-    unsubscribe = each.outbox.on_ring(ring)
-    try:
+    with ExitStack() as stack:
+        for outbox in each.outboxes:
+            stack.callback(outbox.on_ring(ring))
         await each.relay.run(started)
-    finally:
-        unsubscribe()
 
 
 def _largest(name: str, text: str, values: Sequence[float]) -> Figure:
     return Figure(name, "gauge", text, (), [FigureSample((), max(values, default=0))], largest=True)
 
 
-def _relayed(outbox: Outbox, url: str, broker: Broker, terms: RelaySettings, max_age_s: float) -> Relayed:
-    figures = RelayFigures(outbox.table, max_age_s)
-    return Relayed(outbox, Relay(open_store(url, outbox.table), broker, terms, figures), figures)
+def _relayed(
+    place: tuple[str, str], outboxes: Sequence[Outbox], broker: Broker, settings: Settings, name: str
+) -> Relayed:
+    url, table = place
+    terms = RelaySettings(
+        f"{name}-{uuid4().hex[:8]}", settings.lease_s, settings.outbox_keep_s, settings.drain_timeout_s
+    )
+    figures = RelayFigures(table, settings.outbox_max_age_s)
+    return Relayed(outboxes, Relay(open_store(url, table), broker, terms, figures), figures)
 
 
 def _is_broker(url: str, broker: Broker) -> bool:
     """Whether the database is the broker's own file. Then its events go into the broker's log at once."""
-    place = make_url(url)
-    if place.get_backend_name() != "sqlite" or not place.database or not os.path.exists(place.database):
+    if not broker.features.append_in or dialect_of(url) != "sqlite" or not sqlite_path(url).exists():
         return False
-    with closing(sqlite3.connect(place.database)) as db:
+    with closing(sqlite3.connect(sqlite_path(url))) as db:
         return broker.append_in(db, ()) is not None

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from onward.brokers.base import Relay as RelayTag
-from onward.errors import BadName, ConfigError, OnwardError, PayloadError, PublishError, RelayFenced
+from onward.error_report import message_of, name_of, storable
+from onward.errors import BadName, OnwardError, PayloadError, PublishError, RelayFenced
 from onward.event import Event
 from onward.outbox.base import Lane, OutboxRow
 from onward.settings import check_name
 
 log = logging.getLogger("onward")
+
+_MOST_CHARS = 2_000  # of a reason
 
 
 class Publish(Protocol):
@@ -65,7 +68,7 @@ def _sorted_out(rows: Sequence[OutboxRow]) -> tuple[list[OutboxRow], list[RowFai
         if row.lane in stopped:
             faulty.append(RowFailure(row, BEHIND))
         elif fault:
-            faulty.append(RowFailure(row, fault, refused=True))
+            faulty.append(RowFailure(row, fault[:_MOST_CHARS], refused=True))
             stopped.update([row.lane] if row.lane else [])
         else:
             sound.append(row)
@@ -79,7 +82,7 @@ def _name_fault(topic: str) -> str:
     try:
         check_name("topic", topic)
     except BadName as error:
-        return str(error)
+        return reason(error)
     return ""
 
 
@@ -100,21 +103,34 @@ async def _publish(rows: Sequence[OutboxRow], route: Route) -> SendResult:
         return SendResult((), {shard: error.seen})
     except PublishError as error:
         failed = {event.id for event in (*error.refused, *error.unknown)}
-        return SendResult([RowFailure(row, str(error)) for row in rows if row.event.id in failed], {})
+        return SendResult([RowFailure(row, reason(error)) for row in rows if row.event.id in failed], {})
     except (PayloadError, BadName) as error:  # nothing of the call was written
         return await _halved(rows, route, error)
-    except (OnwardError, ConfigError) as error:
-        return SendResult([RowFailure(row, str(error)) for row in rows], {})
+    except OnwardError as error:
+        return _all_failed(rows, error)
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        return _all_failed(rows, error)  # the broker's client has cancelled something of its own
     except Exception as error:  # a fault of the broker's client; the rows stay in the outbox
         log.exception("publishing from the outbox failed")
-        return SendResult([RowFailure(row, repr(error)) for row in rows], {})
+        return _all_failed(rows, error)
     return SendResult((), {})
+
+
+def _all_failed(rows: Sequence[OutboxRow], error: BaseException) -> SendResult:
+    return SendResult([RowFailure(row, reason(error)) for row in rows], {})
+
+
+def reason(error: BaseException) -> str:
+    """Why a row failed, as every database can store it."""
+    return storable(message_of(error) or name_of(error)).replace("\0", "\\0")[:_MOST_CHARS]
 
 
 async def _halved(rows: Sequence[OutboxRow], route: Route, error: Exception) -> SendResult:
     """Find the rows that the broker refuses, by publishing the two halves one after the other."""
     if len(rows) == 1:
-        return SendResult([RowFailure(rows[0], str(error), refused=True)], {})
+        return SendResult([RowFailure(rows[0], reason(error), refused=True)], {})
     half = len(rows) // 2
     first = await _publish(rows[:half], route)
     if first.fenced:

@@ -54,13 +54,23 @@ async def add_async(target: Any, outbox: "Outbox", entry: OutboxEntry) -> None:
     await target.run_sync(sqlalchemy_connections.add, outbox, entry)
 
 
+def count_waiting(target: Any) -> int:
+    """The events of the session's open transaction that are not written yet."""
+    events = _events(_session(target))
+    return 0 if events is None else events.count()
+
+
 def place_of(database: Any) -> tuple[str, Engine | None]:
-    """The URL with its password, and the Engine if one was given."""
+    """The URL with its password, and the Engine if one was given. An Engine is watched from now on: a listener that is
+    added while another thread commits may disturb that commit."""
     engine = database.sync_engine if isinstance(database, AsyncEngine) else database
     url = engine.url if isinstance(engine, Engine) else engine
     if not isinstance(url, URL):
         raise BadSetting(f"Outbox(app, {database!r}): give a URL, or an Engine or AsyncEngine of SQLAlchemy")
-    return url.render_as_string(hide_password=False), engine if isinstance(engine, Engine) else None
+    if not isinstance(engine, Engine):
+        return url.render_as_string(hide_password=False), None
+    watch_engine(engine)
+    return url.render_as_string(hide_password=False), engine
 
 
 class WaitingEvent(NamedTuple):
@@ -151,6 +161,9 @@ class SessionEvents:
             events[:] = [each for each in events if each.bind.engine is not connection.engine]
         self._written = self._written or bool(mine)
 
+    def count(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
     def _all(self) -> Iterator[WaitingEvent]:
         return chain.from_iterable(self._waiting.values())
 
@@ -225,10 +238,15 @@ def _survives(session: Session, connection: Connection) -> bool:
 def _watch(connection: Connection, events: SessionEvents) -> None:
     """Tell `events` before this connection commits. The pool must not hold the session, so this is a weak reference."""
     connection.info[_KEY] = weakref.ref(events)
-    if connection.engine not in _watched:
-        _watched.add(connection.engine)
-        event.listen(connection.engine, "commit", _on_connection_commit)
-        event.listen(connection.engine, "prepare_twophase", _on_connection_prepare)
+    watch_engine(connection.engine)
+
+
+def watch_engine(engine: Engine) -> None:
+    """Listen to the commits of an engine. Several threads may call it at once: SQLAlchemy adds a listener only once."""
+    if engine not in _watched:
+        event.listen(engine, "commit", _on_connection_commit)
+        event.listen(engine, "prepare_twophase", _on_connection_prepare)
+        _watched.add(engine)
 
 
 _watched: "weakref.WeakSet[Engine]" = weakref.WeakSet()

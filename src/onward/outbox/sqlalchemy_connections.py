@@ -64,8 +64,8 @@ def ring_later(connection: Connection, ring: Ring) -> None:
     if ring not in rings:
         rings.append(ring)
     if connection.engine not in _rung:
-        _rung.add(connection.engine)
         event.listen(connection.engine, "checkin", _on_checkin)
+        _rung.add(connection.engine)
 
 
 _rung: "weakref.WeakSet[Engine]" = weakref.WeakSet()

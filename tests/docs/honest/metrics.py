@@ -8,7 +8,7 @@ from tests.docs.pages import Code, Pages, code
 NOT_METRICS = {
     *("onward_inbox", "onward_inbox_cursor", "onward_nats"),  # tables, and the package of an example
     *("onward_outbox", *(f"onward_outbox_{name}" for name in ("meta", "relay", "shard", "parked", "lock"))),
-    *("onward_enqueue", "onward_outbox_clean"),  # functions of the database
+    *("onward_enqueue", "onward_lock", "onward_outbox_clean"),  # functions of the database
 }
 
 

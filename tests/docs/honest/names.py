@@ -31,6 +31,7 @@ RESULTS = (  # classes that the API page names only as what a method returns
 NOT_OURS = {
     *("AsyncConnection", "AsyncEngine", "AsyncSession", "Connection", "Session"),  # of SQLAlchemy
     "CancelledError",  # of asyncio
+    *("TestCase", "TransactionTestCase"),  # of Django
     "SortedSet",  # of sortedcontainers
     "TimeoutStopSec",  # of systemd
 }
