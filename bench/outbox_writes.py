@@ -42,7 +42,7 @@ Transaction = Callable[[Session, int], None]
 
 
 def run(bench: Bench, database: PostgresDatabase) -> None:
-    transactions, rounds = bench.sized((4_000, 5), (400, 2))
+    transactions, rounds = bench.sized((4_000, 5), (200, 2))
     database.renew()
     with _engine(database) as engine:
         outbox = Outbox(Onward(f"sqlite:///{bench.path('unused.db')}"), engine)

@@ -40,6 +40,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    with connection.schema_editor() as editor:
-        editor.create_model(Order)
+    if "shop_order" not in connection.introspection.table_names():
+        with connection.schema_editor() as editor:
+            editor.create_model(Order)
     asyncio.run(main())

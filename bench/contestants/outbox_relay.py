@@ -88,8 +88,9 @@ async def _ended(over: asyncio.Event, lap: Lap) -> None:
 
 
 def _await_empty(database: str) -> None:
+    end = time.monotonic() + STUCK_S
     with connected(database, rights="") as connection:
-        while connection.rows(f"SELECT 1 FROM {schema.TABLE} LIMIT 1"):
+        while connection.rows(f"SELECT 1 FROM {schema.TABLE} LIMIT 1") and time.monotonic() < end:
             connection.run("COMMIT")  # the next read sees what others have removed
             time.sleep(0.2)
 

@@ -432,9 +432,9 @@ class Onward:
             raise ConfigError(stages.nothing)
         if self._crew is not None:
             raise ConfigError(
-                "the handlers of this application already run: call app.run() or app.running() once; in the body of "
-                "`async with app.running():` they run until the body ends. To run more calls at once, start another "
-                "process, as `onward run --workers` does"
+                "this application already runs: call one of app.run(), app.running(), app.relay() and app.relaying(), "
+                "and call it once; in the body of `async with app.running():` the handlers run until the body ends. To "
+                "run more calls at once, start another process, as `onward run --workers` does"
             )
 
     @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ from onward.engines.tasks import TaskEngine
 from onward.engines.threads import ThreadEngine
 from onward.engines.watchdog import Watchdog
 from onward.error_report import storable
-from onward.errors import BadHandler, OnwardError
+from onward.errors import BadHandler, ConfigError, OnwardError
 from onward.event import Partition
 from onward.failure.dead import DeadLetters
 from onward.failure.monitor import Hook, Monitor
@@ -86,7 +86,14 @@ class Crew:
         self.consumers: list[Consumer] = []
 
     def _relays_of(self, outboxes: Sequence["Outbox"]) -> "Relays | None":
-        if not any(outbox.url is not None for outbox in outboxes):
+        lost = [each.table for each in outboxes if each.url is None]
+        if lost and not self._broker.features.append_in:
+            log.warning(
+                "no relay reads the outbox %s, because its database is not known: write Outbox(app, URL), or set "
+                "outbox_url",
+                ", ".join(lost),
+            )
+        if len(lost) == len(outboxes):
             return None
         from onward.outbox.relays import Relays  # its database libraries are an extra
 
@@ -96,6 +103,10 @@ class Crew:
     async def run(self, started: Callable[[], None]) -> None:
         """Run until `stop`, or until one handler's consumer or a relay fails. Then all end, because half an application
         would look healthy. Calls `started` when every handler has joined its group."""
+        if not self._handlers and self._relays is None:
+            raise ConfigError(
+                "nothing to relay: the outbox is in the broker's own file, so its events are in the log at once"
+            )
         self._check_starts()
         try:
             await self._start_inboxes()
@@ -176,7 +187,8 @@ class Crew:
             for task in (*tasks, *beside):
                 task.cancel()
             await asyncio.wait([*tasks, *beside])
-            log.info(last_line(self.readings()))
+            if self._handlers:
+                log.info(last_line(self.readings()))
             self.consumers = []
 
     def _joining(self, started: Callable[[], None], left: int) -> Callable[[], None]:

@@ -6,12 +6,13 @@ from pathlib import Path
 import msgspec
 import psycopg
 import pytest
-from bench import outbox, outbox_delay, outbox_takeover, outbox_writes
 from bench.__main__ import main
 from bench.contestants import outbox_faststream
 from bench.kit import Bench, child
 from bench.outbox_database import Meter, PostgresDatabase, fill, postgres
 from bench.workload import items
+
+from bench import outbox, outbox_delay, outbox_takeover, outbox_writes
 
 EVENTS = 400
 
@@ -84,9 +85,9 @@ def test_the_shards_of_a_killed_relay_are_taken_over(bench: Bench, database: Pos
 
 def test_an_event_that_was_written_and_published_at_once_is_counted(bench: Bench, database: PostgresDatabase) -> None:
     sink = outbox.Sink("SQLite", f"sqlite:///{bench.folder}/broker.db")
-    outbox.sustained(bench, database, [outbox.NULL, sink])
-    assert [check.ok for check in bench.checks] == [True, True, True]
-    assert [figure.value > 0 for figure in bench.figures] == [True, True]
+    outbox.sustained(bench, database, [sink])
+    assert [check.ok for check in bench.checks] == [True, True]  # as the relay and as a handler saw them
+    assert [figure.value > 0 for figure in bench.figures] == [True]
 
 
 @pytest.mark.more

@@ -68,6 +68,7 @@ def test_relay_publishes_without_running_handlers_and_ends_with_a_signal(shell: 
     relay.send(signal.SIGTERM)
     assert relay.ended() == 0
     assert "billed" not in relay.out
+    assert "outbox onward_outbox: stopped, 1 event published" in relay.err
 
 
 def test_run_leaves_the_outbox_to_others_if_outbox_relay_is_off(shell: Shell) -> None:
@@ -102,3 +103,13 @@ def test_an_outbox_in_the_brokers_own_file_needs_no_relay(shell: Shell) -> None:
     running.saw("billed 1")
     running.send(signal.SIGTERM)
     assert running.ended() == 0
+
+
+def test_relay_says_that_there_is_nothing_to_relay_in_the_brokers_own_file(shell: Shell) -> None:
+    shell.write("shop.py", SHOP.replace("events.db", "shop.db"))
+    place(shell, 1)
+    done = shell.run("relay", "shop:app")
+    assert done.returncode == 2
+    assert "nothing to relay: the outbox is in the broker's own file" in done.stderr
+    status = shell.run("outbox", "status", "--app", "shop:app")
+    assert "needs no tables and no relay" in status.stderr

@@ -1,7 +1,8 @@
 """A relay in a process of its own: `python -m tests.outbox.adversary_process DATABASE FILE`.
 
 Its broker does not check fences, so it also accepts what a relay sends that has lost its shards. It is slow. Sometimes
-it does not accept the last events of a key, and at times it accepts no event of some key.
+it does not accept the last events of a key, and at times it accepts no event of some key. The batches of the relay are
+small, so there is always a backlog to read page by page.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from onward.brokers.base import Broker, Features, TopicSpec
 from onward.brokers.base import Relay as RelayTag
 from onward.errors import PublishError
 from onward.event import Event
+from onward.outbox import relay as relay_module
 from onward.outbox.relay import Relay, RelaySettings
 from onward.outbox.relay_figures import RelayFigures
 from onward.outbox.stores import open_store
@@ -26,6 +28,7 @@ from tests.outbox.adversary import KEYS, TABLE, Published, arrived
 from tests.outbox.adversary_fleet import LEASE_S
 
 SLOWEST_S = 0.1
+BATCH_ROWS = 40
 REFUSALS = 0.1  # the part of the calls in which some events are not accepted
 PERIOD_S = 3.0  # in each period another key is refused
 REFUSED_S = 2.0  # at the beginning of a period. A relay parks a row that it cannot publish for 0.6 s
@@ -49,9 +52,9 @@ class Arrivals:
             raise PublishError("no answer", refused=last[accepted:], unknown=last[:accepted])
 
     def _write(self, events: Sequence[Event]) -> None:
-        lines = [msgspec.json.encode(arrived(each.id, each.value or b"")) + b"\n" for each in events]
-        written = os.write(self._file, b"".join(lines))
-        assert written == sum(map(len, lines))
+        """A relay may be killed while it writes, so each write begins with the end of the line before it."""
+        lines = [b"\n" + msgspec.json.encode(arrived(each.id, each.value or b"")) for each in events]
+        os.write(self._file, b"".join([*lines, b"\n"]))
 
     async def topics(self) -> Sequence[TopicSpec]:
         return []
@@ -71,12 +74,13 @@ def _last_of_a_key(events: Sequence[Event]) -> list[Event]:
 
 
 def read(path: Path) -> list[Published]:
-    """What has arrived so far, of all relays."""
+    """What has arrived so far, of all relays. A line that is not complete has not arrived."""
     lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=Published) for line in lines]
+    return [msgspec.json.decode(line, type=Published) for line in lines if line.endswith(b"]")]
 
 
 async def main(database: str, path: str) -> None:
+    relay_module.BATCH_ROWS = BATCH_ROWS
     settings = RelaySettings(f"relay-{os.getpid()}", LEASE_S, keep_s=0.0, drain_timeout_s=5.0)
     broker = cast("Broker", Arrivals(Path(path)))
     relay = Relay(open_store(database, TABLE), broker, settings, RelayFigures(TABLE, 60.0))

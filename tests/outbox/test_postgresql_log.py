@@ -192,6 +192,15 @@ def test_a_read_returns_nothing_of_shards_that_are_lost(kit: OutboxKit) -> None:
     assert not first.read().rows
 
 
+def test_a_relay_that_was_struck_advances_nothing_even_if_nobody_has_claimed_its_shards(kit: OutboxKit) -> None:
+    relay = StoreRelay(kit)
+    kit.commit(event("a", 1))
+    batch = relay.read()
+    StoreRelay(kit, "b", lambda view: LeasePlan(strike=["a"]))
+    assert set(relay.store.advance(batch, relay.held)) == relay.held.keys()
+    assert by_key(StoreRelay(kit, "c").drain(), "a") == ["a:1"]
+
+
 def test_an_idle_relay_hardly_writes(kit: OutboxKit) -> None:
     relay = StoreRelay(kit)
     kit.commit(event("a", 1))
@@ -388,8 +397,9 @@ def test_a_server_that_does_not_answer_is_noticed(
         store = PostgresLogStore(proxy.url, kit.table)
         store.open()
         proxy.stall()
-        with pytest.raises(OutboxUnreachable, match="not answered"):
-            store.turn("a", 10.0, keep)
+        for text in ("not answered", "closed"):  # a late answer must not be taken for that of another statement
+            with pytest.raises(OutboxUnreachable, match=text):
+                store.turn("a", 10.0, keep)
         store.close()
 
 

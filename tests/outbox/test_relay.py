@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +16,21 @@ from onward import Onward
 from onward.brokers import open_broker
 from onward.brokers.base import Broker, Features, TopicSpec
 from onward.brokers.base import Relay as RelayTag
-from onward.errors import Backlogged, BadOutbox, BrokerError, PublishError, RelayFenced, TooLarge
+from onward.errors import (
+    Backlogged,
+    BadOutbox,
+    BrokerError,
+    OutboxUnreachable,
+    PublishError,
+    RelayFenced,
+    TooLarge,
+)
 from onward.event import Event
 from onward.outbox import Outbox
-from onward.outbox.base import OutboxStore
+from onward.outbox.base import OutboxRow, OutboxStore
+from onward.outbox.bell import OutboxBell
 from onward.outbox.parking import ParkedLanes
+from onward.outbox.postgresql import PostgresListener
 from onward.outbox.relay import Relay, RelaySettings
 from onward.outbox.relay_figures import RelayFigures
 from onward.outbox.relays import Relays
@@ -257,6 +269,50 @@ async def test_parked_rows_of_a_topic_that_stays_full_do_not_hold_up_those_of_an
 
 
 @in_loop
+async def test_new_keys_of_a_topic_that_fails_as_a_whole_are_parked_without_a_try(file_kit: OutboxKit) -> None:
+    """A topic whose publishes hang would otherwise hold up the others with each new key."""
+    sink = Sink()
+    tried: list[str | None] = []
+
+    def full(events: Sequence[Event]) -> Exception | None:
+        found = [each for each in events if each.topic == "full"]
+        tried.extend(each.key for each in found)
+        return Backlogged("full", refused=events) if found else None
+
+    sink.refuses = full
+    file_kit.commit(*[event(f"k{n}", n, topic="full") for n in range(30)])
+    async with running(file_kit, sink) as run:
+        await until(lambda: run.parked._failing == {"full"})
+        file_kit.commit(event("new", 1, topic="full"), event("a", 1, topic="free"))
+        await until(lambda: len(sink.events) == 1)
+        await until(lambda: sum(map(len, run.parked._lanes.values())) == 31)
+        assert tried.count("new") <= 1  # with the other parked rows
+
+
+class UncleanStore:
+    """A store that cannot delete more than a few rows in time."""
+
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+
+    def clean(self, *, keep_s: float, limit: int) -> int:
+        self.limits.append(limit)
+        if limit > 100:
+            raise OutboxUnreachable("canceling statement due to statement timeout")
+        return 0
+
+
+@in_loop
+async def test_rows_that_cannot_be_deleted_in_time_are_deleted_in_smaller_steps() -> None:
+    store = UncleanStore()
+    settings = RelaySettings("a", 1.0, 0.0, 1.0)
+    relay = Relay(cast("OutboxStore", store), cast("Broker", Sink()), settings, RelayFigures("t", 1.0))
+    await relay._clean()
+    assert store.limits == [5_000, 1_250, 312, 78]
+    relay._thread.end()
+
+
+@in_loop
 async def test_two_outbox_objects_of_one_table_have_one_relay(file_kit: OutboxKit, tmp_path: Path) -> None:
     app = Onward(f"sqlite:///{tmp_path}/events.db")
     for _ in range(2):
@@ -385,10 +441,24 @@ async def test_a_shard_that_was_lost_and_claimed_again_in_one_turn_loads_its_par
     store = ParkedKeys()
     thread = StoreThread(cast("OutboxStore", store), "test")
     parked = ParkedLanes(thread)
+    later = [OutboxRow(9, 3, Event("e", "orders", "k", b""))]
     await parked.learn({3: 5})
     await parked.learn({3: 5})
-    assert (store.asked, parked.of({3})) == (1, set())
+    assert (store.asked, parked.lanes_of(later)) == (1, set())
     store.lanes = {3: [("orders", "k")]}
     await parked.learn({3: 7})
-    assert parked.of({3}) == {("orders", "k")}
+    assert parked.lanes_of(later) == {("orders", "k")}
     thread.end()
+
+
+def test_the_bell_is_heard_if_the_name_of_the_table_has_capitals(postgres_server: PostgresServer) -> None:
+    listener = PostgresListener(postgres_server.url, "MixedOutbox")
+    waiting = threading.Thread(target=listener.wait, args=(60.0,))
+    started = time.monotonic()
+    waiting.start()
+    bell = OutboxBell(lambda: postgres_server.url, "MixedOutbox")
+    while waiting.is_alive():
+        bell.ring()
+        waiting.join(0.05)
+    assert time.monotonic() - started < 50
+    listener.close()

@@ -429,6 +429,18 @@ def test_cleaning_never_deletes_what_is_not_published(kit: OutboxKit) -> None:
     assert by_key(relay.published, "a") == [f"a:{n}" for n in range(10)]
 
 
+def test_published_rows_with_impossible_times_are_cleaned_too(kit: OutboxKit) -> None:
+    relay = StoreRelay(kit)
+    kit.commit(*[Event(f"e-{time_}", TOPIC, "k", b"", {}, "", time_) for time_ in (1e300, 4e9, -5.0)])
+    assert len(relay.drain()) == 3
+    while relay.store.clean(keep_s=60, limit=10):
+        pass
+    with kit.transaction() as connection:
+        cursor = connection.cursor()
+        cursor.execute(f"SELECT count(*) FROM {kit.table}")
+        assert cursor.fetchone() == (0,)
+
+
 def test_a_store_works_again_after_close_and_open(kit: OutboxKit) -> None:
     relay = StoreRelay(kit)
     kit.commit(event("a", 1))

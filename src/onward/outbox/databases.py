@@ -230,11 +230,15 @@ def _mariadb(url: str) -> Any:
     import pymysql
 
     parts = urlsplit(url)
+    try:
+        port = parts.port or 3306
+    except ValueError as error:
+        raise BadSetting(f"the outbox's database {redacted(url)}: {error}; correct the port") from None
     query = dict(parse_qsl(parts.query))
     files: dict[str, Any] = {name: query[name] for name in _MARIADB_FILES if name in query}
     return pymysql.connect(
         host=parts.hostname or "localhost",
-        port=parts.port or 3306,
+        port=port,
         user=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
         database=unquote(parts.path.lstrip("/")),

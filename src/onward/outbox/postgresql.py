@@ -42,6 +42,7 @@ T = TypeVar("T")
 # States of PostgreSQL's errors. Their first two characters are a class.
 _FORBIDDEN = "42501"
 _NOTHING_THERE = {"42P01", "42703", "42883", "3F000"}  # no table, column, function or schema
+_NOT_TEXT = {"22021", "22P05"}
 _WAITED = {"55P03", "57014"}  # for a lock, or for the end of the statement
 _BAD_CLASSES = {"0A", "22", "23", "42", "3F"}  # another try would fail too
 
@@ -106,10 +107,6 @@ def translated(url: str, table: str) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise _outbox_error(error, url, table) from error
-    except UnicodeError as error:
-        raise BadOutbox(
-            f"{redacted(url)}: a text in the tables of {table} is not UTF-8 ({error}); correct it, or delete its row"
-        ) from error
 
 
 def _outbox_error(error: psycopg.Error, url: str, table: str) -> OutboxUnreachable | BadOutbox:
@@ -117,7 +114,14 @@ def _outbox_error(error: psycopg.Error, url: str, table: str) -> OutboxUnreachab
     if state == _FORBIDDEN:
         return BadOutbox(f"{where}: {text}; a relay needs these rights: {relay_grants('postgresql', table)}")
     if state in _NOTHING_THERE:
-        return BadOutbox(f"{where}: {text}; run `onward outbox init URL` or `onward outbox upgrade URL`")
+        return BadOutbox(
+            f"{where}: the tables of the outbox {table} are missing or not complete ({text}); run "
+            "`onward outbox init URL`, or `onward outbox upgrade URL` if they are of an older version"
+        )
+    if state in _NOT_TEXT:
+        return BadOutbox(
+            f"{where}: {text}; a text in {table} or {table}_parked is not UTF-8: correct it, or delete its row"
+        )
     if state[:2] in _BAD_CLASSES or isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return BadOutbox(f"{where}: {text}; is {table} an outbox of this version of Onward?")
     if state in _WAITED:
@@ -188,7 +192,7 @@ class PostgresListener:
     def _listening(self) -> bool:
         if self._connection is None and time.monotonic() >= self._next_try and not self._closed.is_set():
             self._connection = connect(self._url)
-            self._connection.execute(f"LISTEN {self._channel}")
+            self._connection.execute(f'LISTEN "{self._channel}"')
         return self._connection is not None
 
     def _heard(self, ends: float) -> bool:

@@ -8,13 +8,16 @@ from onward.outbox.postgresql_rebaseline import PUBLISHED
 
 _MOST_PAGES = 20  # in one call
 _RESTART_S = 600.0
+_FUTURE_S = 86_400.0
 
+# A time that is far in the future, or not a number, says nothing about the age of an event.
+_OLD = "({0} < %(before)s OR {0} > %(future)s)"
 _DELETE = f"""
 WITH page AS MATERIALIZED (
     SELECT id, xid, shard, event_time FROM {{t}} WHERE id > %(after)s ORDER BY id LIMIT %(page)s
 ), old AS (
     SELECT r.id FROM page AS r JOIN {{t}}_shard AS s USING (shard)
-    WHERE r.event_time < %(before)s AND {PUBLISHED} ORDER BY r.id LIMIT %(most)s
+    WHERE {_OLD.format("r.event_time")} AND {PUBLISHED} ORDER BY r.id LIMIT %(most)s
 ), gone AS (
     DELETE FROM {{t}} WHERE id = ANY(ARRAY(SELECT id FROM old)) RETURNING id
 )
@@ -24,7 +27,7 @@ SELECT
     count(*),
     max(id),
     min(id) FILTER (WHERE id NOT IN (SELECT id FROM gone)),
-    coalesce(bool_or(event_time < %(before)s), false)
+    coalesce(bool_or({_OLD.format("event_time")}), false)
 FROM page
 """
 # One cleaner at a time: two of them would wait for each other's rows.
@@ -86,7 +89,14 @@ def clean(connection: PgConnection, table: str, sweep: Sweep, *, keep_s: float, 
         return 0
     deleted = 0
     for _ in range(_MOST_PAGES):
-        values = {"after": sweep.after, "page": limit, "before": time.time() - keep_s, "most": limit - deleted}
+        now = time.time()
+        values = {
+            "after": sweep.after,
+            "page": limit,
+            "before": now - keep_s,
+            "future": now + _FUTURE_S,
+            "most": limit - deleted,
+        }
         found = connection.execute(_DELETE.replace("{t}", table), values).fetchone()
         assert found is not None
         result = PageResult(*found)

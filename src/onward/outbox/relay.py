@@ -80,6 +80,7 @@ class Relay:
         self._thread = StoreThread(store, "outbox")
         self._holder = ShardHolder(self._thread, RelayLeases(settings.name, settings.lease_s))
         self._parked = ParkedLanes(self._thread)
+        self._full = ""  # said with a failure, if there is no room for more parked rows
         self._stopping = asyncio.Event()
         self._rung = asyncio.Event()
 
@@ -192,7 +193,7 @@ class Relay:
 
     async def _relay(self, batch: OutboxBatch, held: Mapping[int, int]) -> None:
         """Publish the batch, then advance in those of its shards that are still ours."""
-        delivery = BatchDelivery(batch.rows, held, self._parked.of(held))
+        delivery = BatchDelivery(batch.rows, held, self._parked.lanes_of(batch.rows))
         with self._holder.using(held):
             await self._deliver(delivery)
             lost = await self._thread.run(self._thread.store.advance, batch, delivery.held, delivery.parked)
@@ -216,7 +217,7 @@ class Relay:
             if rounds >= _ROUNDS and await self._may_park(len(delivery.left)):
                 delivery.give_up(failed)
             else:
-                self._figures.refused(failed[0].why)
+                self._figures.refused(failed[0].why + self._full)
                 await pauses.wait()
                 if self._stopping.is_set():
                     delivery.keep({})  # the next owner publishes them
@@ -243,7 +244,9 @@ class Relay:
             await asyncio.wait_for(self._broker.topics(), _REACH_S)
         except Exception:  # every kind: while the broker does not work, the rows wait
             return False
-        return await self._thread.run(self._thread.store.count_parked) + rows <= MOST_PARKED
+        has_room = await self._thread.run(self._thread.store.count_parked) + rows <= MOST_PARKED
+        self._full = "" if has_room else f"; {MOST_PARKED:,} events are parked, so all others wait behind this one too"
+        return has_room
 
     # -- beside the cycle -----------------------------------------------------------------------------------------
 
@@ -252,7 +255,7 @@ class Relay:
         hold up the others."""
         if not self._parked.is_due:
             return
-        published, failed = 0, list[OutboxRow]()
+        published, failed = list[OutboxRow](), list[OutboxRow]()
         with self._holder.using(held):
             for _ in range(_MOST_PAGES):
                 rows = await self._parked.page(held, {row.event.topic for row in failed})
@@ -264,15 +267,15 @@ class Relay:
                 published += await self._unpark(rows, delivery)
         await self._parked.tried(held, published, failed)
 
-    async def _unpark(self, rows: Sequence[OutboxRow], delivery: BatchDelivery) -> int:
-        """Remove the parked rows that are published now. Returns their number."""
+    async def _unpark(self, rows: Sequence[OutboxRow], delivery: BatchDelivery) -> Sequence[OutboxRow]:
+        """Remove the parked rows that are published now, and return them."""
         refused = [each for each in delivery.parked if each.refused]
         gone = {row.id for row in delivery.left}.union(each.row.id for each in delivery.parked)
         published = [row for row in rows if row.shard in delivery.held and row.id not in gone]
         await self._thread.run(self._thread.store.unpark, delivery.held, published, refused)
         _report(refused)
         self._figures.done(published)
-        return len(published)
+        return published
 
     async def _tidy(self) -> None:
         """Count the parked rows and delete published ones, if we own the first shard."""
@@ -281,10 +284,20 @@ class Relay:
             await asyncio.sleep(_TIDY_EVERY_S)
             if _FIRST_SHARD in self._holder.ours():
                 self._figures.parked = await self._thread.run(store.count_parked)
-                keep_s, rows = self._settings.keep_s, _CLEAN_ROWS
-                while rows == _CLEAN_ROWS:
-                    rows = await self._thread.run(store.clean, keep_s=keep_s, limit=_CLEAN_ROWS)
-                    await asyncio.sleep(_CLEAN_PAUSE_S)
+                await self._clean()
+
+    async def _clean(self) -> None:
+        """Delete published rows, in steps that are short enough for the database. A failure disturbs nothing else."""
+        limit = rows = _CLEAN_ROWS
+        while rows == limit:
+            await asyncio.sleep(_CLEAN_PAUSE_S)
+            try:
+                rows = await self._thread.run(self._thread.store.clean, keep_s=self._settings.keep_s, limit=limit)
+            except OutboxError as error:
+                log.debug("%d rows of the outbox were not deleted: %s", limit, error)
+                limit = rows = limit // 4
+                if not limit:
+                    return
 
 
 def _report(parked: Sequence[ParkedRow]) -> None:

@@ -55,6 +55,13 @@ class RelayFigures:
             self._outage_began = clock.now()
             log.warning("outbox %s cannot be used, the relay tries again: %s", self._table, storable(why))
 
+    def began(self, where: str) -> None:
+        log.info("outbox %s of %s: its relay publishes its events", self._table, where)
+
+    def ended(self) -> None:
+        count = self.published.total()
+        log.info("outbox %s: stopped, %s event%s published", self._table, f"{count:,}", "" if count == 1 else "s")
+
     def found(self) -> None:
         """The database can be used."""
         if self._outage_began is not None:

@@ -15,7 +15,7 @@ from onward.outbox.outbox import Outbox
 from onward.outbox.relay import Relay, RelaySettings
 from onward.outbox.relay_figures import RelayFigures
 from onward.outbox.stores import open_store
-from onward.settings import Settings
+from onward.settings import Settings, redacted
 
 
 class Relayed(NamedTuple):
@@ -95,7 +95,9 @@ async def _rung(each: Relayed, started: Callable[[], None]) -> None:
     with ExitStack() as stack:
         for outbox in each.outboxes:
             stack.callback(outbox.on_ring(ring))
+        each.figures.began(redacted(str(each.outboxes[0].url)))
         await each.relay.run(started)
+        each.figures.ended()
 
 
 def _largest(name: str, text: str, values: Sequence[float]) -> Figure:

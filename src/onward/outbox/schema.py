@@ -113,6 +113,11 @@ def existing_meta(connection: OutboxConnection, table: str) -> dict[str, str]:
     """What the outbox says about itself. BadOutbox if there is none."""
     meta = read_meta(connection, table)
     if "version" not in meta:
+        if connection.dialect == "sqlite" and connection.has_table("onward_topic"):
+            raise BadOutbox(
+                f"{connection.where} has no outbox {table}. It is a broker of Onward: if it is your application's, an "
+                "outbox in it needs no tables and no relay. Otherwise run `onward outbox init URL`"
+            )
         raise BadOutbox(f"{connection.where} has no outbox {table}: run `onward outbox init URL`")
     return meta
 
