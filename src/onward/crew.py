@@ -21,7 +21,7 @@ from onward.engines.tasks import TaskEngine
 from onward.engines.threads import ThreadEngine
 from onward.engines.watchdog import Watchdog
 from onward.error_report import storable
-from onward.errors import BadHandler, ConfigError, OnwardError
+from onward.errors import BadHandler, OnwardError
 from onward.event import Partition
 from onward.failure.dead import DeadLetters
 from onward.failure.monitor import Hook, Monitor
@@ -98,15 +98,11 @@ class Crew:
         from onward.outbox.relays import Relays  # its database libraries are an extra
 
         relays = Relays(outboxes, self._broker, self._settings, self._identity.member.name)
-        return relays if len(relays) else None
+        return relays if len(relays) or not self._handlers else None
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run until `stop`, or until one handler's consumer or a relay fails. Then all end, because half an application
         would look healthy. Calls `started` when every handler has joined its group."""
-        if not self._handlers and self._relays is None:
-            raise ConfigError(
-                "nothing to relay: the outbox is in the broker's own file, so its events are in the log at once"
-            )
         self._check_starts()
         try:
             await self._start_inboxes()

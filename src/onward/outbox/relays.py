@@ -1,6 +1,7 @@
 """The relays of one process: one for each table of an outbox that is not in the broker's own file."""
 
 import asyncio
+import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from onward.outbox.relay import Relay, RelaySettings
 from onward.outbox.relay_figures import RelayFigures
 from onward.outbox.stores import open_store
 from onward.settings import Settings, redacted
+
+log = logging.getLogger("onward")
 
 
 class Relayed(NamedTuple):
@@ -33,6 +36,7 @@ class Relays:
             if each.url is not None and not _is_broker(each.url, broker):
                 tables.setdefault((each.url, each.table), []).append(each)
         self._all = [_relayed(place, found, broker, settings, name) for place, found in tables.items()]
+        self._stopping = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -40,6 +44,10 @@ class Relays:
     async def run(self, started: Callable[[], None]) -> None:
         """Run until `stop`, or until one relay fails. Calls `started` when each has reached its database, or could
         not."""
+        if not self._all:
+            log.info("nothing to relay: the outbox is in the broker's own file, so its events are in the log at once")
+            started()
+            await self._stopping.wait()
         waiting = set(range(len(self._all)))
 
         def begin(number: int) -> None:
@@ -56,6 +64,7 @@ class Relays:
             raise failed.exceptions[0] from None
 
     def stop(self) -> None:
+        self._stopping.set()
         for each in self._all:
             each.relay.stop()
 

@@ -71,7 +71,7 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     outbox_id: str
     waiting: int  # rows that are neither published nor parked
-    oldest_s: float | None  # the age of the oldest event that is not published, also of a parked one
+    oldest_s: float | None  # the age of the oldest event that is not published; without parked ones if some are refused
     parked_rows: int
     refused_rows: int
     relays: Sequence[RelayStatus]
@@ -158,7 +158,8 @@ def _read(connection: OutboxConnection, table: str, meta: Mapping[str, str], loo
     relays = _relays(connection, queries, look_s)
     waiting, oldest = connection.rows(queries.waiting)[0]
     parked, refused, oldest_parked = connection.rows(queries.parked)[0]
-    times = [each for each in (oldest, oldest_parked) if each is not None]
+    # Refused events wait for an operator, and others may wait behind them. Their age says nothing about the relay.
+    times = [each for each in (oldest, None if refused else oldest_parked) if each is not None]
     return OutboxStatus(
         database=connection.where,
         table=table,
