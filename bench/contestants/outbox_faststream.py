@@ -2,7 +2,7 @@
 
 asyncpg, large fetches, one DELETE for a hundred rows, its autovacuum settings, no dependency injection, no log lines.
 Its handler is called for each row, so the handler is the null broker. It does not keep order among several workers, so
-it has one, which was also the fastest.
+it has one.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ STUCK_S = 100.0
 SETTINGS: dict[str, Any] = {
     "max_workers": 1,
     "fetch_batch_size": 1_000,
-    "terminal_flush_batch_size": 100,
+    "terminal_flush_batch_size": 500,
     "min_fetch_interval": 0.01,
     "max_fetch_interval": 0.1,
 }

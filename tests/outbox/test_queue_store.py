@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -707,3 +708,30 @@ def without_rights_of_root() -> Iterator[None]:
         yield
     finally:
         os.seteuid(user)
+
+
+def test_writers_that_hardly_release_the_lock_do_not_starve_the_relay(tmp_path: Path) -> None:
+    kit = OutboxKit(f"sqlite:///{tmp_path}/shop.db", None)
+    relay = StoreRelay(kit)
+    stopped = threading.Event()
+
+    def write() -> None:
+        connection = sqlite3.connect(tmp_path / "shop.db", timeout=60, isolation_level=None)
+        while not stopped.is_set():
+            connection.execute("BEGIN IMMEDIATE")
+            kit.write(connection, event("k", 1))
+            time.sleep(0.005)
+            connection.execute("COMMIT")
+        connection.close()
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(20):
+            relay.turn(keep)  # raises OutboxUnreachable if it does not get the lock within 5 s
+    finally:
+        stopped.set()
+        for writer in writers:
+            writer.join()
+        kit.close()

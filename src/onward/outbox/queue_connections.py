@@ -61,7 +61,7 @@ class QueueConnection(ABC):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commits at the end of the block, and rolls back if it raises. It sees what others commit meanwhile."""
-        self.run(self.begin)
+        self.start()
         try:
             yield
             self.run("COMMIT")
@@ -69,6 +69,10 @@ class QueueConnection(ABC):
             with suppress(OutboxError):
                 self.run("ROLLBACK")
             raise
+
+    def start(self) -> None:
+        """Begin a transaction."""
+        self.run(self.begin)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from onward.outbox.databases import sqlite_path
 from onward.outbox.queue_connections import QueueConnection, RelayBell, SleepingBell
 
 _BUSY_S = 5.0
+_TRY_S = 0.001  # between two tries to begin
 _LOOK_S = 0.01  # between two looks at a file
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -42,6 +43,31 @@ class SqliteConnection(QueueConnection):
         except sqlite3.Error as error:
             raise self._ours(error) from error
         self._file = self._stat()
+
+    def start(self) -> None:
+        """Begin a transaction. SQLite's own wait sleeps up to 100 ms between two tries, so that busy writers would keep
+        the lock from us for ever."""
+        self._raw.execute("PRAGMA busy_timeout = 0")
+        ends = time.monotonic() + _BUSY_S
+        try:
+            while not self._begun():
+                if time.monotonic() >= ends:
+                    raise OutboxUnreachable(
+                        f"{self.where}: other connections have been writing for {_BUSY_S:g} s; make their transactions "
+                        "shorter, or end the one that hangs"
+                    )
+                time.sleep(_TRY_S)
+        finally:
+            self._raw.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
+
+    def _begun(self) -> bool:
+        try:
+            self._raw.execute(self.begin)
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY:
+                return False
+            raise self._ours(error) from error
+        return True
 
     def check_server(self) -> None:
         """There is nothing to check: the first transaction shows whether the file can be written."""
