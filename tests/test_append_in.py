@@ -1,4 +1,4 @@
-"""`app.append_in`: events in a transaction of the application, also if nobody has opened the application."""
+"""`app.append_in`: events in a transaction of the application, also if the application is not open."""
 
 import asyncio
 import sqlite3

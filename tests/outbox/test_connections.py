@@ -20,7 +20,7 @@ from tests.outbox.shop import Shop, maybe
 
 
 class Plain:
-    """A connection of a driver, of which a test uses what all of them have."""
+    """The part of a connection that all drivers have."""
 
     def __init__(self, shop: Shop, name: str) -> None:
         self.shop, self.name = shop, name
@@ -298,7 +298,7 @@ def test_the_wrong_method_names_the_right_one(shop: Shop) -> None:
 
 
 class Cursor:
-    """A class of which the outbox knows nothing."""
+    """A class that the outbox does not know."""
 
 
 def test_an_unknown_object_is_refused_with_all_that_is_known(sqlite_shop: Shop) -> None:

@@ -491,7 +491,7 @@ def test_published_rows_are_deleted_when_they_are_old_enough(kit: OutboxKit) -> 
 
 
 def test_rows_that_cannot_be_deleted_do_not_stop_the_cleaning(kit: OutboxKit) -> None:
-    """Rows of a shard that nobody relays stay, in front of the others."""
+    """Rows of a shard that no relay owns stay, in front of the others."""
     relay = StoreRelay(kit)
     kit.commit(*[event(f"k{n % 16}", n) for n in range(300)])
     some = dict(sorted(relay.held.items())[:4])

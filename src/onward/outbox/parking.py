@@ -20,7 +20,7 @@ class ParkedLanes:
         self._thread = thread
         self._lanes: dict[int, set[Lane]] = {}  # by shard
         self._fences: dict[int, int] = {}  # of the ownerships for which they were loaded
-        self._failing: set[str] = set()  # topics of which no row was accepted
+        self._failing: set[str] = set()  # topics whose rows all failed
         self._pause_s = _FIRST_S
         self._due = 0.0
 

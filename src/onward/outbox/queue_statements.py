@@ -92,7 +92,7 @@ class QueueSql:
     def read(self, shards: Iterable[int] | None, limit: int, small: int) -> str:
         """The rows with the lowest ids, of these shards or of all, in any order.
 
-        The first column is the size of a large row, of which the long columns are left out; it is null for other rows.
+        The first column is the size of a large row, whose long columns are left out; it is null for other rows.
         A row is large if its payload has more than `small` bytes."""
         t, words = self._table, self._words
         if shards is None:
