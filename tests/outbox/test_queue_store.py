@@ -667,9 +667,9 @@ def test_a_file_that_another_program_locks_is_unreachable(
     sqlite.commit(event("a", 1))
     writer.execute("BEGIN IMMEDIATE")
     assert len(relay.read().rows) == 1  # readers do not wait for a writer
-    with pytest.raises(OutboxUnreachable, match="end its transaction"):
+    with pytest.raises(OutboxUnreachable, match="end the one that hangs"):
         relay.turn(keep)
-    with pytest.raises(OutboxUnreachable, match="end its transaction"):
+    with pytest.raises(OutboxUnreachable, match="end the one that hangs"):
         relay.step()
     writer.rollback()
     assert len(relay.drain()) == 1
