@@ -7,18 +7,12 @@ import typer
 from onward import signals
 from onward.cli import find
 from onward.cli.health import METRICS, place_of
-from onward.cli.run import Level, finish, log_to_stderr, serving_metrics
+from onward.cli.run import ApplicationArgument, Level, LogLevelOption, finish, log_to_stderr, serving_metrics
 
 
 def relay(
-    application: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:APP",
-            help="shop:app for app = Onward(...) in shop.py. Default: ONWARD_APP, or app in onward.toml.",
-        ),
-    ] = None,
-    log_level: Annotated[Level, typer.Option(case_sensitive=False, help="The lowest level to log.")] = Level.INFO,
+    application: ApplicationArgument = None,
+    log_level: LogLevelOption = Level.INFO,
     metrics: Annotated[
         str | None,
         typer.Option(

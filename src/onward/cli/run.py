@@ -32,15 +32,19 @@ class Level(StrEnum):
     ERROR = "error"
 
 
+ApplicationArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODULE:APP",
+        help="shop:app for app = Onward(...) in shop.py. Default: ONWARD_APP, or app in onward.toml.",
+    ),
+]
+LogLevelOption = Annotated[Level, typer.Option(case_sensitive=False, help="The lowest level to log.")]
+
+
 def run(
     context: typer.Context,
-    application: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:APP",
-            help="shop:app for app = Onward(...) in shop.py. Default: ONWARD_APP, or app in onward.toml.",
-        ),
-    ] = None,
+    application: ApplicationArgument = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -54,7 +58,7 @@ def run(
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart when a .py file below this folder changes.")
     ] = False,
-    log_level: Annotated[Level, typer.Option(case_sensitive=False, help="The lowest level to log.")] = Level.INFO,
+    log_level: LogLevelOption = Level.INFO,
     metrics: Annotated[
         str | None,
         typer.Option(
