@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from onward import Event, Onward, Retry
+from onward.brokers.base import Asks
 from onward.errors import BadHandler, BadSetting
 from onward.handler import type_filter
 from tests.test_app import run_until, until
@@ -135,3 +136,32 @@ def test_a_failing_event_holds_its_key_but_not_filtered_events(app: Onward) -> N
 
     asyncio.run(main())
     assert tries == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "tiers",
+    [{"urgent": "a.*"}, {"critical": "crit*"}, {"critical": "a..b"}, {"critical": ""}, {"bulk": "a.#"}, ["critical"]],
+)
+def test_a_tier_that_cannot_be_a_route_is_refused(app: Onward, tiers: Any) -> None:
+    with pytest.raises(BadHandler, match="tiers|types"):
+
+        @app.handler("orders", ordering="none", tiers=tiers)
+        async def bill(order: Order) -> None: ...
+
+
+def test_tiers_are_refused_where_no_event_can_overtake_another(app: Onward) -> None:
+    @app.handler("orders", ordering="none", tiers={"critical": "order.*.urgent"})
+    async def bill(order: Order) -> None: ...
+
+    with pytest.raises(BadHandler, match="this broker has no tiers"):
+        asyncio.run(app.run())
+
+
+def test_a_broker_learns_what_a_handler_asks_for(app: Onward) -> None:
+    @app.handler(
+        "orders", concurrency=7, timeout_s=None, types=["order.*"], ordering="none", tiers={"bulk": "order.old"}
+    )
+    async def bill(order: Order) -> None: ...
+
+    (handler,) = app.handlers
+    assert handler.asks == Asks(7, None, ("order.*",), {"bulk": "order.old"})

@@ -21,7 +21,17 @@ from onward.error_report import storable
 from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PartitionsDiffer
 from onward.event import Event, new_id, new_ids
 from onward.failure.retry import Retry
-from onward.handler import EngineName, Function, Handler, bind, bind_once, check_choices, choose, type_filter
+from onward.handler import (
+    EngineName,
+    Function,
+    Handler,
+    bind,
+    bind_once,
+    check_choices,
+    check_tiers,
+    choose,
+    type_filter,
+)
 from onward.inbox.base import Inbox
 from onward.observe.health import Health
 from onward.observe.metrics import Family, Registry, exposition
@@ -102,6 +112,7 @@ class Onward:
         batch_wait_s: float = 0.0,
         inbox: Inbox | None = None,
         types: Sequence[str] | None = None,
+        tiers: Mapping[str, str] | None = None,
     ) -> Callable[[AnyFunction], AnyFunction]:
         """Declare a function that handles the events of a topic for a group. The group's default is the function's
         name.
@@ -116,6 +127,8 @@ class Onward:
         receives it.
         `types`: the handler gets only events of these types, such as `["order.placed", "notification.*"]`, where `*` is
         any text. Events of other types count as done.
+        `tiers`: on RabbitMQ with ordering="none", events whose type matches the pattern of `critical` run before the
+        others, and those of `bulk` after them: `{"critical": "notification.*.critical"}`.
         """
 
         if not isinstance(topic, str):
@@ -149,8 +162,11 @@ class Onward:
                 batch_wait_s=batch_wait_s,
                 inbox=inbox,
                 wants=None if types is None else type_filter(types, function.__qualname__),
+                types=() if types is None else tuple(types),
+                tiers={} if tiers is None else tiers,
             )
             check_choices(handler)
+            check_tiers(handler.tiers, function.__qualname__)
             self._check_twin(handler)
             self.handlers.append(handler)
             return function

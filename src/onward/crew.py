@@ -104,6 +104,7 @@ class Crew:
         """Run until `stop`, or until one handler's consumer or a relay fails. Then all end, because half an application
         would look healthy. Calls `started` when every handler has joined its group."""
         self._check_starts()
+        self._check_tiers()
         try:
             await self._start_inboxes()
             await self._consume(started)
@@ -219,6 +220,13 @@ class Crew:
             if (handler.start if isinstance(handler.start, str) else "time") not in starts:
                 offered = ", ".join("a Unix time" if each == "time" else repr(each) for each in sorted(starts))
                 raise BadHandler(f"{handler.name}: start={handler.start!r}; this broker supports {offered}")
+
+    def _check_tiers(self) -> None:
+        """Refuse a handler with tiers where events are not shared: in a log, no event can overtake another."""
+        for handler in self._handlers:
+            if handler.tiers and not self._is_shared(handler):
+                cure = "set ordering='none'" if self._broker.features.shared else "remove it, this broker has no tiers"
+                raise BadHandler(f"{handler.name}: tiers={dict(handler.tiers)!r}; {cure}")
 
     async def _all_of(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

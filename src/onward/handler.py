@@ -3,12 +3,12 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from onward.brokers.base import Ordering, Start
+from onward.brokers.base import Asks, Ordering, Start
 from onward.engines.base import Call
 from onward.engines.target import target_of
 from onward.errors import BadHandler
@@ -19,6 +19,7 @@ from onward.payload import Decode, decoder
 
 Function = Callable[..., Any]
 EngineName = Literal["tasks", "threads", "processes"]
+TIERS = ("critical", "bulk")  # beside normal
 
 
 class Handler(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +41,16 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     batch_wait_s: float
     inbox: Inbox | None = None
     wants: Callable[[str], bool] | None = None  # called with an event's type; None: all types
+    types: Sequence[str] = ()  # the patterns of `wants`
+    tiers: Mapping[str, str] = {}  # by tier, the pattern of its event types
 
     @property
     def is_batch(self) -> bool:
         return self.batch_size > 1
+
+    @property
+    def asks(self) -> Asks:
+        return Asks(self.concurrency, self.timeout_s, tuple(self.types), self.tiers)
 
 
 def choose(function: Function, engine: EngineName | None) -> EngineName:
@@ -86,6 +93,24 @@ def check_choices(handler: Handler) -> None:
         raise BadHandler(f"{handler.name}: on_dead={handler.on_dead!r}; use 'pass', or 'hold' with ordering='key'")
     if isinstance(handler.start, str) and handler.start not in ("earliest", "latest"):
         raise BadHandler(f"{handler.name}: start={handler.start!r}; use 'earliest', 'latest' or a Unix time")
+
+
+def check_tiers(tiers: Mapping[str, str], name: str) -> None:
+    """Raises BadHandler if a tier is unknown, or its pattern cannot be a route: `*` must stand between dots."""
+    if not isinstance(tiers, Mapping) or not all(isinstance(each, str) for pair in tiers.items() for each in pair):
+        raise BadHandler(
+            f"handler {name}: tiers={tiers!r}; use a dict such as {{'critical': 'notification.*.critical'}}"
+        )
+    for tier, pattern in tiers.items():
+        if tier not in TIERS:
+            raise BadHandler(
+                f"handler {name}: tiers has {tier!r}; use 'critical' and 'bulk', all other events are normal"
+            )
+        type_filter([pattern], name)
+        if not all(word == "*" or (word and "*" not in word) for word in pattern.split(".")):
+            raise BadHandler(
+                f"handler {name}: tiers has {pattern!r}; in a tier, * stands alone between dots, as in 'order.*.urgent'"
+            )
 
 
 def type_filter(types: Sequence[str], name: str) -> Callable[[str], bool]:

@@ -18,6 +18,7 @@ import msgspec
 
 from onward.brokers.base import (
     AsideRecord,
+    Asks,
     Assigned,
     BrokerLag,
     Change,
@@ -330,6 +331,7 @@ class ReferenceBroker:
         ordering: Ordering,
         start: Start,
         supervised: Supervised | None = None,
+        asks: Asks | None = None,
     ) -> ReferenceSubscription:
         self.check(ordering)
         (topic,) = topics

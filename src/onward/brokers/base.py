@@ -21,6 +21,7 @@ __all__ = [
     "PASSING",
     "Aside",
     "AsideRecord",
+    "Asks",
     "Assigned",
     "Broker",
     "BrokerLag",
@@ -332,6 +333,22 @@ class Supervised(msgspec.Struct, frozen=True):
     gone: frozenset[str] = frozenset()
 
 
+class Asks(msgspec.Struct, frozen=True):
+    """What a member's handler asks of the broker. A broker that has no use for a field ignores it.
+
+    - `concurrency`: how many calls run at once.
+    - `timeout_s`: how long a call may take. None: no limit.
+    - `types`: patterns of the only event types that the handler gets, where `*` is any text. Empty: all types.
+    - `tiers`: by tier (critical, bulk), the pattern of its event types; all others are normal. Only for shared
+      partitions.
+    """
+
+    concurrency: int = 100
+    timeout_s: float | None = 30.0
+    types: Sequence[str] = ()
+    tiers: Mapping[str, str] = {}
+
+
 class Standing(msgspec.Struct, frozen=True):
     """How far a group is in one partition. Positions are sparse: `end - watermark` is not a number of events."""
 
@@ -506,6 +523,7 @@ class Broker(Protocol):
         ordering: Ordering,
         start: Start,
         supervised: Supervised | None = None,
+        asks: Asks | None = None,
     ) -> Subscription:
         """Join the group. `member` is a text that MemberInfo.parse reads.
 
@@ -513,7 +531,9 @@ class Broker(Protocol):
         starts at its beginning.
 
         `supervised`: its `gone` members lose their partitions at once, without waiting for a lease, a session or the
-        takeover grace. The next owners are assigned `unclean`. A settle of a `gone` member no longer takes effect."""
+        takeover grace. The next owners are assigned `unclean`. A settle of a `gone` member no longer takes effect.
+
+        `asks`: what the handler asks for. Raises BadSetting if this broker cannot keep its promises with it."""
 
     def aside(self, group: str) -> Aside: ...
 

@@ -73,6 +73,7 @@ class HandlerSubscription:
             ordering=handler.ordering,
             start=handler.start,
             supervised=self._supervised,
+            asks=handler.asks,
         )
         return self.subscription
 

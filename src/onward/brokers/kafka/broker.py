@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onward.brokers.base import (
+    Asks,
     Broker,
     Change,
     Features,
@@ -106,6 +107,7 @@ class KafkaBroker:
         ordering: Ordering,
         start: Start,
         supervised: Supervised | None = None,
+        asks: Asks | None = None,
     ) -> KafkaSubscription:
         self._check_open()
         check_name("group", group)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from onward.brokers.base import (
+    Asks,
     Broker,
     Change,
     Features,
@@ -185,6 +186,7 @@ class RedisBroker:
         ordering: Ordering,
         start: Start,
         supervised: Supervised | None = None,
+        asks: Asks | None = None,
     ) -> RedisSubscription:
         self._check_open()
         check_name("group", group)

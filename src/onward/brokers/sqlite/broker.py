@@ -10,6 +10,7 @@ from typing import Any
 
 from onward import clock
 from onward.brokers.base import (
+    Asks,
     Broker,
     Change,
     Features,
@@ -136,6 +137,7 @@ class SqliteBroker:
         ordering: Ordering,
         start: Start,
         supervised: Supervised | None = None,
+        asks: Asks | None = None,
     ) -> SqliteSubscription:
         self._check_open()
         check_name("group", group)
