@@ -143,7 +143,7 @@ def test_a_failing_event_holds_its_key_but_not_filtered_events(app: Onward) -> N
     [{"urgent": "a.*"}, {"critical": "crit*"}, {"critical": "a..b"}, {"critical": ""}, {"bulk": "a.#"}, ["critical"]],
 )
 def test_a_tier_that_cannot_be_a_route_is_refused(app: Onward, tiers: Any) -> None:
-    with pytest.raises(BadHandler, match="tiers|types"):
+    with pytest.raises(BadHandler, match=r"tiers|types"):
 
         @app.handler("orders", ordering="none", tiers=tiers)
         async def bill(order: Order) -> None: ...
