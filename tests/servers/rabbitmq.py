@@ -1,34 +1,62 @@
-"""RabbitMQ: one single node, with its own Erlang port mapper."""
+"""RabbitMQ: one single node, with its own Erlang port mapper, and the management plugin unless a test wants none."""
 
+import base64
+import http.client
+import json
+import os
 import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote, urlsplit
+from uuid import uuid4
 
 from tests.servers.needs import RABBITMQ
-from tests.servers.server import PROBE_S, Server, free_port
+from tests.servers.server import PROBE_S, Server, ServerFailed, free_port
 
 AMQP_0_9_1 = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
+ANSWER_S = 60.0
+MANAGEMENT = "rabbitmq_management"
+_USER = "guest"
+_LOGIN = "Basic " + base64.b64encode(f"{_USER}:{_USER}".encode()).decode()
+_ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 
 
 class RabbitMQServer(Server):
     name = "RabbitMQ"
     address = "amqp://guest:guest@127.0.0.1:{port}/"
+    bin: ClassVar[str] = "/usr/lib/rabbitmq/bin"
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, node: str = "onward", plugins: Sequence[str] = (MANAGEMENT,), config: Sequence[str] = ()
+    ) -> None:
+        """`config`: more lines of its rabbitmq.conf."""
         super().__init__()
+        self.node = f"{node}@localhost"
+        self.management_port = free_port() if MANAGEMENT in plugins else 0
+        self._plugins, self._config = plugins, config
         self._dist_port, self._epmd_port = free_port(), free_port()
 
     def prepare(self) -> None:
-        (self.folder / "rabbitmq.conf").write_text(
-            f"loopback_users = none\nlisteners.tcp.1 = {self.host}:{self.port}\n"
-        )
-        (self.folder / "enabled_plugins").write_text("[].\n")
+        lines = ["loopback_users = none", f"listeners.tcp.1 = {self.host}:{self.port}"]
+        if self.management_port:
+            lines += [
+                f"management.tcp.ip = {self.host}",
+                f"management.tcp.port = {self.management_port}",
+                "collect_statistics_interval = 1000",
+            ]
+        (self.folder / "rabbitmq.conf").write_text("\n".join((*lines, *self._config, "")))
+        (self.folder / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         (self.folder / "rabbitmq-env.conf").touch()
 
     def environment(self) -> dict[str, str]:
         folder = self.folder
         return {
             **super().environment(),
-            "RABBITMQ_NODENAME": "onward@localhost",
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_ALLOW_INPUT": "yes",  # so that the script becomes the server, instead of its parent
@@ -48,8 +76,94 @@ class RabbitMQServer(Server):
         return [str(RABBITMQ.path)]
 
     def probe(self) -> None:
-        """Over a plain socket, because the client is async and a probe may run inside a loop."""
+        """Over plain sockets, because the client is async and a probe may run inside a loop."""
         with socket.create_connection((self.host, self.port), PROBE_S) as connection:
             connection.sendall(AMQP_0_9_1)
             if connection.recv(1) != METHOD_FRAME:
                 raise ConnectionError("no answer to the AMQP header")
+        if self.management_port:
+            socket.create_connection((self.host, self.management_port), PROBE_S).close()
+
+    # -- what an operator does ----------------------------------------------------------------------------------------
+
+    @property
+    def management_url(self) -> str:
+        return f"http://{_USER}:{_USER}@{self.host}:{self.management_port}"
+
+    def url_of(self, vhost: str, url: str | None = None) -> str:
+        """The URL of the virtual host, at this server or at the `url` of a proxy in front of it."""
+        return f"{urlsplit(url or self.url)._replace(path='').geturl()}/{quote(vhost, safe='')}"
+
+    @contextmanager
+    def vhost(self) -> Iterator[str]:
+        """The name of a new virtual host, which is deleted with everything in it: a test is alone there."""
+        name = f"test-{uuid4().hex[:12]}"
+        self.add_vhost(name)
+        try:
+            yield name
+        finally:
+            self.heal()
+            self.ask("DELETE", f"/api/vhosts/{name}")
+
+    def add_vhost(self, name: str, user: str = _USER) -> None:
+        self.ask("PUT", f"/api/vhosts/{quote(name, safe='')}")
+        self.ask("PUT", f"/api/permissions/{quote(name, safe='')}/{user}", _ALL)
+
+    def queues(self, vhost: str) -> dict[str, dict[str, Any]]:
+        """The queues of the virtual host by name, as the management API describes them."""
+        return {each["name"]: each for each in self.ask("GET", f"/api/queues/{quote(vhost, safe='')}")}
+
+    def delete_queue(self, vhost: str, name: str) -> None:
+        self.ask("DELETE", f"/api/queues/{quote(vhost, safe='')}/{quote(name, safe='')}")
+
+    def close_connections(self, vhost: str) -> int:
+        """Close the connections to the virtual host, as an operator does. Returns how many there were."""
+        names = [each["name"] for each in self.ask("GET", f"/api/vhosts/{quote(vhost, safe='')}/connections")]
+        for name in names:
+            self.ask("DELETE", f"/api/connections/{quote(name, safe='')}")
+        return len(names)
+
+    def alarm(self, *, on: bool) -> None:
+        """Raise the memory alarm, or clear it. The server blocks all connections that publish while it is on."""
+        self.ctl("set_vm_memory_high_watermark", "0.000001" if on else "0.4")
+
+    @contextmanager
+    def alarmed(self) -> Iterator[None]:
+        self.alarm(on=True)
+        try:
+            yield
+        finally:
+            self.alarm(on=False)
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        """The decoded answer of the management API. Raises ServerFailed if it is an error; 404 to DELETE is none."""
+        connection = http.client.HTTPConnection(self.host, self.management_port, timeout=ANSWER_S)
+        try:
+            payload = None if body is None else json.dumps(body)
+            headers = {"Authorization": _LOGIN, "Content-Type": "application/json"}
+            connection.request(method, path, payload, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        if answer.status >= 400 and (method, answer.status) != ("DELETE", 404):
+            raise ServerFailed(f"{method} {path}: {answer.status} {text.decode(errors='replace')}")
+        return json.loads(text) if text and method == "GET" else None
+
+    def ctl(self, *arguments: str) -> str:
+        """The output of rabbitmqctl, which takes about a second."""
+        done = subprocess.run(
+            [*self.tool("rabbitmqctl"), "--quiet", *arguments],
+            env=os.environ | self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
+        )
+        if done.returncode:
+            raise ServerFailed(f"rabbitmqctl {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def tool(self, name: str) -> list[str]:
+        """The command that runs a program of the server's package."""
+        return [str(Path(self.bin, name))]
