@@ -18,7 +18,7 @@ from onward.brokers.base import Broker, Ordering, Start, Supervised, TopicSpec, 
 from onward.door import SyncDoor, refuse_loop_thread, wait_for
 from onward.envelope import build, check_type, checked_headers, checked_pairs
 from onward.error_report import storable
-from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PartitionsDiffer
+from onward.errors import BadHandler, BadSetting, Closed, ConfigError, PartitionsDiffer, TopologyDiffers
 from onward.event import Event, new_id, new_ids
 from onward.failure.retry import Retry
 from onward.handler import (
@@ -78,6 +78,7 @@ class Onward:
         self.retry = Retry() if retry is None else retry  # for handlers without `retry=`
         self.handlers: list[Handler] = []
         self.declared = Topology()  # by `topology`
+        self.observes = False  # opening it creates nothing and accepts any topology, for commands that only read
         self.registry = Registry()  # of metrics
         self.outboxes: list[Outbox] = []  # each Outbox adds itself
         self.endpoint: str | None = None  # host:port where this process serves readings; part of its member name
@@ -185,7 +186,8 @@ class Onward:
         """Declare topics, such as TopicSpec("orders", 24), and objects of kinds that only this broker has.
 
         The application creates missing ones when it opens, unless `auto_declare` is off; `onward topology apply`
-        creates them too. Opening raises PartitionsDiffer if a topic exists with another partition count.
+        creates them too. Opening raises PartitionsDiffer if a topic exists with another partition count, and
+        TopologyDiffers if another object exists and differs.
         """
         topics = [each for each in objects if isinstance(each, TopicSpec)]
         own = [each for each in objects if not isinstance(each, TopicSpec)]
@@ -362,9 +364,12 @@ class Onward:
         broker = await open_broker(self.settings)
         try:
             if self.declared != Topology():
-                changes = await broker.declare(self.declared, apply=self.settings.auto_declare)
-                if refused := [change.detail for change in changes if change.action == "refuse"]:
-                    raise PartitionsDiffer("; ".join(refused))
+                changes = await broker.declare(self.declared, apply=self.settings.auto_declare and not self.observes)
+                refused = [change for change in changes if change.action == "refuse"]
+                if refused and not self.observes:
+                    topics_only = all(change.what.startswith("topic ") for change in refused)
+                    kind = PartitionsDiffer if topics_only else TopologyDiffers
+                    raise kind("; ".join(change.detail for change in refused))
         except BaseException:
             await broker.close()
             raise

@@ -7,7 +7,8 @@ OnwardError
 │   ├── BadSetting              there is no setting of this name, or it cannot have this value
 │   ├── BadName                 brokers would refuse this topic or group name
 │   ├── BadHandler              the handler cannot run as declared, or its topic and group already have a handler
-│   └── PartitionsDiffer        the broker stores the topic with another partition count
+│   └── TopologyDiffers         the broker has an object of the declared name that differs
+│       └── PartitionsDiffer    the broker stores the topic with another partition count
 ├── PayloadError                the event cannot be published; nothing has been written
 │   ├── Unserialisable          the value cannot be turned into bytes
 │   └── TooLarge                the value exceeds max_event_bytes
@@ -85,6 +86,7 @@ __all__ = [
     "StoreLost",
     "Superseded",
     "TooLarge",
+    "TopologyDiffers",
     "Undecodable",
     "Unfinished",
     "UnknownScheme",
@@ -122,7 +124,11 @@ class BadHandler(ConfigError):
     pass
 
 
-class PartitionsDiffer(ConfigError):
+class TopologyDiffers(ConfigError):
+    pass
+
+
+class PartitionsDiffer(TopologyDiffers):
     pass
 
 

@@ -32,7 +32,7 @@ from tests.docs.settings_page import names
 from tests.examples import ROOT
 
 INTERNAL = {
-    "onward.Onward": {"append_in", "declared", "endpoint", "joined", "supervised"},
+    "onward.Onward": {"append_in", "declared", "endpoint", "joined", "observes", "supervised"},
     "onward.outbox.Outbox": {"engine", "entry", "on_ring"},
     "onward.failure.dead.DeadLetters": {"total", "tally", "aside", "steps"},
     "onward.failure.dead.LetterChoice": {"anywhere", "where", "names"},

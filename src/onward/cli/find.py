@@ -62,7 +62,7 @@ def _ignores_environment(url: str) -> bool:
 def observed(app: str | None, url: str | None) -> Onward:
     """The application, for a command that only reads: opening it does not create what it declares."""
     found = system(app, url)
-    found.declared = Topology()
+    found.declared, found.observes = Topology(own=found.declared.own), True
     return found
 
 

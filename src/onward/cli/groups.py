@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import typer
 
-from onward import brokers
 from onward.cli import find, policy
 from onward.cli.say import Misuse, complain, confirm
 
@@ -114,14 +113,11 @@ def drop(
 
 
 def _with(app: str | None, url: str | None, work: "Callable[[Broker], Awaitable[T]]") -> T:
-    settings = find.existing(app, url).settings
+    system = find.existing(app, url)
 
     async def run() -> T:
-        broker = await brokers.open_broker(settings)
-        try:
-            return await work(broker)
-        finally:
-            await broker.close()
+        async with system:
+            return await work(system.broker)
 
     return asyncio.run(run())
 

@@ -50,7 +50,7 @@ class Batch:
         self.totals: dict[str, int] = {}  # by log id: all bytes of its topic after this transaction
 
 
-class Queue:
+class WriteQueue:
     def __init__(self, name: str, max_bytes: int) -> None:
         self._name = name
         self._max_bytes = max_bytes  # the limit of waiting parcels, but one call is always accepted

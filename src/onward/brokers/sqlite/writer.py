@@ -21,7 +21,7 @@ from onward.brokers.sqlite.bells import Bells
 from onward.brokers.sqlite.gate import Gate
 from onward.brokers.sqlite.lock_wait import LockWait
 from onward.brokers.sqlite.outgoing import Appended, Appender, Parcel
-from onward.brokers.sqlite.queue import Batch, Job, Queue, answer, outcomes, refused
+from onward.brokers.sqlite.queue import Batch, Job, WriteQueue, answer, outcomes, refused
 from onward.brokers.sqlite.store import Store, error_code
 from onward.brokers.sqlite.transaction import Transaction, guarded
 from onward.errors import BrokerError, Closed, PublishError, StoreLost
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 class Writer:
     def __init__(self, store: Store, gate: Gate, bells: Bells, courier: Appender, settings: Settings) -> None:
-        self.queue = Queue(str(store.path), settings.max_outgoing_bytes)
+        self.queue = WriteQueue(str(store.path), settings.max_outgoing_bytes)
         self._store = store
         self._gate = gate
         self._bells = bells
