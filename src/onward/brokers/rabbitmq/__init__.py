@@ -1,0 +1,1 @@
+"""RabbitMQ as a broker, over AMQP 0.9.1."""
