@@ -135,6 +135,10 @@ class AsideTable:
         if row is not None and row.body is not None:
             self._room.taken -= row.size
 
+    def relocate(self, name: str, offset: int) -> None:
+        """The body of this record can also be read at this offset, and soon only there."""
+        self.rows[name] = msgspec.structs.replace(self.rows[name], offset=offset)
+
     def clear(self) -> None:
         """Remove all rows and free their room."""
         for name in list(self.rows):
