@@ -1,0 +1,125 @@
+"""Connects to one of the hosts of an address, and explains why it cannot."""
+
+import asyncio
+import itertools
+import logging
+import random
+import ssl
+from collections.abc import Iterator
+
+from onward import clock
+from onward.brokers.rabbitmq.address import RabbitAddress
+from onward.brokers.rabbitmq.amqp import ConnectFailed, Connection, LoginRefused
+from onward.errors import BadSetting, BrokerError
+
+log = logging.getLogger("onward")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_OLDEST = (3, 9)  # the first version with streams
+
+
+async def connected(address: RabbitAddress, *, name: str, patience_s: float, turn: int = 0) -> Connection:
+    """A connection to the first host that answers, tried again for `patience_s`. `turn`: which host to try first.
+
+    Raises BrokerError with the cause and the cure, at once if the server refuses the login."""
+    end = clock.now() + patience_s
+    for pause_s in pauses():
+        try:
+            return await _to_any(address, name=name, turn=turn, within_s=max(0.5, end - clock.now()))
+        except LoginRefused as error:
+            raise BrokerError(f"RabbitMQ at {address.name}: {error.why}; {_login_cure(address, error.why)}") from error
+        except ConnectFailed as error:
+            if clock.now() + pause_s >= end:
+                raise BrokerError(f"RabbitMQ at {address.name}: {error.why}; {_cure(address)}") from error
+        await asyncio.sleep(pause_s)
+    raise AssertionError("pauses never end")
+
+
+async def connected_at_last(address: RabbitAddress, *, name: str, turn: int = 0) -> Connection:
+    """A connection, tried for ever. A problem that lasts is logged."""
+    problem = ""
+    for tries, pause_s in enumerate(pauses()):
+        try:
+            return await connected(address, name=name, patience_s=0.0, turn=turn + tries)
+        except BrokerError as error:
+            if problem != str(error):
+                problem = str(error)
+                log.warning("%s; trying again until it succeeds (%s)", problem, name)
+        await asyncio.sleep(pause_s)
+    raise AssertionError("pauses never end")
+
+
+def pauses() -> Iterator[float]:
+    """How long to wait before each further attempt: ever longer, and random, so that many clients do not come at
+    once."""
+    for attempt in itertools.count():
+        yield random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 10))
+
+
+async def _to_any(address: RabbitAddress, *, name: str, turn: int, within_s: float) -> Connection:
+    first = turn % len(address.hosts)
+    failures: list[ConnectFailed] = []
+    for host in address.hosts[first:] + address.hosts[:first]:
+        try:
+            connection = await Connection.open(
+                host.name,
+                host.port,
+                vhost=address.vhost,
+                user=address.user,
+                password=address.password,
+                ssl=_context(address),
+                heartbeat_s=address.client.heartbeat_s,
+                timeout_s=min(address.client.connect_timeout_s, within_s),
+                name=name,
+            )
+        except ConnectFailed as error:
+            failures.append(error)
+            continue
+        if reason := _unusable(connection):
+            await connection.close()
+            raise BrokerError(f"RabbitMQ at {host}: {reason}")
+        return connection
+    refused = [failure for failure in failures if isinstance(failure, LoginRefused)]
+    raise refused[0] if refused else ConnectFailed("; ".join(failure.why for failure in failures))
+
+
+def _unusable(connection: Connection) -> str:
+    version = connection.version
+    if connection.product == "RabbitMQ" and version and version < _OLDEST:
+        return (
+            f"version {'.'.join(map(str, version))} has no streams, in which Onward stores events; "
+            f"upgrade it to {'.'.join(map(str, _OLDEST))} or later"
+        )
+    return ""
+
+
+def _context(address: RabbitAddress) -> ssl.SSLContext | None:
+    """BadSetting: a file of the settings cannot be used."""
+    if not address.is_encrypted:
+        return None
+    client = address.client
+    try:
+        context = ssl.create_default_context(cafile=client.cafile)
+        if client.certfile:
+            context.load_cert_chain(client.certfile, client.keyfile)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(each for each in (client.cafile, client.certfile, client.keyfile) if each)
+        raise BadSetting(f"client cafile, certfile, keyfile ({files}) cannot be used: {error}") from error
+    if not client.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _login_cure(address: RabbitAddress, why: str) -> str:
+    vhost, user = address.vhost, address.user
+    if "vhost" not in why:
+        return f"correct the user ({user}) and the password in the URL"
+    if "not found" in why:
+        return f"create it with `rabbitmqctl add_vhost {vhost}`, or correct the path of the URL"
+    return f"allow it with `rabbitmqctl set_permissions -p {vhost} {user} '.*' '.*' '.*'`, or use another user"
+
+
+def _cure(address: RabbitAddress) -> str:
+    other = "amqp://, if the server has no TLS on this port" if address.is_encrypted else "amqps://, if it wants TLS"
+    return f"start RabbitMQ, or correct host and port in the URL (and write {other})"

@@ -1,0 +1,61 @@
+"""What all parts of the broker share: the thread for I/O, the settings, and connections."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from onward.brokers.rabbitmq.address import RabbitAddress
+from onward.brokers.rabbitmq.amqp import Connection
+from onward.brokers.rabbitmq.connecting import connected, connected_at_last
+from onward.brokers.rabbitmq.io_thread import IoThread
+from onward.errors import Closed
+from onward.settings import Settings
+
+if TYPE_CHECKING:
+    from onward.brokers.rabbitmq.registry import Registry
+
+PATIENCE_S = 5.0  # with a server that does not answer
+
+
+class Ground:
+    """Every coroutine here runs in the loop of `io`."""
+
+    def __init__(self, address: RabbitAddress, settings: Settings) -> None:
+        self.address = address
+        self.settings = settings
+        self.io = IoThread("onward-rabbitmq")
+        self._registry: Registry | None = None
+        self._query: Connection | None = None
+        self._querying = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def registry(self) -> "Registry":
+        assert self._registry is not None, "opened with the broker"
+        return self._registry
+
+    async def connect(self, name: str, *, turn: int = 0) -> Connection:
+        """A new connection, tried for ever. `turn`: which host to try first, for a caller that needs another node. The
+        caller closes it."""
+        return await connected_at_last(self.address, name=f"onward {name}", turn=turn)
+
+    async def query(self) -> Connection:
+        """The connection for declares and for what operators ask. Raises BrokerError if there is none in 5 s."""
+        async with self._querying:
+            if self._closed:
+                raise Closed(f"the broker on {self.address.name} is closed")
+            if self._query is None or self._query.is_closed:
+                self._query = await connected(self.address, name="onward query", patience_s=self._patience_s)
+            return self._query
+
+    @property
+    def _patience_s(self) -> float:
+        return min(PATIENCE_S, self.settings.publish_timeout_s)
+
+    async def close(self) -> None:
+        """Close the shared connections. The thread ends later, with `io.close`."""
+        async with self._querying:
+            self._closed = True
+            if self._registry is not None:
+                await self._registry.close()
+            if self._query is not None:
+                await self._query.close()
