@@ -32,6 +32,7 @@ NAMES: Mapping[str, str] = {
 WITH_SERVERS: Mapping[str, str] = {
     "kafka": "Kafka, compared with a bare loop, Confluent's Parallel Consumer, FastStream and pyrallel-consumer",
     "redis": "Redis, compared with bare redis-py, one acknowledgement per event, FastStream and taskiq-redis",
+    "rabbitmq": "RabbitMQ, compared with hand-written frames, FastStream, Dramatiq, Celery and taskiq-aio-pika",
     "outbox": "the outbox on PostgreSQL and MariaDB, compared with faststream-outbox and a bare loop",
     "kafka_curves": "Kafka: throughput by events in flight, cost by open events; draws docs/plots",
 }  # these run only when they are named

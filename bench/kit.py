@@ -123,6 +123,12 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def server_cpu_s(pid: int) -> float:
+    """The processor time of all threads of a process, exact to the nanosecond."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
 def peak_kb() -> int:
     """The peak memory of this process."""
     try:

@@ -15,7 +15,7 @@ from tests.servers.needs import Missing
 from tests.servers.redis import RedisServer
 
 from bench import redis_members, redis_publish, redis_reclaim
-from bench.kit import Bench, Figure, Ran, child, median, ratios, spread
+from bench.kit import Bench, Figure, Ran, child, median, ratios, server_cpu_s, spread
 from bench.redis_server import (
     KEYS,
     PARTITIONS,
@@ -26,7 +26,6 @@ from bench.redis_server import (
     fill_taskiq,
     pending,
     redis,
-    server_cpu_s,
     unsettled,
 )
 

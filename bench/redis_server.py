@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tests.servers.redis import RedisServer
 
@@ -25,12 +24,6 @@ def redis() -> Iterator[RedisServer]:
         yield server
     finally:
         server.close()
-
-
-def server_cpu_s(pid: int) -> float:
-    """The processor time of all threads of a process, exact to the nanosecond."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 def orders(events: int) -> Iterator[Item]:

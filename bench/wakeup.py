@@ -11,6 +11,7 @@ from bench.contestants.listener import READY, Delays, Tick
 from bench.kit import CHILD_TIMEOUT_S, Bench, Figure, child_command, child_environment, percentile
 from bench.workload import TOPIC, application
 from onward import Onward
+from onward.brokers.base import Ordering
 
 EVERY_S = 0.01
 
@@ -22,6 +23,7 @@ class Ticks(msgspec.Struct, frozen=True):
     events: int
     every_s: float
     keys: int = 1
+    ordering: Ordering = "key"
 
 
 def run(bench: Bench) -> None:
@@ -35,7 +37,7 @@ def run(bench: Bench) -> None:
 
 def measure(bench: Bench, app: Onward, ticks: Ticks) -> tuple[Delays, list[float]]:
     """What the listening process found, and how long each publish took in ms."""
-    arguments = {"url": app.settings.url, "topic": ticks.topic, "events": ticks.events}
+    arguments = {"url": app.settings.url, "topic": ticks.topic, "events": ticks.events, "ordering": ticks.ordering}
     listener = subprocess.Popen(
         child_command("bench.contestants.listener", arguments),
         cwd=bench.folder,

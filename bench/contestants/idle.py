@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 
 from bench.contestants.lap import looped
-from bench.kit import Ran, Stopwatch, peak_kb
-from bench.redis_server import orders, server_cpu_s
+from bench.kit import Ran, Stopwatch, peak_kb, server_cpu_s
+from bench.redis_server import orders
 from bench.witness import Witness
 from bench.workload import Order
 from onward import Onward

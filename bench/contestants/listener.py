@@ -8,6 +8,7 @@ import msgspec
 from bench.contestants.lap import looped
 from bench.witness import Verdict, Witness
 from onward import Onward
+from onward.brokers.base import Ordering
 
 READY = "ready"
 STUCK_S = 60.0
@@ -24,13 +25,13 @@ class Delays(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
-def run(url: str, topic: str, events: int) -> Delays:
+def run(url: str, topic: str, events: int, ordering: Ordering = "key") -> Delays:
     app = Onward(url)
     witness = Witness(events)
     delays_ms: list[float] = []
     ready = False
 
-    @app.handler(topic, group="listener")
+    @app.handler(topic, group="listener", ordering=ordering)
     async def handle(tick: Tick) -> None:
         nonlocal ready
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The whole of Onward on a server: a typed handler with key order, from a group's first event to its last."""
+"""The whole of Onward on a server: a typed handler, from a group's first event to its last."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ from bench.kit import Ran
 from bench.witness import Witness
 from bench.workload import Order
 from onward import Onward
+from onward.brokers.base import Ordering
 
 STUCK_S = 15.0
 
@@ -26,7 +27,15 @@ NONE = Late(keys=0, seconds=0, max_in_flight=1_000)
 
 
 def run(
-    url: str, topic: str, group: str, *, events: int, concurrency: int = 256, wait_ms: float = 0, late: Late = NONE
+    url: str,
+    topic: str,
+    group: str,
+    *,
+    events: int,
+    concurrency: int = 256,
+    wait_ms: float = 0,
+    late: Late = NONE,
+    ordering: Ordering = "key",
 ) -> Ran:
     """`events` are those that are not late."""
     app = Onward(url, max_in_flight=late["max_in_flight"])
@@ -45,7 +54,7 @@ def run(
             over.set()
             app.stop()
 
-    app.handler(topic, group=group, ordering="key", concurrency=concurrency + late["keys"])(handle)
+    app.handler(topic, group=group, ordering=ordering, concurrency=concurrency + late["keys"])(handle)
     looped(_run(app, lap))
     return lap.ran(inverted=rest.verdict().inverted)
 
