@@ -17,4 +17,5 @@ topic_rules.py     partition counts: which count a process expects, and what is 
 partitioner.py     which partition a key belongs to (pure)
 progress_codec.py  progress as a short text (pure)
 cloudevents.py     an event's fields as CloudEvents attributes, and back (pure)
+late_event.py      an event whose fields are decoded when they are first read (pure)
 """

@@ -83,7 +83,10 @@ def _escaped(found: re.Match[str]) -> str:
 def _timestamp(seconds: float) -> bytes:
     """A Unix time in the format of RFC 3339, without losing digits of the float."""
     full = int(seconds // 1)
-    return f"{_second(full)}.{round((seconds - full) * 1e9):09d}Z".encode()
+    nanos = round((seconds - full) * 1e9)
+    if nanos == 1_000_000_000:  # a time just below a full second
+        full, nanos = full + 1, 0
+    return f"{_second(full)}.{nanos:09d}Z".encode()
 
 
 @lru_cache(16)

@@ -8,76 +8,39 @@ from typing import Any
 from confluent_kafka import Message
 
 from onward.brokers.core.cloudevents import event_of, own_headers, text
-from onward.event import Event, text_bytes
+from onward.brokers.core.late_event import HEADERS, LateEvent
+from onward.event import Event
 
 log = logging.getLogger("onward")
 
 
-class LateEvent(Event, frozen=True, gc=False, array_like=True):
-    """An event whose id, headers, type and time are decoded when they are first read: decoding them is half the cost of
-    reading an event.
+class KafkaEvent(LateEvent, frozen=True, gc=False, array_like=True):
+    """Its fields hold the message of the client until they are decoded."""
 
-    Until then these fields hold the message itself, which no encoder accepts: encode `whole()`.
-    """
+    def _decoded(self, held: Message) -> Event:
+        return event_of(
+            _headers(held),
+            topic=self.topic,
+            key=self.key,
+            value=self.value,
+            id_=f"{self.topic}/{held.partition()}/{held.offset()}",  # the same in every delivery
+            time=held.timestamp()[1] / 1000,
+        )
 
-    @property  # type: ignore[misc]
-    def id(self) -> str:
-        return self.whole().id
-
-    @property  # type: ignore[misc]
-    def headers(self) -> Mapping[str, str]:
-        """Decodes only the headers: Onward checks every event for a header with its expiry, and most events have no
-        headers of their own."""
-        held: Any = _ID.__get__(self)
-        if isinstance(held, Event):
-            return held.headers
+    def _decoded_headers(self, held: Message) -> Mapping[str, str]:
         headers = _headers(held)
         return own_headers(headers) if headers else {}
 
-    @property  # type: ignore[misc]
-    def type(self) -> str:
-        return self.whole().type
 
-    @property  # type: ignore[misc]
-    def time(self) -> float:
-        return self.whole().time
-
-    def __eq__(self, other: object) -> bool:
-        return self.whole() == other.whole() if isinstance(other, Event) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.whole().id)
-
-    def __repr__(self) -> str:
-        return repr(self.whole())
-
-    @property
-    def size(self) -> int:
-        """The value and the key: the length of headers is unknown until they are decoded."""
-        return len(self.value or b"") + text_bytes(self.key or "")
-
-    def whole(self) -> Event:
-        held: Any = _ID.__get__(self)
-        if isinstance(held, Event):
-            return held
-        event = _decoded(self, held)
-        _ID.__set__(self, event)
-        return event
-
-
-_HEADERS: Any = Event.__dict__["headers"]
-_ID: Any = Event.__dict__["id"]
-
-
-def received(message: Message, topic: str) -> LateEvent:
+def received(message: Message, topic: str) -> KafkaEvent:
     held: Any = message
     key = message.key()
-    return LateEvent(held, topic, text(key) if key is not None else None, message.value(), held, held, held)
+    return KafkaEvent(held, topic, text(key) if key is not None else None, message.value(), held, held, held)
 
 
 def appended(event: Event) -> float:
     """When a received event was written to the log, in Unix time."""
-    message: Any = _HEADERS.__get__(event)
+    message: Any = HEADERS.__get__(event)
     return float(message.timestamp()[1]) / 1000
 
 
@@ -113,14 +76,3 @@ def _report(topic: str, index: int | None, offset: int | None) -> None:
             "events of this topic are handled without their headers",
             *(topic, index, offset),
         )
-
-
-def _decoded(late: Event, message: Message) -> Event:
-    return event_of(
-        _headers(message),
-        topic=late.topic,
-        key=late.key,
-        value=late.value,
-        id_=f"{late.topic}/{message.partition()}/{message.offset()}",  # the same in every delivery
-        time=message.timestamp()[1] / 1000,
-    )
