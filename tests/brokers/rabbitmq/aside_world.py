@@ -28,9 +28,9 @@ Steps = Generator[None, None, None]
 Message = tuple[object, list[AsideEntry]]  # with the mark of its writer
 
 
-def record(n: int, state: State = State.DEAD, *, failed: int = 5) -> AsideRecord:
-    event = Event(f"e{n}", "orders", f"key-{n % 3}", b"v" * (n % 7))
-    return AsideRecord(f"g:log:2:{n}", "g", Partition("orders", 2), n, state, None, event, Tries(failed=failed), None)
+def record(n: int, state: State = State.DEAD, *, value: bytes = b"") -> AsideRecord:
+    event = Event(f"e{n}", "orders", f"key-{n % 3}", value)
+    return AsideRecord(f"g:log:2:{n}", "g", Partition("orders", 2), n, state, None, event, Tries(failed=5), None)
 
 
 class Deleted(Exception):
@@ -190,7 +190,9 @@ class OwnerActor(Writer):
         match self.rng.randrange(4):
             case 0 | 1:
                 state = self.rng.choice([State.DEAD, State.WAITING, State.HELD])
-                return (yield from self.write([record_entry(record(n, state, failed=n), self.fence)]))
+                return (
+                    yield from self.write([record_entry(record(n, state, value=self.rng.randbytes(4)), self.fence)])
+                )
             case 2:
                 return (yield from self.write([AsideEntry(name, None, self.fence)]))
             case _:
@@ -258,5 +260,6 @@ class OperatorActor(Writer):
             self.catch_up()
             if entry.key in self.fold.facts.outcomes:
                 return
-            self.world.append(self.fold.generation, object(), [entry])
-            yield
+            for _ in range(self.rng.randint(1, 2)):  # the answer to the first one was lost
+                self.world.append(self.fold.generation, object(), [entry])
+                yield
