@@ -21,7 +21,7 @@ class Calls:
         self._channel = channel
         self._turn = asyncio.Lock()
         self._waiting: deque[tuple[Method, Reply]] = deque()
-        self._end: AmqpError | None = None
+        self.why_ended: AmqpError | None = None
 
     async def call(self, method: Method, *arguments: Any, reply: Method) -> tuple[Any, ...]:
         """The arguments of the reply. Raises why the channel has ended, if it ends first."""
@@ -43,18 +43,18 @@ class Calls:
     def take(self, arrived: ServerMethod) -> None:
         """Raises Malformed if this is not the reply that is due."""
         if not self._waiting or self._waiting[0][0] is not arrived.method:
-            raise Malformed(f"{arrived.method.name} on channel {self._channel}, for which nobody asked")
+            raise Malformed(f"{arrived.method.name} on channel {self._channel}, which was not requested")
         _, future = self._waiting.popleft()
         if not future.done():
             future.set_result(arrived.arguments)
 
     def check(self) -> None:
         """Raise why the channel has ended, if it has."""
-        if self._end is not None:
-            raise copy.copy(self._end)  # of its own, because each raise adds to the traceback
+        if self.why_ended is not None:
+            raise copy.copy(self.why_ended)  # a copy, because each raise adds to the traceback
 
     def end(self, why: AmqpError) -> None:
-        self._end = why
+        self.why_ended = why
         for _, future in self._waiting:
             if not future.done():
                 future.set_exception(copy.copy(why))

@@ -1,6 +1,8 @@
 """A channel: declares, consumers, acknowledgements and publishing."""
 
 import asyncio
+import itertools
+import logging
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,9 +11,11 @@ from onward.brokers.rabbitmq.amqp import frames
 from onward.brokers.rabbitmq.amqp.assembly import Answered, Arrival, Confirm, Deliveries, Received, ServerMethod
 from onward.brokers.rabbitmq.amqp.calls import Calls
 from onward.brokers.rabbitmq.amqp.confirms import Confirms, Outbound, PublishAnswer, merged
-from onward.brokers.rabbitmq.amqp.faults import AmqpError, ChannelClosed, Malformed
+from onward.brokers.rabbitmq.amqp.faults import AmqpError, ChannelClosed, ConnectionLost, Malformed
 from onward.brokers.rabbitmq.amqp.publish_frames import PublishFrames
 from onward.brokers.rabbitmq.amqp.wire import Wire
+
+log = logging.getLogger("onward")
 
 if TYPE_CHECKING:
     from onward.brokers.rabbitmq.amqp.connection import Connection
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 _ACK = struct.Struct(">BHIHHQBB").pack
 _ACK_BYTES = 13
 _MULTIPLE, _REQUEUE = 1, 2
+_tags = itertools.count(1)
 
 Table = Mapping[str, Any] | None
 
@@ -56,8 +61,8 @@ class PublishWait:
 class Channel:
     """`closing` is done with the reason when the channel has ended: ChannelClosed or ConnectionLost.
 
-    Every call raises that reason then. Callbacks run in the loop of the connection; if one raises, the connection
-    is closed.
+    Every call raises that reason then. Wait for `closing` with asyncio.wait, which does not cancel it. Callbacks run in
+    the loop of the connection; if one raises, the connection is closed.
     """
 
     def __init__(self, connection: "Connection", wire: Wire, number: int) -> None:
@@ -74,7 +79,7 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        return self.closing.done()
+        return self._calls.why_ended is not None
 
     async def open(self) -> None:
         """For the connection, which hands out only open channels."""
@@ -157,12 +162,16 @@ class Channel:
 
         `on_cancel`: the server has cancelled it, for example because the queue was deleted.
         """
-        tag = tag or f"{self.number}.{len(self._consumers) + 1}"
+        tag = tag or f"onward.{next(_tags)}"
         if tag in self._consumers:
             raise ValueError(f"the channel already has a consumer {tag!r}")
         self._consumers[tag] = ConsumerCalls(on_messages, on_cancel)
         bits = False, no_ack, exclusive, False
-        await self._calls.call(frames.CONSUME, 0, queue, tag, *bits, arguments, reply=frames.CONSUME_OK)
+        try:
+            await self._calls.call(frames.CONSUME, 0, queue, tag, *bits, arguments, reply=frames.CONSUME_OK)
+        except ValueError:  # it was not sent
+            del self._consumers[tag]
+            raise
         return tag
 
     async def cancel(self, tag: str) -> None:
@@ -235,11 +244,15 @@ class Channel:
             self._end(why)
 
     def _end(self, why: AmqpError) -> None:
-        self.closing.set_result(why)
         self._calls.end(why)
         self._consumers.clear()
-        if self._confirms:
-            self._report(self._confirms.ended(str(why)))
+        try:
+            self._report(self._confirms.ended(str(why)) if self._confirms else [])
+        except Exception as error:
+            log.exception("RabbitMQ: the connection is closed because a callback failed")
+            self._wire.end(ConnectionLost(f"closed by us because a callback failed: {error!r}"))
+        if not self.closing.done():  # a waiter may have cancelled it
+            self.closing.set_result(why)
 
     def _method(self, arrived: ServerMethod) -> None:
         match arrived.method:

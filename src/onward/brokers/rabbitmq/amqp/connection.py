@@ -115,7 +115,7 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        return self.closing.done()
+        return self._wire.has_ended
 
     async def channel(self) -> Channel:
         """Raises ConnectionLost, or AmqpError if the connection has as many channels as the server allows."""
@@ -139,13 +139,16 @@ class Connection:
                 pass
             finally:
                 self._wire.end(ConnectionLost("closed by us"))
-        await self._wire.gone
+        await asyncio.wait([self._wire.gone])
 
     def leave(self, number: int) -> asyncio.Future[None]:
         """For a channel that we close. The future is done when the server has answered, or the connection ended."""
-        self._channels.pop(number, None)
-        answered = self._leaving[number] = asyncio.get_running_loop().create_future()
-        self._wire.write(frames.method_frame(number, frames.CHANNEL_CLOSE, 200, "", 0, 0))
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._channels.pop(number, None) is None:  # it has ended already, alone or with the connection
+            answered.set_result(None)
+        else:
+            self._leaving[number] = answered
+            self._wire.write(frames.method_frame(number, frames.CHANNEL_CLOSE, 200, "", 0, 0))
         return answered
 
     async def _greet(self, name: str, user: str, password: str) -> None:
@@ -165,7 +168,9 @@ class Connection:
     async def _tune(self, heartbeat_s: int, vhost: str) -> None:
         channel_max, frame_max, _ = await self._calls.expect(frames.TUNE)
         channel_max = channel_max or _MOST_CHANNELS  # 0: no limit
-        frame_max = max(_LEAST_FRAME_MAX, min(frame_max or self.frame_max, self.frame_max))
+        frame_max = min(frame_max or self.frame_max, self.frame_max)
+        if frame_max < _LEAST_FRAME_MAX:
+            raise ConnectFailed(f"frames of {frame_max} bytes; AMQP 0.9.1 asks for {_LEAST_FRAME_MAX} at least")
         self._agreed = Agreed(self.server, channel_max, frame_max)
         self._calls.write(frames.TUNE_OK, channel_max, frame_max, heartbeat_s)
         await self._calls.call(frames.OPEN, vhost, "", False, reply=frames.OPEN_OK)
@@ -204,6 +209,9 @@ class Connection:
                 code, text, *_ = arrived.arguments
                 self._calls.write(frames.CLOSE_OK)
                 self._wire.end(ConnectionLost(f"closed by the server: {code} {text}", code=code, text=text))
+            case frames.CLOSE_OK:
+                self._calls.take(arrived)
+                self._wire.end(ConnectionLost("closed by us"))
             case frames.BLOCKED:
                 self._alarmed(arrived.arguments[0])
             case frames.UNBLOCKED:
@@ -229,7 +237,6 @@ class Connection:
             channel.ended(ChannelClosed(why, code=code, text=text, method=cause.name if cause else ""))
 
     def _ended(self, why: AmqpError) -> None:
-        self.closing.set_result(why)
         self._calls.end(why)
         for answered in self._leaving.values():
             _release(answered)
@@ -237,6 +244,8 @@ class Connection:
         self._channels.clear()
         for channel in channels:
             channel.ended(why)
+        if not self.closing.done():  # a waiter may have cancelled it
+            self.closing.set_result(why)
 
 
 def _release(waiting: asyncio.Future[None]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from onward.brokers.rabbitmq.amqp.faults import Malformed
 
 MAX_DEPTH = 64  # of tables and arrays inside each other
-_SHORTEST_INT, _LONGEST_INT = -(1 << 31), (1 << 31) - 1
 
 _FIXED = {  # by the byte that names the type
     ord("b"): struct.Struct(">b"),
@@ -43,7 +42,7 @@ def long_string(raw: bytes) -> bytes:
 
 
 def encoded_table(table: Mapping[str, Any] | None) -> bytes:
-    """The table with its length in front."""
+    """The table with its length in front. Raises ValueError if it has a value that AMQP cannot express."""
     return long_string(b"".join([short_string(key) + _encoded(value) for key, value in (table or {}).items()]))
 
 
@@ -53,26 +52,35 @@ def _encoded(value: object) -> bytes:
             return b"S" + long_string(value.encode())
         case bool():
             return b"t\1" if value else b"t\0"
-        case int():
-            return struct.pack(">cq", b"l", value) if not _SHORTEST_INT <= value <= _LONGEST_INT else _packed_int(value)
-        case bytes():
-            return b"x" + long_string(value)
         case None:
             return b"V"
-        case float():
-            return struct.pack(">cd", b"d", value)
-        case datetime():
-            return struct.pack(">cQ", b"T", int(value.timestamp()))
+        case bytes() | bytearray() | memoryview():
+            return b"x" + long_string(bytes(value))
         case Mapping():
             return b"F" + encoded_table(value)
         case Sequence():
             return b"A" + long_string(b"".join([_encoded(each) for each in value]))
+    try:
+        return _number(value)
+    except struct.error as error:
+        raise ValueError(f"{value!r} is too large for an AMQP table") from error
+
+
+def _number(value: object) -> bytes:
+    match value:
+        case int() if -(1 << 31) <= value < 1 << 31:
+            return struct.pack(">ci", b"I", value)
+        case int():
+            return struct.pack(">cq", b"l", value)
+        case float():
+            return struct.pack(">cd", b"d", value)
+        case datetime():
+            return struct.pack(">cQ", b"T", int(value.timestamp()))
+        case Decimal() if value.is_finite():
+            exponent = min(0, int(value.as_tuple().exponent))
+            return struct.pack(">cBi", b"D", -exponent, int(value.scaleb(-exponent)))
         case _:
             raise ValueError(f"{value!r} cannot be in an AMQP table: a {type(value).__name__} has no type there")
-
-
-def _packed_int(value: int) -> bytes:
-    return struct.pack(">ci", b"I", value)
 
 
 def decoded_table(raw: bytes) -> dict[str, Any]:
@@ -113,16 +121,15 @@ def _value(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
         if end > len(raw):
             raise Malformed("a field table is cut off")
         return _long(kind, raw, start, end, depth), end
-    match kind:
-        case _ if kind == _TRUTH:
-            return raw[at] != 0, at + 1
-        case _ if kind == _VOID:
-            return None, at
-        case _ if kind == _STAMP:
-            return _moment(_TIME.unpack_from(raw, at)[0]), at + 8
-        case _ if kind == _NUMBER:
-            scale, digits = _DECIMAL.unpack_from(raw, at)
-            return Decimal(digits).scaleb(-scale), at + 5
+    if kind == _TRUTH:
+        return raw[at] != 0, at + 1
+    if kind == _VOID:
+        return None, at
+    if kind == _STAMP:
+        return _moment(_TIME.unpack_from(raw, at)[0]), at + 8
+    if kind == _NUMBER:
+        scale, digits = _DECIMAL.unpack_from(raw, at)
+        return Decimal(digits).scaleb(-scale), at + 5
     raise Malformed(f"a field table has a value of the unknown type {bytes((kind,))!r}")
 
 
