@@ -4,12 +4,12 @@ A topic with the name of a declared exchange is that exchange, and a group with 
 queue. `topology_plan.py` compares these objects with those of the server."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import msgspec
 
 from onward.brokers.base import TopicSpec, Topology
+from onward.brokers.rabbitmq.tiers import TRIED, WorkRouting, routing
 from onward.errors import BadSetting
 
 ExchangeKind = Literal["direct", "topic", "fanout", "headers"]
@@ -26,8 +26,6 @@ BUILT_IN: Mapping[str, ExchangeKind] = {
     "amq.headers": "headers",
     "amq.match": "headers",
 }
-TIERS = ("critical", "bulk")  # in the order in which their patterns are tried
-NORMAL = "normal"  # the tier of all other messages
 _LONGEST_NAME = 255  # bytes
 _RESERVED = {"amq.": "RabbitMQ", "onward.": "Onward"}
 
@@ -66,8 +64,8 @@ class Queue(msgspec.Struct, frozen=True):
     - `ttl_s`: a message that waits longer is removed, or goes to the `dead_letter_exchange`.
     - `dead_letter_exchange`, `dead_letter_key`: the route of removed and rejected messages. Without a key they keep
       their own routing key. From a quorum queue they arrive at least once.
-    - `tiers`: by tier (`critical`, `bulk`), the pattern of its routing keys, as in a topic exchange. Each tier is a
-      queue of its own, `<name>.<tier>`; all other messages are in `<name>.normal`.
+    - `tiers`: by tier (`critical`, `bulk`), the pattern of its routing keys, where `*` is any text between dots. Each
+      tier is a queue of its own, `<name>.<tier>`. All other messages are in `<name>`.
     - `consumers`: how many consumers it should have. `onward doctor` reports when there are fewer.
     - `max_priority`: only for classic queues. Use `tiers` elsewhere.
     - `arguments`: more arguments, by the names of RabbitMQ. They win over the fields; None leaves an argument out."""
@@ -99,12 +97,9 @@ class Queue(msgspec.Struct, frozen=True):
         return _without_none({"x-queue-type": self.kind, **_computed(self), **self.arguments})
 
     @property
-    def tier_names(self) -> list[str]:
-        """Its tiers, the most urgent first. Empty: it has none."""
-        return [tier for tier in (TIERS[0], NORMAL, *TIERS[1:]) if tier in {NORMAL, *self.tiers}] if self.tiers else []
-
-    def tier_queue(self, tier: str) -> str:
-        return f"{self.name}.{tier}"
+    def tier_queues(self) -> Mapping[str, str]:
+        """The name of the queue of each tier; without tiers, of the normal one."""
+        return routing(self.name, (), self.tiers, "").queues
 
 
 class Binding(msgspec.Struct, frozen=True):
@@ -148,11 +143,14 @@ Named = TypeVar("Named", Exchange, Queue)
 
 
 class PlainTopology(NamedTuple):
-    """What is declared, as objects that the server has: tiers are queues and exchanges here."""
+    """What is declared, as objects that the server has: tiers are queues and exchanges here.
+
+    `only_sources`: by queue of a tier, the only exchange that may route to it."""
 
     exchanges: Mapping[str, Exchange]
     queues: Mapping[str, Queue]
     bindings: Sequence[Binding]
+    only_sources: Mapping[str, str] = {}
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -185,46 +183,28 @@ class Declared(msgspec.Struct, frozen=True):
 
     def plain(self) -> PlainTopology:
         """Raises BadSetting if a tier needs the name of another object."""
-        tiered = [queue for queue in self.queues.values() if queue.tiers]
-        exchanges = [*self.exchanges.values(), *(each for queue in tiered for each in _tier_exchanges(queue))]
-        queues = [queue for queue in self.queues.values() if not queue.tiers]
-        queues += [each for queue in tiered for each in _tier_queues(queue)]
-        entries = {queue.name: _tier_exchange(queue, _tried(queue)[0]) for queue in tiered}
+        tiered = {name: routing(name, (), queue.tiers, "") for name, queue in self.queues.items() if queue.tiers}
+        exchanges = [*self.exchanges.values(), *(each for found in tiered.values() for each in _tier_exchanges(found))]
+        queues = [each for queue in self.queues.values() for each in _tier_queues(queue)]
+        entries = {name: found.exchanges[0].name for name, found in tiered.items()}
         bindings = [_entering(each, entries) for each in self.bindings]
-        bindings += [each for queue in tiered for each in _tier_bindings(queue)]
-        return PlainTopology(_by_name("exchange", exchanges), _by_name("queue", queues), bindings)
+        bindings += [Binding(each.source, each.target, each.key) for found in tiered.values() for each in found.routes]
+        sources = {route.target: route.source for found in tiered.values() for route in found.routes}
+        return PlainTopology(_by_name("exchange", exchanges), _by_name("queue", queues), bindings, sources)
 
 
-# A topic exchange cannot route "all but these keys", but an alternate exchange can. So each tier has an exchange whose
-# alternate is that of the next tier, and each message is in one queue.
-
-
-def _tried(queue: Queue) -> list[str]:
-    return [*(tier for tier in TIERS if tier in queue.tiers), NORMAL]
-
-
-def _tier_exchange(queue: Queue, tier: str) -> str:
-    return f"{queue.name}.to-{tier}"
-
-
-def _tier_exchanges(queue: Queue) -> Iterator[Exchange]:
-    tiers = _tried(queue)
-    for tier, after in pairwise(tiers):
-        yield Exchange(_tier_exchange(queue, tier), "topic", alternate=_tier_exchange(queue, after))
-    yield Exchange(_tier_exchange(queue, NORMAL), "fanout")
+def _tier_exchanges(found: WorkRouting) -> Iterator[Exchange]:
+    for each in found.exchanges:
+        yield Exchange(each.name, cast("ExchangeKind", each.kind), alternate=each.alternate)
 
 
 def _tier_queues(queue: Queue) -> Iterator[Queue]:
-    for tier in _tried(queue):
-        yield msgspec.structs.replace(queue, name=queue.tier_queue(tier), tiers={})
-
-
-def _tier_bindings(queue: Queue) -> Iterator[Binding]:
-    for tier in _tried(queue):
-        yield Binding(_tier_exchange(queue, tier), queue.tier_queue(tier), queue.tiers.get(tier, ""))
+    for name in queue.tier_queues.values():
+        yield msgspec.structs.replace(queue, name=name, tiers={})
 
 
 def _entering(binding: Binding, entries: Mapping[str, str]) -> Binding:
+    """The binding of a queue with tiers, to the exchange that chooses among them."""
     entry = entries.get(binding.queue)
     return binding if entry is None else msgspec.structs.replace(binding, queue="", to_exchange=entry)
 
@@ -279,11 +259,11 @@ def _tier_problems(tiers: Any) -> Iterator[str]:
         yield f"tiers={tiers!r}; use a dict such as {{'critical': 'notification.*.critical'}}"
         return
     for tier, pattern in tiers.items():
-        if tier not in TIERS:
+        if tier not in TRIED:
             yield f"tiers has {tier!r}; use 'critical' and 'bulk', all other messages are normal"
         words = pattern.split(".") if isinstance(pattern, str) else [""]
-        if not all(word in ("*", "#") or (word and not {"*", "#"} & set(word)) for word in words):
-            yield f"tiers has the pattern {pattern!r}; use words between dots, where * is one word and # any number"
+        if not all(word == "*" or (word and not {"*", "#"} & set(word)) for word in words):
+            yield f"tiers has the pattern {pattern!r}; use words between dots, and * alone between dots for any text"
 
 
 def _computed(queue: Queue) -> dict[str, Any]:

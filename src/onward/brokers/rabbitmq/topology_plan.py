@@ -55,19 +55,20 @@ class TopologyPlan(NamedTuple):
 
 
 def planned(wanted: PlainTopology, live: LiveTopology) -> TopologyPlan:
-    refused = {str(each): why for each in wanted.bindings for why in _nowhere(each, wanted, live)}
+    refused = [(str(each), why) for each in wanted.bindings for why in _nowhere(each, wanted, live)]
     left = wanted
-    while new := {what: why for what, why in _refusals(left, live) if what not in refused}:
-        refused |= new
-        left = _without(left, refused)  # what is not created cannot be the target of another object
-    open_ = [each for each in wanted.bindings if not refused.keys() & {str(each), *_ends(each)}]
+    while new := list(_refusals(left, live)):
+        refused += new
+        left = _without(left, {what for what, _ in new})  # no other object may rely on it
+    names = {what for what, _ in refused}
+    open_ = [each for each in wanted.bindings if not names & {str(each), *_ends(each)}]
     new_bindings = [each for each in open_ if _is_new(each, live)]
     return TopologyPlan(
         [each for each in left.exchanges.values() if each.name not in live.exchanges],
         [each for each in left.queues.values() if each.name not in live.queues],
         _dead_letter_routes_first(new_bindings, wanted),
         [each for each in open_ if each not in new_bindings] if live.bindings is None else [],
-        [Change(what, "refuse", f"{what}: {why}") for what, why in refused.items()],
+        [Change(what, "refuse", f"{what}: {why}") for what, why in refused],
     )
 
 
@@ -76,6 +77,7 @@ def _without(wanted: PlainTopology, refused: Container[str]) -> PlainTopology:
         {name: each for name, each in wanted.exchanges.items() if f"exchange {name}" not in refused},
         {name: each for name, each in wanted.queues.items() if f"queue {name}" not in refused},
         wanted.bindings,
+        wanted.only_sources,
     )
 
 
@@ -111,8 +113,12 @@ def _refusals(wanted: PlainTopology, live: LiveTopology) -> Iterator[tuple[str, 
             yield f"exchange {exchange.name}", why
     routes = routes_of(wanted, live)
     for queue in wanted.queues.values():
-        problems = (*_differ(live.queues.get(queue.name, ())), *_losses(queue), *_dead_letters(queue, routes, live))
-        for why in problems:
+        for why in (
+            *_differ(live.queues.get(queue.name, ())),
+            *_losses(queue),
+            *_dead_letters(queue, routes, live),
+            *_beside_tiers(queue, wanted, live),
+        ):
             yield f"queue {queue.name}", why
 
 
@@ -178,6 +184,14 @@ def _dead_letters(queue: Queue, routes: RouteMap, live: LiveTopology) -> Iterato
             yield _unbound(queue, exchange, key)
         elif queue.name in reached and "x-message-ttl" in queue.table:
             yield "its dead letters come back to it, and RabbitMQ deletes what expires twice; change its routes"
+
+
+def _beside_tiers(queue: Queue, wanted: PlainTopology, live: LiveTopology) -> Iterator[str]:
+    """A binding from the time before the queue had tiers brings messages to it that another tier has too."""
+    source = wanted.only_sources.get(queue.name)
+    for each in live.bindings or ():
+        if source is not None and each.queue == queue.name and each.exchange != source:
+            yield f"it has tiers, and the {each} goes past them, so a message would be in two tiers; unbind it"
 
 
 def _unbound(queue: Queue, exchange: str, key: str) -> str:
