@@ -157,16 +157,18 @@ class RabbitEvent(LateEvent, frozen=True, gc=False, array_like=True):
     def _decoded(self, held: bytes) -> Event:
         properties = _properties(held, self.topic)
         sent = properties.headers or {}
+        source: str | tuple[str, str] = TYPE.__get__(self)
+        fallback_id, fallback_type = (source, "") if isinstance(source, str) else source
         place = f"/{sent[OFFSET]}" if OFFSET in sent else ""
         event = event_of(
             [(name, value.encode()) for name in RESERVED if isinstance(value := sent.get(name), str)],
             topic=self.topic,
             key=self.key,
             value=self.value,
-            id_=properties.message_id or f"{TYPE.__get__(self)}{place}",
+            id_=properties.message_id or f"{fallback_id}{place}",
             time=float(properties.timestamp or 0),
         )
-        type_ = event.type or ("" if "ce_type" in sent else properties.type or "")
+        type_ = event.type or ("" if "ce_type" in sent else properties.type or fallback_type)
         return msgspec.structs.replace(event, type=type_, headers=self.headers)
 
 
@@ -181,9 +183,10 @@ class Scanned(NamedTuple):
     is_founding: bool
 
 
-def received(properties: bytes, body: bytes, topic: str, fallback_id: str) -> RabbitEvent:
-    """The event of a message. `fallback_id` is its id if the publisher gave it none."""
-    return _event(scanned(properties, topic), properties, body, topic, fallback_id)
+def received(properties: bytes, body: bytes, topic: str, fallback_id: str, fallback_type: str = "") -> RabbitEvent:
+    """The event of a message. Its id and type are the fallbacks if the publisher gave it none."""
+    source: Any = (fallback_id, fallback_type) if fallback_type else fallback_id
+    return _event(scanned(properties, topic), properties, body, topic, source)
 
 
 def from_stream(message: Received, topic: str, source: str) -> tuple[int, RabbitEvent | None]:
