@@ -2,108 +2,45 @@
 
 import asyncio
 import random
+import ssl as tls
 import time
 import tracemalloc
-from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onward.brokers.rabbitmq.amqp import (
     AmqpError,
     ChannelClosed,
+    ConnectFailed,
     Connection,
     ConnectionLost,
     Outbound,
-    Properties,
     PublishAnswer,
     Received,
-    encoded_properties,
     frames,
 )
 from onward.brokers.rabbitmq.amqp.assembly import Assembly
 from onward.brokers.rabbitmq.amqp.faults import Malformed
 from onward.brokers.rabbitmq.amqp.frames import frame, method_frame
+from tests.brokers.rabbitmq.fake_amqp import DIALOGUE, FRAME_MAX, HOST, MESSAGE, content, fake_server
 
-HOST = "127.0.0.1"
-FRAME_MAX = 131072
 ALWAYS_S = 5.0  # whatever the server does, all is over by then
-SILENCE_S = 0.02
-MESSAGE = encoded_properties(Properties(headers={"a": 1, "b": ["x", None]}, message_id="id", timestamp=7))
+HASTE_S = 0.01
 OUT = Outbound("", "q", MESSAGE, b"body")
 
 
-def content(size: int) -> bytes:
-    return frame(frames.HEADER, 1, b"\x00\x3c\x00\x00" + size.to_bytes(8, "big") + MESSAGE)
-
-
-def delivery(tag: int, body: bytes = b"body") -> bytes:
-    method = method_frame(1, frames.DELIVER, "c", tag, False, "exchange", "key")
-    halves = (body[: len(body) // 2], body[len(body) // 2 :]) if body else ()
-    return method + content(len(body)) + b"".join(frame(frames.BODY, 1, half) for half in halves)
-
-
-RETURNED = method_frame(1, frames.RETURN, 312, "NO_ROUTE", "", "q") + content(4) + frame(frames.BODY, 1, b"body")
-ACKED = method_frame(1, frames.ACK, 1, False)
-DECLARED = method_frame(1, frames.QUEUE_DECLARE_OK, "q", 3, 1)
-
-# What a server answers to the steps of `session`, one after the other.
-DIALOGUE = [
-    method_frame(0, frames.START, 0, 9, {"product": "Fake", "version": "3.9"}, b"PLAIN AMQPLAIN", b"en_US"),
-    method_frame(0, frames.TUNE, 2047, FRAME_MAX, 60),
-    method_frame(0, frames.OPEN_OK, ""),
-    method_frame(1, frames.CHANNEL_OPEN_OK, b""),
-    DECLARED,
-    method_frame(1, frames.CONSUME_OK, "c") + delivery(1) + delivery(2, b"") + frames.HEARTBEAT_FRAME + delivery(3),
-    method_frame(1, frames.CONFIRM_SELECT_OK),
-    RETURNED + ACKED + method_frame(0, frames.BLOCKED, "low on memory") + DECLARED,
-    method_frame(1, frames.CHANNEL_CLOSE_OK),
-    method_frame(0, frames.CLOSE_OK),
-]
-
-
-@asynccontextmanager
-async def fake_server(answers: list[bytes]) -> Any:
-    """Sends the next answer whenever the client has written, then closes. Yields the port."""
-
-    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
-        with suppress(OSError):
-            for answer in answers:
-                await heard(reader)
-                writer.write(answer)
-            while await heard(reader):
-                pass
-        writer.transport.abort()
-        over.set()
-
-    over = asyncio.Event()
-    server = await asyncio.start_server(serve, HOST)
-    try:
-        yield server.sockets[0].getsockname()[1]
-        await over.wait()
-    finally:
-        server.close()
-        await server.wait_closed()
-
-
-async def heard(reader: StreamReader) -> bytes:
-    try:
-        async with asyncio.timeout(SILENCE_S):
-            return await reader.read(1 << 16)
-    except TimeoutError:
-        return b""
-
-
-async def session(port: int) -> tuple[list[Received], list[PublishAnswer]]:
+async def session(port: int, **options: Any) -> tuple[list[Received], list[PublishAnswer]]:
     """Uses what the brokers use. Whatever comes, each call returns or raises, and all answers add up."""
     received: list[Received] = []
     answers: list[PublishAnswer] = []
     numbers = 0
-    connection = await Connection.open(HOST, port, timeout_s=ALWAYS_S)
+    connection = await Connection.open(HOST, port, timeout_s=ALWAYS_S, **options)
     try:
         channel = await connection.channel()
         channel.on_answers = answers.extend
@@ -123,7 +60,7 @@ async def session(port: int) -> tuple[list[Received], list[PublishAnswer]]:
 
 
 async def survive(answers: list[bytes]) -> None:
-    async with asyncio.timeout(ALWAYS_S), fake_server(answers) as port:
+    async with asyncio.timeout(ALWAYS_S), fake_server(answers, patience_s=HASTE_S) as port:
         with suppress(AmqpError):
             await session(port)
 
@@ -150,7 +87,7 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
 
 def test_the_dialogue_is_right_as_it_stands() -> None:
     async def main() -> None:
-        async with asyncio.timeout(ALWAYS_S), fake_server(DIALOGUE) as port:
+        async with asyncio.timeout(ALWAYS_S), fake_server(DIALOGUE, patience_s=ALWAYS_S) as port:
             received, answers = await session(port)
         assert [(each.tag, each.body) for each in received] == [(1, b"body"), (2, b""), (3, b"body")]
         assert answers == [(1, 1, "exchange '', routing key 'q': 312 NO_ROUTE", False)]
@@ -205,28 +142,27 @@ def test_mutated_frames_are_read_or_malformed() -> None:
         fed(mutated(whole, dice), dice.choice((1, 7, 64, 1 << 20)))
 
 
+def named(consumer: str, exchange: str) -> bytes:
+    return method_frame(1, frames.DELIVER, consumer, 1, False, exchange, "key")
+
+
 @pytest.mark.parametrize(
-    "endless",
+    ("start", "endless", "times"),
     [
-        lambda: frames.HEARTBEAT_FRAME * 1000,
-        lambda: frame(frames.BODY, 1, b"") * 1000,
-        lambda: method_frame(1, frames.DELIVER, "c", 1, False, random.randbytes(20).hex(), "key") + content(0),
-        lambda: method_frame(1, frames.DELIVER, random.randbytes(20).hex(), 1, False, "", "key") + content(0),
+        (b"", lambda: frames.HEARTBEAT_FRAME * 1000, 10),
+        (named("c", "") + content(5), lambda: frame(frames.BODY, 1, b"") * 1000, 10),
+        (b"", lambda: named("c", random.randbytes(99).hex()) + content(0), 10_000),
+        (b"", lambda: named(random.randbytes(99).hex(), "") + content(0), 10_000),
     ],
-    ids=["heartbeats", "empty bodies", "new names", "new consumers"],
+    ids=["heartbeats", "empty bodies", "new exchanges", "new consumers"],
 )
-def test_an_endless_server_takes_no_more_memory(endless: Callable[[], bytes]) -> None:
+def test_an_endless_server_takes_no_more_memory(start: bytes, endless: Callable[[], bytes], times: int) -> None:
     assembly = Assembly(FRAME_MAX)
-    assembly.feed(method_frame(1, frames.DELIVER, "c", 1, False, "exchange", "key") + content(5))
-    chunk_count = 10 if len(endless()) > 5000 else 6000
+    assembly.feed(start)
     tracemalloc.start()
     try:
-        with suppress(Malformed):  # a method in the middle of a body
+        for _ in range(times):
             assembly.feed(endless())
-            assembly = Assembly(FRAME_MAX)
-        for _ in range(chunk_count):
-            with suppress(Malformed):
-                assembly.feed(endless())
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -237,7 +173,7 @@ def test_garbage_is_refused_at_once() -> None:
     """A length beyond what was agreed is not waited for."""
 
     async def main() -> None:
-        async with fake_server([b"\x01\x00\x00\xff\xff\xff\xff" + bytes(100)]) as port:
+        async with fake_server([b"\x01\x00\x00\xff\xff\xff\xff" + bytes(100)], patience_s=ALWAYS_S) as port:
             begun = time.monotonic()
             with pytest.raises(AmqpError, match=r"does not keep to AMQP.*were agreed"):
                 await Connection.open(HOST, port, timeout_s=60.0)
@@ -249,11 +185,31 @@ def test_garbage_is_refused_at_once() -> None:
 def test_a_channel_that_was_never_opened_ends_the_connection() -> None:
     async def main() -> None:
         for answer in (method_frame(9, frames.QOS_OK), method_frame(9, frames.CHANNEL_CLOSE, 404, "", 0, 0)):
-            async with fake_server([*DIALOGUE[:3], answer]) as port:
+            async with fake_server([*DIALOGUE[:3], answer], patience_s=ALWAYS_S) as port:
                 connection = await Connection.open(HOST, port)
                 with suppress(ChannelClosed, ConnectionLost):
                     await connection.channel()
                 assert "channel 9" in str(await connection.closing)
                 await connection.close()
+
+    asyncio.run(main())
+
+
+def test_the_same_over_tls_with_a_certificate_that_is_checked() -> None:
+    authority = trustme.CA()
+    server = tls.SSLContext(tls.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(HOST).configure_cert(server)
+    trusting = tls.create_default_context()
+    authority.configure_trust(trusting)
+
+    async def main() -> None:
+        async with asyncio.timeout(ALWAYS_S), fake_server(DIALOGUE, patience_s=ALWAYS_S, ssl=server) as port:
+            received, _ = await session(port, ssl=trusting)
+        assert len(received) == 3
+        async with asyncio.timeout(ALWAYS_S), fake_server([], patience_s=ALWAYS_S, ssl=server) as port:
+            with pytest.raises(ConnectFailed, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
+                await session(port, ssl=tls.create_default_context())
+            with pytest.raises(ConnectFailed):
+                await session(port)  # without TLS
 
     asyncio.run(main())

@@ -1,6 +1,7 @@
 """A channel: declares, consumers, acknowledgements and publishing."""
 
 import asyncio
+import copy
 import itertools
 import logging
 import struct
@@ -56,6 +57,10 @@ class PublishWait:
             self.open -= 1
         if self.open <= 0 and not self.answered.done():
             self.answered.set_result(None)
+
+    def fail(self, why: AmqpError) -> None:
+        if not self.answered.done():
+            self.answered.set_exception(copy.copy(why))
 
 
 class Channel:
@@ -216,7 +221,6 @@ class Channel:
             await wait.answered
         finally:
             self._waits.remove(wait)
-        self._calls.check()
         return wait.reasons
 
     async def close(self) -> None:
@@ -246,6 +250,8 @@ class Channel:
     def _end(self, why: AmqpError) -> None:
         self._calls.end(why)
         self._consumers.clear()
+        for wait in self._waits:
+            wait.fail(why)
         try:
             self._report(self._confirms.ended(str(why)) if self._confirms else [])
         except Exception as error:

@@ -37,7 +37,7 @@ class Wire(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Written at the end of this loop turn, together with all else of the turn. Nothing after the end."""
-        if self.has_ended:
+        if self.has_ended or not data:
             return
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self.flush)
@@ -73,6 +73,7 @@ class Wire(asyncio.Protocol):
         if self.has_ended:
             return
         self.flush()
+        self._outgoing.clear()
         self.has_ended = True
         if self._heartbeat is not None:
             self._heartbeat.cancel()
