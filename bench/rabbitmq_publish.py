@@ -1,12 +1,12 @@
 """Publishing to RabbitMQ with confirms, compared with aio-pika and with hand-written frames.
 
-All of them publish the same events to exchanges with the same queues behind them: the streams of a topic and one work
-queue. Every message is persistent and mandatory.
+All of them publish the same events, persistent and mandatory, each to an exchange of its own with the same queues
+behind it: a topic of Onward with its streams and one work queue, or a declared exchange with one quorum queue.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import aio_pika
 from aio_pika.abc import AbstractExchange
@@ -23,122 +23,144 @@ from bench.rabbitmq_server import (
     declare_group,
     drop,
     left_in,
+    message_id,
     orders,
     properties,
 )
 from bench.workload import PARTITIONS, Item, batches, value
 from onward import Onward
-from onward.brokers.rabbitmq import names
+from onward.brokers.rabbitmq import Binding, Exchange, Queue, names
 
 BATCH = 100
 CALLERS = 100
 GROUP = "workers"
-ONWARD, PIKA, FRAMES = "published-by-onward", "published-by-aio-pika", "published-by-frames"  # topics
-SINGLES, PIKA_SINGLES = "singles-of-onward", "singles-of-aio-pika"
+PUBLISHERS = ("onward", "aio-pika", "frames")
+
+
+class Place(NamedTuple):
+    """Where one contestant publishes. `queue` gets every event."""
+
+    topic: str
+    exchange: str
+    queue: str
+    has_streams: bool
+
+    def routing_key(self, key: str) -> str:
+        """With streams it begins with the number of one, as Onward's own does."""
+        return f"{int(key.removeprefix('c-')) % PARTITIONS}.{TYPE}" if self.has_streams else TYPE
 
 
 def run(bench: Bench, server: Target) -> None:
-    for topic in (ONWARD, PIKA, FRAMES, SINGLES, PIKA_SINGLES):
-        asyncio.run(declare_group(server.url, topic, GROUP, "none"))
-    looped(_batches(bench, server))
-    looped(_singles(bench, server))
+    topics = [_topic(server, f"batches-of-{name}") for name in PUBLISHERS]
+    looped(_batches(bench, server, f"{PARTITIONS} streams and a work queue", Onward(server.url), topics))
+    app = Onward(server.url)
+    exchanges = [_exchange(app, f"exchange-of-{name}") for name in PUBLISHERS]
+    looped(_batches(bench, server, "one quorum queue", app, exchanges))
+    looped(_singles(bench, server, [_topic(server, f"singles-of-{name}") for name in PUBLISHERS[:2]]))
 
 
-async def _batches(bench: Bench, server: Target) -> None:
+def _topic(server: Target, name: str) -> Place:
+    asyncio.run(declare_group(server.url, name, GROUP, "none"))
+    return Place(name, names.exchange(name), names.work_queue(name, GROUP), has_streams=True)
+
+
+def _exchange(app: Onward, name: str) -> Place:
+    """It is created when the application opens."""
+    app.topology(Exchange(name), Queue(name), Binding(name, name, "#"))
+    return Place(name, name, name, has_streams=False)
+
+
+async def _batches(bench: Bench, server: Target, behind: str, app: Onward, places: Sequence[Place]) -> None:
     size, rounds = bench.sized((20_000, 5), (3_000, 2))
     ours, pika, frames = Pace(), Pace(), Pace()
-    async with _connected(server, PIKA) as (app, exchange):
+    mine, for_pika, for_frames = places
+    async with app, await aio_pika.connect(server.url) as connection:
+        exchange = await _opened(connection, for_pika)
         with Wire(server.url) as wire:
             for number, part in enumerate(batches(orders(size * rounds), size), 1):
-                bench.say(f"rabbitmq: publish, calls of {BATCH} events, round {number} of {rounds}")
+                bench.say(f"rabbitmq: publish to {behind}, calls of {BATCH} events, round {number} of {rounds}")
                 with ours.timed(size):
                     for batch in batches(part, BATCH):
-                        await app.publish_many(ONWARD, batch, type=TYPE)
+                        await app.publish_many(mine.topic, batch, type=TYPE)
                 with pika.timed(size):
                     for batch in batches(part, BATCH):
-                        await asyncio.gather(*[_publish(exchange, item) for item in batch])
+                        await asyncio.gather(*[_publish(exchange, for_pika, item) for item in batch])
                 with frames.timed(size):
-                    publish_frames(wire, [_outgoing(FRAMES, item) for item in part])
-    what = f"RabbitMQ, publish with confirms, calls of {BATCH} events"
+                    publish_frames(wire, [_outgoing(for_frames, item) for item in part])
+    what = f"RabbitMQ, publish with confirms to {behind}, calls of {BATCH} events"
     report(bench, what, ours, pika, f"aio-pika, {BATCH} publishes awaited together: {pika}", target=3)
     report(bench, what, ours, frames, f"hand-written frames, up to 2,000 unconfirmed: {frames}")
-    _read_back(bench, server, ONWARD, size * rounds)
-    _count(bench, server, {ONWARD: size * rounds, PIKA: size * rounds, FRAMES: size * rounds})
+    _judge(bench, server, places, size * rounds)
 
 
-async def _singles(bench: Bench, server: Target) -> None:
+async def _singles(bench: Bench, server: Target, places: Sequence[Place]) -> None:
     each, rounds = bench.sized((100, 5), (20, 2))
     size = CALLERS * each
     ours, pika = Pace(), Pace()
-    async with _connected(server, PIKA_SINGLES) as (app, exchange):
+    mine, for_pika = places
+    async with Onward(server.url) as app, await aio_pika.connect(server.url) as connection:
+        exchange = await _opened(connection, for_pika)
         for number in range(rounds):
             bench.say(f"rabbitmq: publish, {CALLERS} callers of single events, round {number + 1} of {rounds}")
             items = [_items(f"c-{caller}", number * each, each) for caller in range(CALLERS)]
             with ours.timed(size):
-                await asyncio.gather(*[_caller(app, mine) for mine in items])
+                await asyncio.gather(*[_caller(app, mine, part) for part in items])
             with pika.timed(size):
-                await asyncio.gather(*[_pika_caller(exchange, mine) for mine in items])
+                await asyncio.gather(*[_pika_caller(exchange, for_pika, part) for part in items])
     what = f"RabbitMQ, publish with confirms, {CALLERS} callers of single events"
     report(bench, what, ours, pika, f"aio-pika, {CALLERS} callers on one channel: {pika}")
-    _read_back(bench, server, SINGLES, size * rounds)
-    _count(bench, server, {SINGLES: size * rounds, PIKA_SINGLES: size * rounds})
+    _judge(bench, server, places, size * rounds)
 
 
-@asynccontextmanager
-async def _connected(server: Target, topic: str) -> AsyncIterator[tuple[Onward, AbstractExchange]]:
-    """Onward, and an exchange of aio-pika with its channel in confirm mode."""
-    async with Onward(server.url, partitions=PARTITIONS) as app, await aio_pika.connect(server.url) as connection:
-        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-        yield app, await channel.get_exchange(names.exchange(topic))
+async def _opened(connection: Any, place: Place) -> AbstractExchange:
+    """An exchange of aio-pika, in confirm mode."""
+    channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+    exchange: AbstractExchange = await channel.get_exchange(place.exchange)
+    return exchange
 
 
-def _key(item: Item) -> str:
-    """The routing key. It begins with the number of the stream, as Onward's own do."""
-    return f"{int(item[0].removeprefix('c-')) % PARTITIONS}.{TYPE}"
-
-
-async def _publish(exchange: AbstractExchange, item: Item) -> None:
+async def _publish(exchange: AbstractExchange, place: Place, item: Item) -> None:
     key, data = item
     message = aio_pika.Message(
         data,
         content_type="application/json",
         delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         headers={"onward-key": key},
-        message_id=f"{key}-of-a-bench-with-36-characters"[:36],
+        message_id=message_id(key),
         type=TYPE,
     )
-    await exchange.publish(message, _key(item), mandatory=True)
+    await exchange.publish(message, place.routing_key(key), mandatory=True)
 
 
-def _outgoing(topic: str, item: Item) -> Outgoing:
-    return Outgoing(names.exchange(topic), _key(item), properties(item[0]), item[1])
+def _outgoing(place: Place, item: Item) -> Outgoing:
+    key, data = item
+    return Outgoing(place.exchange, place.routing_key(key), properties(key), data)
 
 
 def _items(key: str, first: int, count: int) -> list[Item]:
     return [(key, value(key, number, VALUE_BYTES)) for number in range(first, first + count)]
 
 
-async def _caller(app: Onward, items: Sequence[Item]) -> None:
+async def _caller(app: Onward, place: Place, items: Sequence[Item]) -> None:
     for key, data in items:
-        await app.publish(SINGLES, data, key=key, type=TYPE)
+        await app.publish(place.topic, data, key=key, type=TYPE)
 
 
-async def _pika_caller(exchange: AbstractExchange, items: Sequence[Item]) -> None:
+async def _pika_caller(exchange: AbstractExchange, place: Place, items: Sequence[Item]) -> None:
     for item in items:
-        await _publish(exchange, item)
+        await _publish(exchange, place, item)
 
 
-def _read_back(bench: Bench, server: Target, topic: str, events: int) -> None:
-    """Check that every event that publish returned for reaches a handler, in the order of its key."""
-    bench.say(f"rabbitmq: reading back {events:,} events")
-    where = {"url": server.url, "topic": topic, "group": "reader"}
-    ran = child("bench.contestants.server_app", bench.folder, events=events, **where)
-    bench.judge(f"RabbitMQ, {topic}", ran.verdict)
-
-
-def _count(bench: Bench, server: Target, topics: dict[str, int]) -> None:
-    """Check that the work queue of each topic has exactly what was published, and remove the topics."""
-    for topic, events in topics.items():
-        found = left_in(server, names.work_queue(topic, GROUP))
-        bench.check(f"RabbitMQ, {topic}, in the work queue", found == events, f"{found:,} of {events:,}")
-        drop(server, topic)
+def _judge(bench: Bench, server: Target, places: Sequence[Place], events: int) -> None:
+    """Check that every queue has exactly what was published, and that the streams have it in the order of each key."""
+    for place in places:
+        found = left_in(server, place.queue)
+        bench.check(f"RabbitMQ, {place.topic}, in its queue", found == events, f"{found:,} of {events:,}")
+    mine = places[0]
+    if mine.has_streams:
+        bench.say(f"rabbitmq: reading back {events:,} events")
+        where = {"url": server.url, "topic": mine.topic, "group": "reader"}
+        ran = child("bench.contestants.server_app", bench.folder, events=events, **where)
+        bench.judge(f"RabbitMQ, {mine.topic}", ran.verdict)
+        for place in places:
+            drop(server, place.topic)

@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from onward import Event, Onward
+from onward.brokers.rabbitmq.figures import RabbitFigures
 from onward.brokers.redis.foreign import lost_entries
 from onward.brokers.redis.stream_figures import StreamFigures
 from onward.cli import app as cli
@@ -34,6 +35,9 @@ from tests.examples import ROOT
 INTERNAL = {
     "onward.Onward": {"append_in", "declared", "endpoint", "joined", "observes", "supervised"},
     "onward.outbox.Outbox": {"engine", "entry", "on_ring"},
+    "onward.brokers.rabbitmq.Binding": {"identity", "target"},
+    "onward.brokers.rabbitmq.Exchange": {"table"},
+    "onward.brokers.rabbitmq.Queue": {"table", "tier_queues"},
     "onward.failure.dead.DeadLetters": {"total", "tally", "aside", "steps"},
     "onward.failure.dead.LetterChoice": {"anywhere", "where", "names"},
 }
@@ -68,7 +72,7 @@ def variables() -> set[str]:
 
 
 def exported_metrics(folder: Path) -> set[str]:
-    """The families that a running application exports, on SQLite and on Redis, and those of its relays."""
+    """The families that a running application exports, on every broker, and those of its relays."""
     app = Onward(f"sqlite:///{folder}/metrics.db")
 
     @app.handler("orders")
@@ -80,7 +84,7 @@ def exported_metrics(folder: Path) -> set[str]:
 
     nothing: Any = None
     relays = Relays((), nothing, Settings(), "name")
-    others = exposition(of_broker([*StreamFigures().figures(), *relays.figures()], []))
+    others = exposition(of_broker([*StreamFigures().figures(), *RabbitFigures().figures(), *relays.figures()], []))
     return set(re.findall(r"^# TYPE (\w+)", asyncio.run(exported()) + others, re.MULTILINE))
 
 

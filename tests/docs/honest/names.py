@@ -21,7 +21,10 @@ from tests.docs.settings_page import names
 from tests.examples import ROOT
 
 PARTS = {"dead": DeadLetters, "broker": Broker, "registry": Registry, "settings": Settings}  # of an application
-NOT_MODULES = ("onward.toml", "onward.db", "onward.topics", "onward.aside", "onward.kafka")  # files, topics, a logger
+NOT_MODULES = (  # files, topics, a logger, and queues of RabbitMQ
+    *("onward.toml", "onward.db", "onward.topics", "onward.aside", "onward.kafka"),
+    *("onward.registry", "onward.shop"),
+)
 RESULTS = (  # classes that the API page names only as what a method returns
     "onward.failure.dead.Dropped",
     "onward.failure.dead.LetterScan",
