@@ -9,11 +9,12 @@ import msgspec
 import typer
 
 from onward import brokers
+from onward.brokers.base import Change, Finding
 from onward.cli import find, policy
 from onward.cli.say import Misuse
 
 if TYPE_CHECKING:
-    from onward.brokers.base import Finding
+    from onward.app import Onward
     from onward.settings import Settings
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -37,7 +38,7 @@ def doctor(
     """
     if url is not None and url_option is not None:
         raise Misuse("URL and --url cannot be used together; give one of them")
-    findings = asyncio.run(_findings(find.existing(app, url_option if url is None else url).settings))
+    findings = asyncio.run(_findings(find.existing(app, url_option if url is None else url)))
     if json:
         typer.echo(msgspec.json.encode(findings).decode())
     else:
@@ -46,17 +47,27 @@ def doctor(
         raise typer.Exit(policy.NO)
 
 
-async def _findings(settings: "Settings") -> "Sequence[Finding]":
+async def _findings(system: "Onward") -> Sequence[Finding]:
     logging.getLogger("onward").setLevel(logging.ERROR)  # the findings have the warnings
-    broker = await brokers.open_broker(settings)
+    broker = await brokers.open_broker(system.settings)
     try:
         await broker.topics()  # raises BrokerError if the server cannot be reached; open_broker may not notice that
-        return await broker.diagnose()
+        changes = await broker.declare(system.declared, apply=False) if system.declared.own else ()
+        return [*await broker.diagnose(), *(_missing(each, system.settings) for each in changes)]
     finally:
         await broker.close()
 
 
-def _print(findings: "Sequence[Finding]") -> None:
+def _missing(change: Change, settings: "Settings") -> Finding:
+    """A difference from the objects that the application declares."""
+    if change.action == "refuse":
+        return Finding("error", change.detail)
+    if settings.auto_declare:
+        return Finding("ok", f"{change.what} does not exist yet; the application creates it when it starts")
+    return Finding("error", f"{change.what} does not exist", "create it with `onward topology apply --app MODULE:APP`")
+
+
+def _print(findings: Sequence[Finding]) -> None:
     for finding in findings:
         typer.echo(f"{typer.style(f'{finding.level:<8}', fg=_COLOURS[finding.level])} {finding.what}")
         if finding.cure:

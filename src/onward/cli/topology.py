@@ -27,10 +27,10 @@ _SIGNS = {"create": "+", "refuse": "!"}
 
 @topology.callback()
 def root() -> None:
-    """Compare the topics of an application with those of its broker, or create them.
+    """Compare the topology of an application with its broker, or create what is missing.
 
-    These are the topics of its handlers and those that app.topology(...) declares. With auto_declare=False an
-    application creates no topic by itself: run `apply` before it starts.
+    It consists of the topics of the handlers and of all that app.topology(...) declares. With auto_declare=False an
+    application creates nothing by itself: run `apply` before it starts.
 
     \b
     Example:
@@ -80,7 +80,9 @@ async def _declared(system: "Onward", wanted: Topology, *, apply: bool) -> Seque
     if not apply and (why := brokers.absent(system.settings)):
         say(f"{why}; apply creates it")
         return TopicRules(system.settings).plan(wanted, lambda _: None, None)
-    broker = await brokers.open_broker(system.settings)  # not the application, which would create what it declares
+    # With auto_declare, a broker may ask its server to compare objects in ways that need more permissions.
+    settings = msgspec.structs.replace(system.settings, auto_declare=True)
+    broker = await brokers.open_broker(settings)  # not the application, which would create what it declares
     try:
         return await broker.declare(wanted, apply=apply)
     finally:

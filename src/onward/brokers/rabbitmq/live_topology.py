@@ -2,48 +2,20 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from onward.brokers.rabbitmq.amqp import Channel, ChannelClosed, Connection
+from onward.brokers.rabbitmq.amqp import Channel
 from onward.brokers.rabbitmq.differences import Difference, of_reply, of_tables
 from onward.brokers.rabbitmq.management import ManagementApi
+from onward.brokers.rabbitmq.probe_channel import ProbeChannel
 from onward.brokers.rabbitmq.routing import ExchangeRoute
+from onward.brokers.rabbitmq.server_errors import DIFFERS, REFUSED
 from onward.brokers.rabbitmq.topology import BUILT_IN, DEFAULT_EXCHANGE, Exchange, PlainTopology, Queue
 from onward.brokers.rabbitmq.topology_plan import LiveExchange, LiveTopology
-from onward.errors import BrokerError
 
 log = logging.getLogger("onward")
 
-T = TypeVar("T")
-_NOT_FOUND, _REFUSED, _LOCKED, _DIFFERS = 404, 403, 405, 406
 _MOST_ARGUMENTS = 30  # that are compared with an object, one by one
-
-
-class TopologyProbe:
-    """A channel for questions that the server may answer by closing the channel. The next question opens another."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._channel: Channel | None = None
-
-    async def ask(self, question: Callable[[Channel], Awaitable[T]]) -> T:
-        if self._channel is None or self._channel.is_closed:
-            self._channel = await self._connection.channel()
-        return await question(self._channel)
-
-    async def refusal(self, question: Callable[[Channel], Awaitable[object]]) -> ChannelClosed | None:
-        """Why the server refused. None: it did not."""
-        try:
-            await self.ask(question)
-        except ChannelClosed as error:
-            if not error.code:
-                raise
-            return error
-        return None
-
-    async def close(self) -> None:
-        if self._channel is not None and not self._channel.is_closed:
-            await self._channel.close()
 
 
 # -- over AMQP ------------------------------------------------------------------------------------------------------
@@ -68,12 +40,12 @@ def _named(wanted: PlainTopology) -> _Names:
     return _Names(exchanges - {DEFAULT_EXCHANGE, *BUILT_IN}, queues)
 
 
-async def asked(wanted: PlainTopology, probe: TopologyProbe, *, compare: bool) -> LiveTopology:
+async def asked(wanted: PlainTopology, probe: ProbeChannel, *, compare: bool) -> LiveTopology:
     """`compare`: also compare arguments. The server does that only when it is asked to declare an object again, which
     needs the permission to configure it."""
     names = _named(wanted)
-    exchanges = {name for name in sorted(names.exchanges) if await _has_exchange(probe, name)}
-    queues = {name for name in sorted(names.queues) if await _has_queue(probe, name)}
+    exchanges = {name for name in sorted(names.exchanges) if await probe.has_exchange(name)}
+    queues = {name for name in sorted(names.queues) if await probe.has_queue(name)}
     return LiveTopology(
         {
             name: LiveExchange(await _exchange_differences(probe, wanted.exchanges.get(name), compare=compare))
@@ -83,24 +55,7 @@ async def asked(wanted: PlainTopology, probe: TopologyProbe, *, compare: bool) -
     )
 
 
-async def _has_exchange(probe: TopologyProbe, name: str) -> bool:
-    return _exists(await probe.refusal(lambda channel: channel.declare_exchange(name, "", passive=True)))
-
-
-async def _has_queue(probe: TopologyProbe, name: str) -> bool:
-    return _exists(await probe.refusal(lambda channel: channel.declare_queue(name, passive=True)))
-
-
-def _exists(refusal: ChannelClosed | None) -> bool:
-    """Raises BrokerError if the server cannot tell. A node that is down is also reported as 404."""
-    if refusal is None or refusal.code == _LOCKED:
-        return True
-    if refusal.code == _NOT_FOUND and (" no queue '" in refusal.text or " no exchange '" in refusal.text):
-        return False
-    raise BrokerError(f"RabbitMQ cannot tell whether an object exists: {refusal.text}; try again when all nodes are up")
-
-
-async def _exchange_differences(probe: TopologyProbe, wanted: Exchange | None, *, compare: bool) -> list[Difference]:
+async def _exchange_differences(probe: ProbeChannel, wanted: Exchange | None, *, compare: bool) -> list[Difference]:
     if wanted is None or not compare:
         return []
     fields = {"type": wanted.kind, "durable": wanted.durable, "auto_delete": False, "internal": False}
@@ -118,7 +73,7 @@ async def _exchange_differences(probe: TopologyProbe, wanted: Exchange | None, *
     return await _differences(probe, f"exchange {wanted.name}", again, fields, wanted.table)
 
 
-async def _queue_differences(probe: TopologyProbe, wanted: Queue | None, *, compare: bool) -> list[Difference]:
+async def _queue_differences(probe: ProbeChannel, wanted: Queue | None, *, compare: bool) -> list[Difference]:
     if wanted is None or not compare:
         return []
     fields = {"durable": wanted.durable, "auto_delete": False}
@@ -135,7 +90,7 @@ Redeclare = Callable[[Channel, Mapping[str, Any], Mapping[str, Any]], Awaitable[
 
 
 async def _differences(
-    probe: TopologyProbe, what: str, again: Redeclare, fields: Mapping[str, Any], table: Mapping[str, Any]
+    probe: ProbeChannel, what: str, again: Redeclare, fields: Mapping[str, Any], table: Mapping[str, Any]
 ) -> list[Difference]:
     """Declare an existing object again, which changes nothing. The server names one difference at a time, so the live
     value takes the place of the wanted one until it names no more."""
@@ -145,10 +100,10 @@ async def _differences(
         refusal = await probe.refusal(lambda channel: again(channel, now, arguments))
         if refusal is None:
             break
-        if refusal.code == _REFUSED:
+        if refusal.code == REFUSED:
             log.warning("%s exists; this user may not configure it, so its arguments were not compared", what)
             break
-        difference = of_reply(refusal.text, {**now, **arguments}) if refusal.code == _DIFFERS else None
+        difference = of_reply(refusal.text, {**now, **arguments}) if refusal.code == DIFFERS else None
         if difference is None or difference.name in {each.name for each in found}:
             found.append(Difference("it", "as declared", f"not usable: {refusal.text}"))
             break

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
+from onward.brokers.rabbitmq.address import RabbitAddress, RabbitClient
 from onward.brokers.rabbitmq.topology import Binding
 from onward.errors import BadSetting, BrokerError
 from onward.settings import redacted
@@ -40,7 +41,8 @@ class ManagementPlace(NamedTuple):
     def of(
         cls, url: str, *, vhost: str, user: str, password: str, context: tls.SSLContext | None = None
     ) -> "ManagementPlace":
-        """User and password are used if the URL names none, and `context` if it begins with https."""
+        """User and password are used if the URL names none, and `context` if it begins with https. Raises BadSetting
+        if the URL cannot be read."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -62,6 +64,21 @@ class ManagementApi:
     def __init__(self, place: ManagementPlace, timeout_s: float = _TIMEOUT_S) -> None:
         self.place = place
         self._timeout_s = timeout_s
+
+    @classmethod
+    def of(cls, address: RabbitAddress) -> "ManagementApi | None":
+        """None: the client settings name no management_url. Raises BadSetting if it cannot be used."""
+        client = address.client
+        if client.management_url is None:
+            return None
+        place = ManagementPlace.of(
+            client.management_url,
+            vhost=address.vhost,
+            user=address.user,
+            password=address.password,
+            context=_context(client),
+        )
+        return cls(place)
 
     async def overview(self) -> dict[str, Any]:
         return dict(await self._get("/api/overview"))
@@ -146,6 +163,14 @@ class ManagementApi:
         if len(text) > _LARGEST_BYTES:
             raise ManagementError(f"the management API at {place.name} answers with over {_LARGEST_BYTES:,} bytes")
         return answer.status, text
+
+
+def _context(client: RabbitClient) -> tls.SSLContext:
+    context = tls.create_default_context(cafile=client.cafile)
+    if not client.verify:
+        context.check_hostname = False
+        context.verify_mode = tls.CERT_NONE
+    return context
 
 
 def _bindings(found: Sequence[Mapping[str, Any]]) -> Iterator[Binding]:

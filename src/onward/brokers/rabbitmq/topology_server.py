@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 from onward.brokers.base import Change
 from onward.brokers.rabbitmq.amqp import Channel, Connection
-from onward.brokers.rabbitmq.live_topology import TopologyProbe, asked, managed
+from onward.brokers.rabbitmq.live_topology import asked, managed
 from onward.brokers.rabbitmq.management import ManagementApi, ManagementError
+from onward.brokers.rabbitmq.probe_channel import ProbeChannel
 from onward.brokers.rabbitmq.topology import Binding, Declared, Exchange, PlainTopology, Queue
 from onward.brokers.rabbitmq.topology_plan import LiveTopology, TopologyPlan, planned
 
@@ -30,7 +31,7 @@ async def declare(
     wanted = declared.plain()
     if not (wanted.exchanges or wanted.queues or wanted.bindings):
         return []
-    probe = TopologyProbe(connection)
+    probe = ProbeChannel(connection)
     try:
         plan = planned(wanted, await _live(wanted, probe, management, compare=compare or apply))
         if apply:
@@ -47,7 +48,7 @@ async def declare(
 
 
 async def _live(
-    wanted: PlainTopology, probe: TopologyProbe, management: ManagementApi | None, *, compare: bool
+    wanted: PlainTopology, probe: ProbeChannel, management: ManagementApi | None, *, compare: bool
 ) -> LiveTopology:
     if management is not None:
         try:
@@ -57,7 +58,7 @@ async def _live(
     return await asked(wanted, probe, compare=compare)
 
 
-async def _applied(plan: TopologyPlan, probe: TopologyProbe) -> list[Change]:
+async def _applied(plan: TopologyPlan, probe: ProbeChannel) -> list[Change]:
     refused: dict[str, Change] = {}
     for what, question in _questions(plan):
         if (refusal := await probe.refusal(question)) is not None:
