@@ -1,17 +1,15 @@
 """What all parts of the broker share: the thread for I/O, the settings, and connections."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from onward.brokers.rabbitmq.address import RabbitAddress
 from onward.brokers.rabbitmq.amqp import Connection
 from onward.brokers.rabbitmq.connecting import connected, connected_at_last
 from onward.brokers.rabbitmq.io_thread import IoThread
+from onward.brokers.rabbitmq.names import stream_arguments
+from onward.brokers.rabbitmq.registry import Registry, TopicArguments
 from onward.errors import Closed
 from onward.settings import Settings
-
-if TYPE_CHECKING:
-    from onward.brokers.rabbitmq.registry import Registry
 
 PATIENCE_S = 5.0  # with a server that does not answer
 
@@ -23,15 +21,16 @@ class Ground:
         self.address = address
         self.settings = settings
         self.io = IoThread("onward-rabbitmq")
-        self._registry: Registry | None = None
+        alternate = address.client.alternate_exchange
+        self.registry = Registry(
+            self.query,
+            TopicArguments(
+                stream_arguments(settings.retention_s), {"alternate-exchange": alternate} if alternate else {}
+            ),
+        )
         self._query: Connection | None = None
         self._querying = asyncio.Lock()
         self._closed = False
-
-    @property
-    def registry(self) -> "Registry":
-        assert self._registry is not None, "opened with the broker"
-        return self._registry
 
     async def connect(self, name: str, *, turn: int = 0) -> Connection:
         """A new connection, tried for ever. `turn`: which host to try first, for a caller that needs another node. The
@@ -53,9 +52,8 @@ class Ground:
 
     async def close(self) -> None:
         """Close the shared connections. The thread ends later, with `io.close`."""
+        self._closed = True
+        await self.registry.close()
         async with self._querying:
-            self._closed = True
-            if self._registry is not None:
-                await self._registry.close()
             if self._query is not None:
                 await self._query.close()

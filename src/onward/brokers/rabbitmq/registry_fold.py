@@ -1,0 +1,172 @@
+"""Which topics and groups exist: the entries of the registry, and what follows from all of them. Pure.
+
+The registry is a stream that every process of a virtual host reads. The order of its entries decides: of two processes
+that create a topic at the same time, the first entry counts.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from onward.brokers.rabbitmq.names import Place
+
+GroupKind = Literal["ordered", "work"]
+TopicState = Literal["created", "ready", "dropping"]
+
+
+class TopicEntry(msgspec.Struct, frozen=True):
+    """A topic.
+
+    - `log_id` names this life of it. A topic that was dropped and created again has another.
+    - `arguments`: of its streams, and `exchange_arguments`, so that all processes declare them alike.
+    - `created`: its exchange and streams may be missing, and any process creates them. `ready`: they exist, and a
+      missing one is an error. `dropping`: they are being deleted."""
+
+    name: str
+    partitions: int
+    log_id: str
+    arguments: Mapping[str, Any]
+    exchange_arguments: Mapping[str, Any] = {}
+    created_at: float = 0.0  # Unix time
+    state: TopicState = "created"
+
+
+class GroupEntry(msgspec.Struct, frozen=True):
+    """A group. `fence_floor`: the highest fence of a former group of this name. `routes`: the bindings that its work
+    queue may have."""
+
+    topic: str
+    group: str
+    kind: GroupKind
+    fence_floor: int = 0
+    routes: tuple[str, ...] = ()
+
+
+class Founded(msgspec.Struct, frozen=True, tag="founded"):
+    """Only says that the registry exists, so that it is never empty."""
+
+
+class TopicCreated(msgspec.Struct, frozen=True, tag="topic created"):
+    name: str
+    partitions: int
+    log_id: str
+    arguments: dict[str, Any]
+    exchange_arguments: dict[str, Any]
+    at: float
+
+
+class TopicChanged(msgspec.Struct, frozen=True, tag="topic changed"):
+    """`to`: dropped, when everything of it is deleted."""
+
+    name: str
+    log_id: str
+    to: Literal["ready", "dropping", "dropped"]
+
+
+class GroupAdded(msgspec.Struct, frozen=True, tag="group added"):
+    topic: str
+    group: str
+    kind: GroupKind
+
+
+class GroupRouted(msgspec.Struct, frozen=True, tag="group routed"):
+    topic: str
+    group: str
+    routes: tuple[str, ...]
+
+
+class GroupRemoved(msgspec.Struct, frozen=True, tag="group removed"):
+    topic: str
+    group: str
+    fence: int
+
+
+class GenerationSet(msgspec.Struct, frozen=True, tag="generation"):
+    topic: str
+    group: str
+    place: Place
+    generation: int
+
+
+RegistryEntry = (
+    Founded | TopicCreated | TopicChanged | GroupAdded | GroupRouted | GroupRemoved | GenerationSet
+)  # a process ignores entries of a later version that it does not know
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[RegistryEntry] = msgspec.msgpack.Decoder(RegistryEntry)
+
+
+def encoded(entry: RegistryEntry) -> bytes:
+    return _encode(entry)
+
+
+def decoded(body: bytes) -> RegistryEntry | None:
+    """None: it is of a later version, or not ours."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.MsgspecError:
+        return None
+
+
+class RegistryFold:
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicEntry] = {}
+        self._groups: dict[str, dict[str, GroupEntry]] = {}  # by topic
+        self._floors: dict[tuple[str, str], int] = {}
+        self._generations: dict[tuple[str, str], dict[Place, int]] = {}
+        self._least_generation: dict[tuple[str, str], int] = {}  # of a group whose former life used lower ones
+
+    def groups(self, topic: str) -> dict[str, GroupEntry]:
+        return dict(self._groups.get(topic, {}))
+
+    def generation(self, topic: str, group: str, place: Place) -> int:
+        least = self._least_generation.get((topic, group), 0)
+        return max(least, self._generations.get((topic, group), {}).get(place, 0))
+
+    def apply(self, entry: RegistryEntry) -> None:
+        match entry:
+            case TopicCreated():
+                if entry.name not in self.topics:
+                    facts = entry.arguments, entry.exchange_arguments, entry.at
+                    self.topics[entry.name] = TopicEntry(entry.name, entry.partitions, entry.log_id, *facts)
+            case TopicChanged():
+                self._change(entry)
+            case GroupAdded():
+                self._add(entry)
+            case GroupRouted():
+                if (known := self._groups.get(entry.topic, {}).get(entry.group)) is not None:
+                    routed = msgspec.structs.replace(known, routes=entry.routes)
+                    self._groups[entry.topic][entry.group] = routed
+            case GroupRemoved():
+                self._remove(entry.topic, entry.group, entry.fence)
+            case GenerationSet():
+                places = self._generations.setdefault((entry.topic, entry.group), {})
+                places[entry.place] = max(places.get(entry.place, 0), entry.generation)
+
+    def _change(self, entry: TopicChanged) -> None:
+        """An entry about a former life of the topic has no effect."""
+        known = self.topics.get(entry.name)
+        if known is None or known.log_id != entry.log_id:
+            return
+        if entry.to == "dropped":
+            del self.topics[entry.name]
+            for group in self.groups(entry.name):
+                self._remove(entry.name, group, 0)
+        elif entry.to == "dropping" or known.state == "created":
+            self.topics[entry.name] = msgspec.structs.replace(known, state=entry.to)
+
+    def _add(self, entry: GroupAdded) -> None:
+        groups = self._groups.setdefault(entry.topic, {})
+        if entry.group not in groups:
+            floor = self._floors.get((entry.topic, entry.group), 0)
+            groups[entry.group] = GroupEntry(entry.topic, entry.group, entry.kind, floor)
+
+    def _remove(self, topic: str, group: str, fence: int) -> None:
+        """A later group of this name starts above the fences of this one, and reads none of its asides."""
+        name = topic, group
+        if (known := self._groups.get(topic, {}).pop(group, None)) is not None:
+            fence = max(fence, known.fence_floor)
+        self._floors[name] = max(fence, self._floors.get(name, 0))
+        used = max([self._least_generation.get(name, 0), *self._generations.pop(name, {}).values()])
+        self._least_generation[name] = used + 1
