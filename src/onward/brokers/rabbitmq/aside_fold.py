@@ -34,6 +34,7 @@ from onward.brokers.rabbitmq.aside_entries import (
 _MOST_OUTCOMES = 1_000
 _LONG_ENTRIES = 10_000  # a shorter generation is not rewritten
 _LONG_BYTES = 32 << 20
+_NOWHERE = -1  # the place of a body that is only in memory
 _GROWN = 3  # it is rewritten when it has so many times the entries, or the bytes, that are needed
 
 
@@ -133,6 +134,17 @@ class AsideFold:
         self.read = offset + 1
         self.faults.append((offset, why))
 
+    def begin_again(self) -> int:
+        """The stream of this generation was deleted, so a new one begins with the records whose bodies are in memory.
+        Returns how many are not."""
+        lost = [row.id for row in self.table.rows.values() if row.body is None]
+        for name in lost:
+            self.table.remove(name)
+        for name in self.table.rows:
+            self.table.relocate(name, _NOWHERE)
+        self._begin(self.generation)
+        return len(lost)
+
     def passed(self, generation: int, end: int) -> bool:
         """Whether everything below this offset of this generation was applied, as far as it has an effect."""
         return (self.generation, self.read) >= (generation, end)
@@ -220,8 +232,11 @@ class AsideFold:
     def _closed(self, entry: AsideEntry, *, early: bool) -> bool:
         if early or int(entry.key.removeprefix(NEXT)) != self.generation + 1:
             return False
-        rows = tuple(self.table.rows.values())
-        self.base = GenerationBase(rows, self.table.fence, self.facts.copy())
-        self.generation, self.read, self.is_open = self.generation + 1, 0, False
-        self.length = GenerationLength()
+        self._begin(self.generation + 1)
         return True
+
+    def _begin(self, generation: int) -> None:
+        """This generation begins with the current state."""
+        self.base = GenerationBase(tuple(self.table.rows.values()), self.table.fence, self.facts.copy())
+        self.generation, self.read, self.is_open = generation, 0, False
+        self.length = GenerationLength()
