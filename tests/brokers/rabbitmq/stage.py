@@ -9,7 +9,7 @@ from typing import Any, ParamSpec
 
 from onward import settings
 from onward.brokers.rabbitmq.address import RabbitAddress
-from onward.brokers.rabbitmq.ground import Ground
+from onward.brokers.rabbitmq.ground import RabbitGround
 
 P = ParamSpec("P")
 LIMIT_S = 100.0
@@ -37,10 +37,10 @@ async def until(condition: Callable[[], object], within_s: float = 45.0) -> None
 
 
 @asynccontextmanager
-async def grounded(url: str, **options: Any) -> AsyncIterator[Ground]:
+async def grounded(url: str, **options: Any) -> AsyncIterator[RabbitGround]:
     """What a broker is built on, with its registry open."""
     loaded = settings.load(url, **options)
-    ground = Ground(RabbitAddress.of(loaded.url, loaded), loaded)
+    ground = RabbitGround(RabbitAddress.of(loaded.url, loaded), loaded)
     try:
         await ground.io.run(ground.registry.open())
         yield ground

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from onward.brokers.rabbitmq import names, registry, topic_objects
 from onward.brokers.rabbitmq.amqp import ChannelClosed, Outbound, Properties, encoded_properties
-from onward.brokers.rabbitmq.ground import Ground
+from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.registry_fold import (
     GenerationSet,
     GroupAdded,
@@ -76,7 +76,8 @@ class TestFold:
 
     def test_a_group_starts_above_the_fences_of_its_former_life(self) -> None:
         fold = applied(GroupAdded("t", "g", "ordered"), GroupRemoved("t", "g", 7), GroupAdded("t", "g", "work"))
-        assert fold.groups("t")["g"].fence_floor == 7
+        assert fold.groups("t")["g"].fence_floor == fold.fence_floor("t", "g") == 7
+        assert fold.topics_of("g") == ["t"]
         assert fold.groups("t")["g"].kind == "work"
         fold.apply(GroupRemoved("t", "g", 3))
         fold.apply(GroupAdded("t", "g", "work"))
@@ -84,10 +85,10 @@ class TestFold:
 
     def test_a_dropped_group_leaves_no_aside_to_a_later_one(self) -> None:
         fold = applied(GroupAdded("t", "g", "ordered"), GenerationSet("t", "g", 0, 4), GroupRemoved("t", "g", 1))
-        assert fold.generation("t", "g", 0) == fold.generation("t", "g", 1) == 5
-        assert fold.generation("t", "g", "work") == 5
+        assert fold.generation("t", "g", 0) == fold.generation("t", "g", 1) == 6
+        assert fold.generation("t", "g", "work") == 6
         fold.apply(GenerationSet("t", "g", 1, 3))
-        assert fold.generation("t", "g", 1) == 5, "a late entry of the former owner"
+        assert fold.generation("t", "g", 1) == 6, "a late entry of the former owner"
         assert fold.generation("t", "other", 0) == 0
 
     def test_a_generation_never_goes_back(self) -> None:
@@ -125,7 +126,7 @@ def url(rabbitmq_server: RabbitMQServer) -> Iterator[str]:
         yield rabbitmq_server.url_of(vhost)
 
 
-async def missing(each: Ground, topic: str) -> list[int]:
+async def missing(each: RabbitGround, topic: str) -> list[int]:
     entry = each.registry.topic(topic)
     assert entry is not None
 
@@ -135,7 +136,7 @@ async def missing(each: Ground, topic: str) -> list[int]:
     return await each.io.run(look())
 
 
-def is_ready(each: Ground, topic: str) -> bool:
+def is_ready(each: RabbitGround, topic: str) -> bool:
     entry = each.registry.topic(topic)
     return entry is not None and entry.state == "ready"
 
@@ -261,7 +262,7 @@ class TestOnAServer:
             await one.io.run(one.registry.drop_group("t", "g", 12))
             entry = await two.io.run(two.registry.add_group("t", "g", "work"))
             assert (entry.kind, entry.fence_floor) == ("work", 12)
-            assert two.registry.generation("t", "g", "work") == 1
+            assert two.registry.generation("t", "g", "work") == 2
             await two.io.run(two.registry.set_generation("t", "g", "work", 3))
             await two.io.run(two.registry.set_routes("t", "g", ["0.#"]))
             await one.io.run(one.registry.catch_up())

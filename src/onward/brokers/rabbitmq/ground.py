@@ -14,7 +14,7 @@ from onward.settings import Settings
 PATIENCE_S = 5.0  # with a server that does not answer
 
 
-class Ground:
+class RabbitGround:
     """Every coroutine here runs in the loop of `io`."""
 
     def __init__(self, address: RabbitAddress, settings: Settings) -> None:

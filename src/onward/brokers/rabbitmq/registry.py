@@ -92,6 +92,14 @@ class Registry:
         """By name."""
         return self._log.fold.groups(topic)
 
+    def group_topics(self, group: str) -> list[str]:
+        """The topics in which the group exists, sorted. Exchanges of other programs are among them."""
+        return self._log.fold.topics_of(group)
+
+    def fence_floor(self, topic: str, group: str) -> int:
+        """The highest fence of a former group of this name; 0 if there was none."""
+        return self._log.fold.fence_floor(topic, group)
+
     def generation(self, topic: str, group: str, place: Place) -> int:
         return self._log.fold.generation(topic, group, place)
 

@@ -120,6 +120,14 @@ class RegistryFold:
     def groups(self, topic: str) -> dict[str, GroupEntry]:
         return dict(self._groups.get(topic, {}))
 
+    def topics_of(self, group: str) -> list[str]:
+        """The topics in which the group exists."""
+        return sorted(topic for topic, groups in self._groups.copy().items() if group in groups)
+
+    def fence_floor(self, topic: str, group: str) -> int:
+        """The highest fence of a former group of this name."""
+        return self._floors.get((topic, group), 0)
+
     def generation(self, topic: str, group: str, place: Place) -> int:
         least = self._least_generation.get((topic, group), 0)
         return max(least, self._generations.get((topic, group), {}).get(place, 0))
@@ -169,4 +177,4 @@ class RegistryFold:
             fence = max(fence, known.fence_floor)
         self._floors[name] = max(fence, self._floors.get(name, 0))
         used = max([self._least_generation.get(name, 0), *self._generations.pop(name, {}).values()])
-        self._least_generation[name] = used + 1
+        self._least_generation[name] = used + 2  # a rewriting that was interrupted may have created the next one

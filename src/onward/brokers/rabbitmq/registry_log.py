@@ -41,6 +41,8 @@ class RegistryLog:
         self._appended: dict[str, asyncio.Future[None]] = {}  # our entries that were not read back yet, by message id
         self._arrival = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
+        self._catching: asyncio.Task[None] | None = None  # a catch_up that runs
+        self._next: asyncio.Task[None] | None = None  # the one after that, for all calls that have come meanwhile
 
     async def open(self) -> None:
         """Create the stream if it does not exist, and read it to its end. Raises BrokerError."""
@@ -52,7 +54,20 @@ class RegistryLog:
         await self.catch_up()
 
     async def catch_up(self) -> None:
-        """Read everything that was appended before this call. Raises BrokerError if that is not possible."""
+        """Read everything that was appended before this call. Raises BrokerError if that is not possible. Calls at the
+        same time share the work."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._catch_up_after(self._catching))
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._next)
+
+    async def _catch_up_after(self, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        self._catching, self._next = self._next, None
+        await self._catch_up()
+
+    async def _catch_up(self) -> None:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 end = await self._end()
@@ -91,10 +106,11 @@ class RegistryLog:
                 self._appended.pop(id_).cancel()
 
     async def close(self) -> None:
-        if self._follower is not None:
-            self._follower.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._follower
+        for task in (self._follower, self._catching, self._next):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, BrokerError):
+                    await task
 
     async def _end(self) -> int:
         """It is below our position if the server has lost entries. A replica may say so too, for a moment."""
