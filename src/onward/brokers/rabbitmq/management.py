@@ -153,8 +153,8 @@ class ManagementApi:
         )
         try:
             connection.request("GET", place.path + path, headers={"Authorization": place.login})
-            answer = connection.getresponse()
-            text = answer.read(_LARGEST_BYTES + 1)
+            with connection.getresponse() as answer:
+                text = answer.read(_LARGEST_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
             why = str(error) or type(error).__name__
             raise ManagementError(f"the management API at {place.name} does not answer: {why}; {_PLUGIN}") from error
