@@ -44,7 +44,7 @@ OnMoves = Callable[[Sequence[AppliedMove]], None]
 DECLARED_S = 5.0
 DELETE_S = 5.0  # how long a closed generation is left to those who still read it
 _STEP = 200  # how many records have their bodies in memory at once
-_RECREATED = "the log of its partition is another one now; `onward dead send` publishes it again"
+RECREATED = "the log of its partition is another one now; `onward dead send` publishes it again"
 
 
 class AsideLost(BrokerError):
@@ -239,9 +239,9 @@ class AsideStream:
         stale = [row for row in rows if row.state is not State.DEAD and record_log(row.id) != log_id]
         for at in range(0, len(stale), _STEP):
             records = await self.records(stale[at : at + _STEP])
-            await self._write([record_entry(buried(each, _RECREATED, time.time()), fence) for each in records])
+            await self._write([record_entry(buried(each, RECREATED, time.time()), fence) for each in records])
         if stale:
-            log.warning("RabbitMQ: %d records of %s are dead letters now: %s", len(stale), self.place, _RECREATED)
+            log.warning("RabbitMQ: %d records of %s are dead letters now: %s", len(stale), self.place, RECREATED)
         return len(stale)
 
     async def _write(self, entries: Sequence[AsideEntry]) -> None:
