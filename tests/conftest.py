@@ -15,6 +15,8 @@ from tests.servers.mariadb import MariaDBServer
 from tests.servers.needs import Missing
 from tests.servers.postgres import PostgresServer
 from tests.servers.rabbitmq import RabbitMQServer
+from tests.servers.rabbitmq_cluster import RabbitMQCluster
+from tests.servers.rabbitmq_newer import NewerRabbitMQ, NewestRabbitMQ
 from tests.servers.redis import OldRedisServer, RedisServer, ValkeyServer
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_pair import RedisPair
@@ -28,6 +30,9 @@ SERVER_FIXTURES = {
     "redis_sentinel",
     "redis_pair",
     "rabbitmq_server",
+    "newer_rabbitmq_server",
+    "newest_rabbitmq_server",
+    "rabbitmq_cluster",
     "postgres_server",
     "mariadb_server",
     "kafka_server",
@@ -75,6 +80,9 @@ redis_cluster = shared(RedisCluster)
 redis_sentinel = shared(RedisSentinel)
 redis_pair = shared(RedisPair)
 rabbitmq_server = shared(RabbitMQServer)
+newer_rabbitmq_server = shared(NewerRabbitMQ)
+newest_rabbitmq_server = shared(NewestRabbitMQ)
+rabbitmq_cluster = shared(RabbitMQCluster)
 postgres_server = shared(PostgresServer)
 mariadb_server = shared(MariaDBServer)
 kafka_server = shared(KafkaServer)

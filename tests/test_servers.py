@@ -144,15 +144,18 @@ def kafka_get(url: str, timeout_s: int) -> str:
     return (messages[0].value() or b"").decode()
 
 
+RABBITMQ = Client(
+    lambda url, value: asyncio.run(rabbitmq_put(url, value)),
+    lambda url, timeout_s: asyncio.run(rabbitmq_get(url, timeout_s)),
+    rabbitmq_has_kept,
+)
 CLIENTS = {
     "redis_server": Client(redis_put, redis_get),
     "old_redis_server": Client(redis_put, redis_get),
     "valkey_server": Client(redis_put, redis_get),
-    "rabbitmq_server": Client(
-        lambda url, value: asyncio.run(rabbitmq_put(url, value)),
-        lambda url, timeout_s: asyncio.run(rabbitmq_get(url, timeout_s)),
-        rabbitmq_has_kept,
-    ),
+    "rabbitmq_server": RABBITMQ,
+    "newer_rabbitmq_server": RABBITMQ,
+    "newest_rabbitmq_server": RABBITMQ,
     "postgres_server": Client(postgres_put, postgres_get),
     "mariadb_server": Client(mariadb_put, mariadb_get),
     "kafka_server": Client(kafka_put, kafka_get),
@@ -178,7 +181,7 @@ class Case:
         return False
 
 
-RARE = {"old_redis_server", "valkey_server"}
+RARE = {"old_redis_server", "valkey_server", "newer_rabbitmq_server", "newest_rabbitmq_server"}
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
@@ -409,12 +412,12 @@ def test_the_installer_names_what_is_missing(
 ) -> None:
     monkeypatch.setenv("CI", ci)
     monkeypatch.setitem(SERVERS, "Teapot", (Need("kettle", lambda: None, "boil water"),))
-    monkeypatch.setattr(install, "install_packages", lambda: None)
+    monkeypatch.setattr(install, "install_packages", lambda servers: None)
     monkeypatch.setattr(install, "fetch_jars", lambda: None)
     got = install.main(more=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [server for server in SERVERS if server not in MORE]
-    assert lines[-1] == "Teapot      missing: kettle (get it with: boil water)"
+    assert lines[-1] == "Teapot        missing: kettle (get it with: boil water)"
     assert got == code
 
 

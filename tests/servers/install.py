@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.servers.needs import (
     APT_INSTALL,
+    DEBOOTSTRAP,
     JARS,
     KAFKA_LIB,
     MAVEN,
@@ -24,6 +25,8 @@ from tests.servers.needs import (
     OLD_SQLALCHEMY,
     OLD_SQLALCHEMY_FOLDER,
     POM,
+    RABBITMQ_NEWER,
+    RABBITMQ_ROOTS,
     REDIS_6,
     REDIS_6_ENTRIES,
     REDIS_6_FILE,
@@ -41,13 +44,14 @@ def main(*, more: bool) -> int:
     wanted = [server for server in SERVERS if more or server not in MORE]
     before = {server for server in wanted if missing(server)}
     if before and sys.platform == "linux":
-        install_packages()
+        install_packages(wanted)
         fetch_jars()
         fetch_sqlalchemy()
         if more:
             fetch_redis_6()
+            fetch_rabbitmq()
     for server in wanted:
-        say(f"{server:<12}{verdict(server, was_missing=server in before)}")
+        say(f"{server:<14}{verdict(server, was_missing=server in before)}")
     return 1 if os.environ.get("CI") and any(missing(server) for server in wanted) else 0
 
 
@@ -57,8 +61,8 @@ def verdict(server: str, *, was_missing: bool) -> str:
     return "installed" if was_missing else "present"
 
 
-def install_packages() -> None:
-    packages = sorted({need.package for server in SERVERS for need in missing(server) if need.package})
+def install_packages(servers: Sequence[str]) -> None:
+    packages = sorted({need.package for server in servers for need in missing(server) if need.package})
     if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     say(f"installing {' '.join(packages)}: about a minute")
@@ -126,6 +130,25 @@ def fetch_redis_6() -> None:
                 program = Path(archive.extract(entry, folder))
             program.chmod(0o755)
             program.rename(REDIS_6_FILE)
+
+
+def fetch_rabbitmq() -> None:
+    """Install other releases of Debian with their RabbitMQ, and put each in place with one rename."""
+    if os.geteuid() != 0 or DEBOOTSTRAP.find() is None:
+        return
+    for name, (release, root) in RABBITMQ_ROOTS.items():
+        if RABBITMQ_NEWER[name].find():
+            continue
+        say(f"fetching {name} with debootstrap: about 150 MB")
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as folder:
+            debian = Path(folder, "root")
+            options = ["--variant=minbase", "--include=rabbitmq-server", release, str(debian)]
+            # Its mounts are private to it, so that removing the folder cannot reach this machine's own files.
+            if run(["unshare", "--mount", str(DEBOOTSTRAP.path), *options]):
+                (debian / "etc/hosts").write_text("127.0.0.1 localhost\n")
+                shutil.rmtree(root, ignore_errors=True)
+                debian.rename(root)
 
 
 def run(command: Sequence[str]) -> bool:

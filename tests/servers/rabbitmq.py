@@ -1,4 +1,4 @@
-"""RabbitMQ: one single node, with its own Erlang port mapper, and the management plugin unless a test wants none."""
+"""RabbitMQ: one single node with its own Erlang port mapper, a listener with TLS and the management plugin."""
 
 import base64
 import http.client
@@ -13,35 +13,67 @@ from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
+import trustme
+
 from tests.servers.needs import RABBITMQ
-from tests.servers.server import PROBE_S, Server, ServerFailed, free_port
+from tests.servers.server import PROBE_S, Server, ServerFailed, free_port, until
 
 AMQP_0_9_1 = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
 ANSWER_S = 60.0
 MANAGEMENT = "rabbitmq_management"
 _USER = "guest"
+_FIRST = "first-stream"
 _LOGIN = "Basic " + base64.b64encode(f"{_USER}:{_USER}".encode()).decode()
 _ALL = {"configure": ".*", "write": ".*", "read": ".*"}
+
+
+class Unanswered(Exception):
+    """The management API answered with an error."""
 
 
 class RabbitMQServer(Server):
     name = "RabbitMQ"
     address = "amqp://guest:guest@127.0.0.1:{port}/"
-    bin: ClassVar[str] = "/usr/lib/rabbitmq/bin"
+    erlang_options: ClassVar[Sequence[str]] = ("-noinput", "-kernel inet_dist_use_interface {127,0,0,1}")
 
     def __init__(
-        self, *, node: str = "onward", plugins: Sequence[str] = (MANAGEMENT,), config: Sequence[str] = ()
+        self,
+        *,
+        plugins: Sequence[str] = (MANAGEMENT,),
+        config: Sequence[str] = (),
+        node: str = "onward",
+        epmd_port: int | None = None,
     ) -> None:
-        """`config`: more lines of its rabbitmq.conf."""
+        """`config`: more lines of its rabbitmq.conf. `epmd_port`: of the port mapper that the nodes of a cluster share;
+        None: the node starts one of its own."""
         super().__init__()
         self.node = f"{node}@localhost"
         self.management_port = free_port() if MANAGEMENT in plugins else 0
+        self.secure_port = free_port()
         self._plugins, self._config = plugins, config
-        self._dist_port, self._epmd_port = free_port(), free_port()
+        self._dist_port, self._epmd_port = free_port(), epmd_port or free_port()
+
+    @property
+    def inside(self) -> Path:
+        """Its folder, as the node sees it."""
+        return self.folder
+
+    @property
+    def authority(self) -> Path:
+        """The certificate by which a client checks the listener with TLS."""
+        return self.folder / "cacert.pem"
 
     def prepare(self) -> None:
-        lines = ["loopback_users = none", f"listeners.tcp.1 = {self.host}:{self.port}"]
+        self._make_certificates()
+        lines = [
+            "loopback_users = none",
+            f"listeners.tcp.1 = {self.host}:{self.port}",
+            f"listeners.ssl.1 = {self.host}:{self.secure_port}",
+            *(f"ssl_options.{kind}file = {self.inside}/{kind}.pem" for kind in ("cacert", "cert", "key")),
+            "ssl_options.verify = verify_peer",
+            "ssl_options.fail_if_no_peer_cert = false",
+        ]
         if self.management_port:
             lines += [
                 f"management.tcp.ip = {self.host}",
@@ -52,15 +84,26 @@ class RabbitMQServer(Server):
         (self.folder / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         (self.folder / "rabbitmq-env.conf").touch()
 
+    def _make_certificates(self) -> None:
+        """Also one for a client."""
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(self.authority)
+        for who, prefix in ((self.host, ""), ("client.test", "client-")):
+            issued = authority.issue_cert(who)
+            issued.private_key_pem.write_to_path(self.folder / f"{prefix}key.pem")
+            issued.cert_chain_pems[0].write_to_path(self.folder / f"{prefix}cert.pem")
+
     def environment(self) -> dict[str, str]:
-        folder = self.folder
+        folder = self.inside
         return {
-            **super().environment(),
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+            "LANG": "C.UTF-8",
             "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_ALLOW_INPUT": "yes",  # so that the script becomes the server, instead of its parent
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-noinput -kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": " ".join(self.erlang_options),
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": self.host,
             "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
@@ -82,16 +125,60 @@ class RabbitMQServer(Server):
             if connection.recv(1) != METHOD_FRAME:
                 raise ConnectionError("no answer to the AMQP header")
         if self.management_port:
-            socket.create_connection((self.host, self.management_port), PROBE_S).close()
+            self.ask("GET", "/api/overview", timeout_s=PROBE_S)
+
+    def start(self) -> None:
+        first = not self.pid
+        super().start()
+        if first and self.management_port:
+            self.declare_first_stream()
+
+    def heal(self) -> None:
+        """Return when its streams are back as well."""
+        pid = self.pid
+        super().heal()
+        if self.management_port and self.pid != pid:
+            self.until_streams_are_back()
+
+    def until_streams_are_back(self) -> None:
+        """They are back a few seconds later than the rest of the node."""
+        until(self._stores, ANSWER_S, f"{self.name} does not bring its streams back", self.log)
+
+    def declare_first_stream(self) -> None:
+        """So that no test declares the first one: see until_durable."""
+        arguments = {"x-queue-type": "stream"}
+        self.ask("PUT", f"/api/queues/%2F/{_FIRST}", {"durable": True, "arguments": arguments})
+        self.until_durable("/")
+
+    def _stores(self) -> bool:
+        message = {"properties": {}, "routing_key": _FIRST, "payload": "", "payload_encoding": "string"}
+        return bool(self.ask("POST", "/api/exchanges/%2F/amq.default/publish", message, timeout_s=PROBE_S)["routed"])
 
     # -- what an operator does ----------------------------------------------------------------------------------------
+
+    def until_durable(self, vhost: str) -> None:
+        """Wait until all queues of the virtual host survive a kill. A node that is killed in the first second of a
+        quorum queue does not know the queue's log again; in that of its first stream, it loses all its streams."""
+        queues = self.queues(vhost).values()
+        names = [f"{vhost}_{each['name']}" for each in queues if each["type"] == "quorum"]
+        names += ["rabbit_stream_coordinator"] if any(each["type"] == "stream" for each in queues) else []
+
+        def known() -> bool:
+            saved = b"".join(path.read_bytes() for path in self.folder.glob("mnesia/*/*/*/names.dets"))
+            return all(name.encode() in saved for name in names)
+
+        until(known, ANSWER_S, f"{self.name} does not save the names of its queues", self.log)
 
     @property
     def management_url(self) -> str:
         return f"http://{_USER}:{_USER}@{self.host}:{self.management_port}"
 
+    @property
+    def secure_url(self) -> str:
+        return f"amqps://{_USER}:{_USER}@{self.host}:{self.secure_port}/"
+
     def url_of(self, vhost: str, url: str | None = None) -> str:
-        """The URL of the virtual host, at this server or at the `url` of a proxy in front of it."""
+        """The URL of the virtual host, here or at the `url` of a proxy or of another listener."""
         return f"{urlsplit(url or self.url)._replace(path='').geturl()}/{quote(vhost, safe='')}"
 
     @contextmanager
@@ -135,9 +222,9 @@ class RabbitMQServer(Server):
         finally:
             self.alarm(on=False)
 
-    def ask(self, method: str, path: str, body: object = None) -> Any:
-        """The decoded answer of the management API. Raises ServerFailed if it is an error; 404 to DELETE is none."""
-        connection = http.client.HTTPConnection(self.host, self.management_port, timeout=ANSWER_S)
+    def ask(self, method: str, path: str, body: object = None, *, timeout_s: float = ANSWER_S) -> Any:
+        """The decoded answer of the management API. Raises Unanswered if it is an error; 404 to DELETE is none."""
+        connection = http.client.HTTPConnection(self.host, self.management_port, timeout=timeout_s)
         try:
             payload = None if body is None else json.dumps(body)
             headers = {"Authorization": _LOGIN, "Content-Type": "application/json"}
@@ -147,8 +234,8 @@ class RabbitMQServer(Server):
         finally:
             connection.close()
         if answer.status >= 400 and (method, answer.status) != ("DELETE", 404):
-            raise ServerFailed(f"{method} {path}: {answer.status} {text.decode(errors='replace')}")
-        return json.loads(text) if text and method == "GET" else None
+            raise Unanswered(f"{method} {path}: {answer.status} {text.decode(errors='replace')}")
+        return json.loads(text) if text else None
 
     def ctl(self, *arguments: str) -> str:
         """The output of rabbitmqctl, which takes about a second."""
@@ -166,4 +253,4 @@ class RabbitMQServer(Server):
 
     def tool(self, name: str) -> list[str]:
         """The command that runs a program of the server's package."""
-        return [str(Path(self.bin, name))]
+        return [str(RABBITMQ.path.with_name(name))]

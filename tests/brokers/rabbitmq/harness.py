@@ -57,11 +57,16 @@ def _diverted(message: Outbound) -> Outbound:
     return message._replace(routing_key=NOWHERE, mandatory=True)
 
 
-SERVERS = [pytest.param("rabbitmq_server", marks=pytest.mark.servers)]
+SERVERS = [
+    pytest.param("rabbitmq_server", marks=pytest.mark.servers),
+    pytest.param("newer_rabbitmq_server", marks=[pytest.mark.servers, pytest.mark.more]),
+    pytest.param("newest_rabbitmq_server", marks=[pytest.mark.servers, pytest.mark.more]),
+]
 
 
 @pytest.fixture(params=SERVERS)
 def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RabbitHarness]:
+    """On 3.10, and in `make test-more` on 4.0 and on the newest version."""
     server: RabbitMQServer = request.getfixturevalue(request.param)
     with server.vhost() as vhost:
         yield RabbitHarness(server, vhost, tmp_path)
