@@ -1,6 +1,6 @@
 """The queues that must exist: those of topics and groups, and those that the application declares. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.registry_fold import GroupEntry, TopicEntry
@@ -9,30 +9,31 @@ from onward.brokers.rabbitmq.topology import Declared, Queue
 
 
 def expected_queues(
-    topics: Iterable[TopicEntry], groups: Mapping[str, Iterable[GroupEntry]], declared: Declared
+    topics: Sequence[TopicEntry], groups: Mapping[str, Iterable[GroupEntry]], declared: Declared
 ) -> list[ExpectedQueue]:
-    """`groups`: by topic."""
+    """`groups`: by topic. A topic that is an exchange of another program has no entry in `topics`."""
     found = [ExpectedQueue(names.REGISTRY, "record", "the list of topics and groups")]
-    for topic in topics:
-        if topic.state == "ready":  # else it may lack a stream, which any process creates
-            found += _streams(topic)
-            found += [each for group in groups.get(topic.name, ()) for each in _of_group(topic, group, declared)]
+    partitions = {topic.name: topic.partitions if topic.state == "ready" else 0 for topic in topics}
+    for topic, count in partitions.items():  # a topic that is not ready may lack a stream, which any process creates
+        found += _streams(topic, count)
+    for topic, entries in groups.items():
+        found += [each for entry in entries for each in _of_group(entry, partitions.get(topic), declared)]
     found += [each for queue in declared.queues.values() for each in _declared(queue)]
     return list({each.name: each for each in found}.values())
 
 
-def _streams(topic: TopicEntry) -> Iterator[ExpectedQueue]:
-    for index in range(topic.partitions):
-        yield ExpectedQueue(names.stream(topic.name, index), "log", f"a partition of topic {topic.name}")
+def _streams(topic: str, partitions: int) -> Iterator[ExpectedQueue]:
+    for index in range(partitions):
+        yield ExpectedQueue(names.stream(topic, index), "log", f"a partition of topic {topic}")
 
 
-def _of_group(topic: TopicEntry, group: GroupEntry, declared: Declared) -> Iterator[ExpectedQueue]:
-    what = f"of group {group.group} of topic {topic.name}"
+def _of_group(group: GroupEntry, partitions: int | None, declared: Declared) -> Iterator[ExpectedQueue]:
+    what = f"of group {group.group} of topic {group.topic}"
     if group.kind == "ordered":
-        for index in range(topic.partitions):
-            yield ExpectedQueue(names.token_queue(topic.name, index, group.group), "work", f"a token {what}")
-    elif declared.queue(group.group) is None:
-        yield ExpectedQueue(names.work_queue(topic.name, group.group), "work", f"the events {what}")
+        for index in range(partitions or 0):
+            yield ExpectedQueue(names.token_queue(group.topic, index, group.group), "work", f"a token {what}")
+    elif partitions != 0 and declared.queue(group.group) is None:
+        yield ExpectedQueue(names.work_queue(group.topic, group.group), "work", f"the events {what}")
 
 
 def _declared(queue: Queue) -> Iterator[ExpectedQueue]:

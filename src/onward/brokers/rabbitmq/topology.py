@@ -173,6 +173,12 @@ class Declared(msgspec.Struct, frozen=True):
         topics = [spec for spec in topology.topics if spec.name not in exchanges]
         return cls(exchanges, queues, list(bindings.values()), topics)
 
+    def joined(self, later: "Declared") -> "Declared":
+        """Both. If they differ in an object, the later one counts."""
+        bindings = {each.identity: each for each in (*self.bindings, *later.bindings)}
+        exchanges, queues = {**self.exchanges, **later.exchanges}, {**self.queues, **later.queues}
+        return Declared(exchanges, queues, list(bindings.values()), later.topics)
+
     def exchange(self, topic: str) -> Exchange | None:
         """The exchange behind the topic. None: Onward stores the topic itself."""
         return self.exchanges.get(topic)
