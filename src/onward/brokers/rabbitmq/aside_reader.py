@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from onward import clock
 from onward.brokers.core.bell import resolve
 from onward.brokers.core.folded_aside import BodyRoom
 from onward.brokers.rabbitmq import names
@@ -15,7 +16,7 @@ from onward.brokers.rabbitmq.amqp import AmqpError, Channel, ChannelClosed, Conn
 from onward.brokers.rabbitmq.aside_entries import AsidePlace, EntryBatch, decoded
 from onward.brokers.rabbitmq.aside_fold import AsideFold
 from onward.brokers.rabbitmq.names import Place
-from onward.brokers.rabbitmq.server_errors import explained, is_missing
+from onward.brokers.rabbitmq.server_errors import explained, is_missing, lacks_replica
 from onward.brokers.rabbitmq.stream_reader import follow, offset_of
 from onward.errors import BrokerError
 
@@ -23,6 +24,8 @@ log = logging.getLogger("onward")
 
 STALLED_S = 10.0  # nothing was read for so long
 _PREFETCH = 100  # messages of up to 64 kB
+_NO_REPLICA_S = 2.0  # the server says so for a moment while another connection declares the stream
+_PAUSE_S = 0.05
 
 
 class Generations(Protocol):
@@ -180,14 +183,18 @@ class AsideReader:
 
     async def _consuming(self) -> Channel:
         """A channel on which the current generation arrives. AsideMissing: the stream does not exist."""
-        stream, take = self.source.stream(self.fold.generation), partial(self._take, self.fold.generation)
-        try:
-            return await follow(
-                self.source.connection, stream, offset=self.fold.read, on_messages=take, prefetch=_PREFETCH
-            )
-        except ChannelClosed as error:
-            kind = AsideMissing if is_missing(error) else BrokerError
-            raise kind(f"RabbitMQ: {explained(error, f'stream {stream}')}") from error
+        stream, end = self.source.stream(self.fold.generation), clock.now() + _NO_REPLICA_S
+        while True:
+            take = partial(self._take, self.fold.generation)
+            try:
+                return await follow(
+                    self.source.connection, stream, offset=self.fold.read, on_messages=take, prefetch=_PREFETCH
+                )
+            except ChannelClosed as error:
+                if not lacks_replica(error) or clock.now() > end:
+                    kind = AsideMissing if is_missing(error) else BrokerError
+                    raise kind(f"RabbitMQ: {explained(error, f'stream {stream}')}") from error
+            await asyncio.sleep(_PAUSE_S)
 
     def _take(self, generation: int, messages: Sequence[Received]) -> None:
         fold = self.fold
