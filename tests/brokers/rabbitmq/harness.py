@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from onward.brokers.rabbitmq.amqp.channel import Channel, Outbound
+from onward.brokers.rabbitmq.amqp import Channel, Outbound
 from onward.event import Event
 from tests.servers.rabbitmq import RabbitMQServer
 
-NOWHERE = "nowhere"  # no queue is bound with this routing key, so the server returns the message
+NOWHERE = "onward.nowhere"  # no queue and no exchange has this name
 
 
 class RabbitHarness:
-    """A virtual host of a real server. To refuse, a message is sent with a routing key that leads to no queue, and the
-    server returns it."""
+    """A virtual host of a real server."""
 
     in_process = False
 
@@ -27,34 +26,37 @@ class RabbitHarness:
 
     @contextmanager
     def refuse(self, event: Event) -> Iterator[None]:
-        """The server refuses this event."""
+        """The event is sent to a missing exchange. The server closes the channel, and stores nothing that was sent
+        behind it."""
         id_ = event.id.encode()
-        with self._diverting(lambda message: id_ in message.properties):
-            yield
-
-    @contextmanager
-    def refuse_aside(self, larger_than: int = 0) -> Iterator[None]:
-        """The server refuses records, and retries of work queues."""
-        kept_in = (".aside.", ".rung.")
-        with self._diverting(
-            lambda message: any(part in message.routing_key for part in kept_in) and len(message.body) > larger_than
+        with self._changing(
+            lambda each: each._replace(exchange=NOWHERE) if id_ in each.properties else each,
         ):
             yield
 
     @contextmanager
-    def _diverting(self, refused: Callable[[Outbound], bool]) -> Iterator[None]:
-        send = Channel.send
+    def refuse_aside(self, larger_than: int = 0) -> Iterator[None]:
+        """Records, and retries of work queues, are sent to a missing queue. The server returns them."""
+        stores = (".aside.", ".rung.")
 
-        def diverting(channel: Channel, messages: Sequence[Outbound]) -> int:
-            return send(channel, [_diverted(each) if refused(each) else each for each in messages])
+        def diverted(each: Outbound) -> Outbound:
+            is_record = any(part in each.routing_key for part in stores) and len(each.body) > larger_than
+            return each._replace(routing_key=NOWHERE) if is_record else each
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Channel, "send", diverting)
+        with self._changing(diverted):
             yield
 
+    @contextmanager
+    def _changing(self, change: Callable[[Outbound], Outbound]) -> Iterator[None]:
+        """What the clients of this process send."""
+        send = Channel.send
 
-def _diverted(message: Outbound) -> Outbound:
-    return message._replace(routing_key=NOWHERE, mandatory=True)
+        def changing(channel: Channel, messages: Sequence[Outbound]) -> int:
+            return send(channel, [change(each) for each in messages])
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Channel, "send", changing)
+            yield
 
 
 SERVERS = [
