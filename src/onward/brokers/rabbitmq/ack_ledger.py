@@ -42,7 +42,10 @@ class AckLedger:
         above.update(singles)
         return Acks(up_to, singles)
 
-    @property
-    def scattered(self) -> int:
-        """How many tags above the floor are acknowledged."""
-        return len(self._above)
+    def forget(self, tags: Iterable[int]) -> None:
+        """These tags were given back to the server, so they are not open any more and must not be acknowledged."""
+        above = self._above
+        above.update([tag for tag in tags if tag >= self.floor])
+        while self.floor in above:
+            above.remove(self.floor)
+            self.floor += 1

@@ -6,20 +6,21 @@ settles, so its prefetch grows.
 """
 
 _FIRST = 20  # until the size of messages is known
-_LEAST = 100
-_PER_CALL = 4  # for each call that runs at once
+_LEAST = 20
+_PER_CALL = 2  # for each call that runs at once
 _GROWN = 4  # times the limit of events in flight
 _GROW_AT = 0.5  # of the prefetch, done between two settles
 _SHRINK_AT = 0.1
-_CAUTIOUS_S = 60.0  # after messages came back: a process may have died, and the next may die with many too
+_CAUTIOUS_S = 10.0  # after messages came back: a process may have died, and the next may die with many too
 _CALM_S = 5.0
 
 
 class Prefetch:
-    def __init__(self, concurrency: int | None, max_in_flight: int, max_bytes: int) -> None:
-        """`concurrency`: None if it is unknown."""
+    def __init__(self, concurrency: int | None, rounds: int, *, max_in_flight: int, max_bytes: int) -> None:
+        """`concurrency`: how many calls run at once; None if it is unknown. `rounds`: how many calls can follow each
+        other, each as long as it may take, before the server wants an acknowledgement."""
         base = max_in_flight if concurrency is None else max(_LEAST, _PER_CALL * concurrency)
-        self._base = min(base, max_in_flight)
+        self._base = min(base, max_in_flight, max_in_flight if concurrency is None else rounds * concurrency)
         self._most = max(self._base, _GROWN * max_in_flight)
         self._max_bytes = max_bytes
         self._size = 0.0  # the average size of a message in bytes; 0: unknown

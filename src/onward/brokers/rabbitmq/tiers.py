@@ -65,12 +65,15 @@ def routing(queue: str, keys: Sequence[str], tiers: Mapping[str, str], tier_pref
     queues = {NORMAL_TIER: queue} | {tier: f"{queue}.{tier}" for tier in TRIED if tier in tiers}
     if not tiers:
         return WorkRouting(queues, (), [WorkRoute("", queue, key) for key in keys])
-    chain = [*(tier for tier in TRIED if tier in tiers), NORMAL_TIER]
+    # An exchange cannot get another alternate later, so all of them exist, also those of tiers without a pattern.
+    chain = [*TRIED, NORMAL_TIER]
     names = {tier: f"{queue}.to-{tier}" for tier in chain}
     exchanges = [TierExchange(names[tier], "topic", names[following]) for tier, following in pairwise(chain)]
     exchanges.append(TierExchange(names[NORMAL_TIER], "fanout", None))
     routes = [WorkRoute(names[NORMAL_TIER], queue, "")]
-    routes += [WorkRoute(names[tier], queues[tier], _tier_key(tier_prefix, tiers[tier])) for tier in chain[:-1]]
+    routes += [
+        WorkRoute(names[tier], queues[tier], _tier_key(tier_prefix, tiers[tier])) for tier in TRIED if tier in tiers
+    ]
     routes += [WorkRoute("", names[chain[0]], key, to_exchange=True) for key in keys]
     return WorkRouting(queues, exchanges, routes)
 
