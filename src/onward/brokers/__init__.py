@@ -57,6 +57,9 @@ _REDIS = Scheme(
         }
     ),
 )
+_RABBITMQ = Scheme(
+    "onward.brokers.rabbitmq", "RabbitMQ", takes=frozenset({"client", "max_outgoing_bytes"}), lease_s=15.0
+)
 GROUP = "onward.brokers"  # the group of entry points
 SCHEMES: Mapping[str, Scheme] = {
     "sqlite": Scheme(
@@ -78,6 +81,8 @@ SCHEMES: Mapping[str, Scheme] = {
     "rediss+cluster": _REDIS,
     "redis+sentinel": _REDIS,
     "rediss+sentinel": _REDIS,
+    "amqp": _RABBITMQ,
+    "amqps": _RABBITMQ,
 }
 _SPECIAL = frozenset().union(*[scheme.takes for scheme in SCHEMES.values()])
 

@@ -1,0 +1,175 @@
+"""The groups of a broker. A group with order reads streams, one without order has a work queue."""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from onward.brokers.base import (
+    Asks,
+    GroupInfo,
+    MemberInfo,
+    Ordering,
+    Start,
+    Subscription,
+    Supervised,
+)
+from onward.brokers.rabbitmq import names
+from onward.brokers.rabbitmq.aside import RabbitAside, RabbitAsides
+from onward.brokers.rabbitmq.ground import RabbitGround
+from onward.brokers.rabbitmq.operations import RabbitOperations
+from onward.brokers.rabbitmq.registry_fold import GroupEntry, TopicEntry
+from onward.brokers.rabbitmq.topics import RabbitTopics
+from onward.brokers.rabbitmq.work_groups import WorkGroups
+from onward.errors import BadSetting, BrokerError, OnwardError
+
+
+class RabbitGroups:
+    """All methods are called in the caller's loop."""
+
+    def __init__(self, ground: RabbitGround, topics: RabbitTopics, operations: RabbitOperations) -> None:
+        self._ground = ground
+        self._topics = topics
+        self._operations = operations
+        self._asides = RabbitAsides(ground)
+        self._epochs = itertools.count(1)
+        self._work = WorkGroups(ground, self._asides, operations.counts, self._epochs)
+        self._subscriptions: set[Subscription] = set()
+        self._work_queues: set[str] = set()  # of the groups that this process has joined
+
+    @functools.cached_property
+    def _ordered(self) -> Any:
+        from onward.brokers.rabbitmq import ordered
+
+        return ordered.OrderedGroups(self._ground, self._asides, epochs=self._epochs)
+
+    async def subscribe(
+        self,
+        topics: Sequence[str],
+        *,
+        group: str,
+        member: str,
+        ordering: Ordering,
+        start: Start,
+        supervised: Supervised | None,
+        asks: Asks | None,
+    ) -> Subscription:
+        """If the call is cancelled, the member leaves as soon as it has joined."""
+        if ordering == "none":
+            joining = asyncio.ensure_future(self._share(topics, group, member, start, supervised, asks))
+        else:
+            joining = asyncio.ensure_future(self._own(topics, group, member, start, supervised))
+        try:
+            subscription = await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            joining.add_done_callback(_left)
+            raise
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def _own(
+        self, topics: Sequence[str], group: str, member: str, start: Start, supervised: Supervised | None
+    ) -> Subscription:
+        entries = [await self._entry(name) for name in topics]
+        return await self._ordered.subscribe(entries, group=group, member=member, start=start, supervised=supervised)
+
+    async def _share(
+        self,
+        topics: Sequence[str],
+        group: str,
+        member: str,
+        start: Start,
+        supervised: Supervised | None,
+        asks: Asks | None,
+    ) -> Subscription:
+        declared = self._topics.declared
+        for name in topics:
+            await self._ground.io.run(self._topics.resolve(name))
+        subscription = await self._work.subscribe(
+            topics, declared, group=group, member=member, start=start, asks=asks, supervised=supervised
+        )
+        if declared.queue(group) is None:
+            self._work_queues |= {names.work_queue(topic, group) for topic in topics}
+        self._ground.io.post(self._operations.watch_depths, lambda: self._work_queues)
+        return subscription
+
+    async def _entry(self, name: str) -> TopicEntry:
+        if self._topics.declared.exchange(name) is not None:
+            raise BadSetting(
+                f"topic {name} is an exchange of the application, which stores no events in order; use "
+                "ordering='none' for its handlers"
+            )
+        entry = (await self._ground.io.run(self._topics.resolve(name))).entry
+        assert entry is not None, "a topic that is no exchange of the application"
+        return entry
+
+    def aside(self, group: str) -> RabbitAside:
+        return self._asides.of(group)
+
+    async def groups(self, topic: str) -> list[GroupInfo]:
+        """Every group of the topic, sorted by name. Empty if the topic does not exist."""
+        entry, groups = await self._known(topic)
+        ordered = [each for each in groups.values() if each.kind == "ordered"]
+        found = await self._work.groups(topic, [each.group for each in groups.values() if each.kind == "work"])
+        if entry is not None:
+            found = [*found, *await self._ordered.groups(entry, ordered)]
+        return sorted(found, key=lambda each: each.group)
+
+    async def owners(self, topic: str, group: str) -> list[MemberInfo]:
+        entry, groups = await self._known(topic)
+        kind = groups[group].kind if group in groups else None
+        if kind == "work":
+            return list(await self._work.owners(topic, group))
+        return [] if entry is None else list(await self._ordered.owners(entry, group))
+
+    async def drop_group(self, topic: str, group: str) -> None:
+        entry, groups = await self._known(topic)
+        if group in groups:
+            await self._drop(topic, entry, groups[group])
+
+    async def drop_topic(self, topic: str) -> None:
+        entry, groups = await self._known(topic)
+        for each in groups.values():
+            if members := await self._members(topic, entry, each):
+                raise BrokerError(
+                    f"topic {topic} is in use: group {each.group} has members ({', '.join(sorted(members))}); stop "
+                    "them first"
+                )
+        for each in groups.values():
+            await self._drop(topic, entry, each)
+        await self._ground.io.run(self._ground.registry.drop_topic(topic))
+        self._topics.forget(topic)
+
+    async def close(self) -> None:
+        """End all subscriptions."""
+        await asyncio.gather(*[subscription.close() for subscription in self._subscriptions])
+        await self._ground.io.run(self._asides.close())
+
+    async def _known(self, topic: str) -> tuple[TopicEntry | None, dict[str, GroupEntry]]:
+        registry = self._ground.registry
+        await self._ground.io.run(registry.catch_up())
+        return registry.topic(topic), registry.groups(topic)
+
+    async def _members(self, topic: str, entry: TopicEntry | None, group: GroupEntry) -> Sequence[str]:
+        if group.kind == "work":
+            return await self._work.members(topic, group.group)
+        return [] if entry is None else await self._ordered.members(entry, group.group)
+
+    async def _drop(self, topic: str, entry: TopicEntry | None, group: GroupEntry) -> None:
+        if group.kind == "work":
+            await self._work.drop_group(topic, group.group)
+        elif entry is not None:
+            await self._ordered.drop_group(entry, group)
+
+
+def _left(joining: "asyncio.Future[Subscription]") -> None:
+    """Leave as soon as it has joined, if it does."""
+    with contextlib.suppress(OnwardError, asyncio.CancelledError):
+        closing = asyncio.ensure_future(joining.result().close())
+        _leaving.add(closing)
+        closing.add_done_callback(_leaving.discard)
+
+
+_leaving: set["asyncio.Future[None]"] = set()
