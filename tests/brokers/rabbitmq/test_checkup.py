@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -139,8 +139,8 @@ def test_many_partitions_are_reported() -> None:
 def test_missing_streams_and_queues_are_errors() -> None:
     facts = FACTS._replace(missing=[STREAM.name, WORK.name])
     assert bad(facts) == [
-        ("error", "queue onward.orders.0 is missing (a partition of topic orders)"),
-        ("error", "queue onward.orders:billing:work is missing (the events of group billing of topic orders)"),
+        ("error", "missing (a partition of topic orders): queue onward.orders.0"),
+        ("error", "missing (the events of group billing of topic orders): queue onward.orders:billing:work"),
     ]
 
 
@@ -153,7 +153,7 @@ def test_queues_that_do_not_run_and_lack_replicas_are_reported() -> None:
     ]
     facts = FACTS._replace(managed=managed(*queues, nodes=[NODE, NODE, NODE]), nodes=3)
     assert bad(facts) == [
-        ("error", f"queue {WORK.name}: its state is down"),
+        ("error", f"in the state down: queue {WORK.name}"),
         ("warning", "1 replica in a cluster of 3 nodes: queues onward.orders:billing:work and onward.orders:mail:work"),
         ("warning", f"no live replica on rabbit@b: queue {STREAM.name}"),
     ]
@@ -346,22 +346,31 @@ def test_the_facts_of_a_real_server(rabbitmq_server: RabbitMQServer) -> None:
         without = {(each.level, each.what) for each in diagnosed(rabbitmq_server, vhost, expected, management=False)}
     queue = "on queue onward.t:g:work"
     assert {each for each in levels if each[0] != "ok"} == {
-        ("error", "queue gone is missing (declared)"),
+        ("error", "missing (declared): queue gone"),
         ("error", f"policy lower sets delivery-limit=5, which deletes a message after so many deliveries, {queue}"),
         ("error", f"operator policy most sets max-length=5, which limits the number of messages, {queue}"),
         ("error", "dead letters of queue onward.t:g:work are lost: exchange nothing does not exist (its argument)"),
     }
-    assert {level for level, what in without if "is missing" in what} == {"error"}
+    assert {level for level, what in without if "missing (" in what} == {"error"}
     assert any("were not checked: the client setting management_url is not set" in what for _, what in without)
 
 
 def test_an_alarm_of_a_real_server_is_an_error(rabbitmq_server: RabbitMQServer) -> None:
-    deadline, errors = time.monotonic() + 30, list[str]()
-    with rabbitmq_server.vhost() as vhost, rabbitmq_server.alarmed():
-        while not errors and time.monotonic() < deadline:  # the API has figures of a second ago
-            found = diagnosed(rabbitmq_server, vhost, [], management=True)
-            errors = [each.what for each in found if each.level == "error"]
-    assert errors == [f"node {rabbitmq_server.node} has a memory alarm"]
+    def errors() -> list[str]:
+        found = diagnosed(rabbitmq_server, vhost, [], management=True)
+        return [each.what for each in found if each.level == "error"]
+
+    with rabbitmq_server.vhost() as vhost:
+        with rabbitmq_server.alarmed():
+            _until(lambda: errors() == [f"node {rabbitmq_server.node} has a memory alarm"])
+        _until(lambda: not errors())
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    """The API has figures of some seconds ago."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
 
 
 def test_a_wrong_management_url_is_a_warning_that_names_it(rabbitmq_server: RabbitMQServer) -> None:

@@ -52,7 +52,7 @@ def _missing(facts: RabbitFacts) -> Iterator[Finding]:
     expected = {each.name: each for each in facts.expected}
     missing = [expected[name] for name in facts.missing]
     cure = "it was deleted with all that was in it; drop the topic or the group, and start its handlers again"
-    yield from combined(QueueTrouble("error", "", each.name, f" is missing ({each.what})", cure) for each in missing)
+    yield from combined(QueueTrouble("error", f"missing ({each.what}):", each.name, "", cure) for each in missing)
     if facts.expected and not missing:
         count = len(facts.expected)
         yield Finding("ok", f"{'the queue' if count == 1 else f'all {count:,} queues'} of topics and groups exist")
@@ -125,7 +125,7 @@ def role_of(name: str, kind: str) -> policies.Role | None:
 def _queue(queue: QueueFacts, role: policies.Role, nodes: int) -> Iterator[QueueTrouble]:
     if queue.state not in _RUNNING:
         cure = "start the nodes that have its replicas; if they all run, it is broken and must be deleted"
-        yield QueueTrouble("error", "", queue.name, f": its state is {queue.state}", cure)
+        yield QueueTrouble("error", f"in the state {queue.state}:", queue.name, "", cure)
     if down := sorted(set(queue.members) - set(queue.online)):
         before = f"no live replica on {', '.join(down)}:"
         yield QueueTrouble("warning", before, queue.name, "", "start these nodes")

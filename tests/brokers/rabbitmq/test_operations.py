@@ -1,0 +1,101 @@
+"""Topology, doctor and depths as the broker offers them, on a real server."""
+
+import pytest
+
+from onward.brokers.base import Finding, TopicSpec, Topology
+from onward.brokers.rabbitmq import Binding, Exchange, Queue
+from onward.brokers.rabbitmq.operations import RabbitOperations
+from onward.errors import BadSetting, BrokerError
+from tests.brokers.rabbitmq.abs import MENDED
+from tests.brokers.rabbitmq.stage import grounded, played, until
+from tests.servers.rabbitmq import RabbitMQServer
+
+
+def errors(findings: list[Finding]) -> list[str]:
+    return [each.what for each in findings if each.level == "error"]
+
+
+@played
+async def test_a_topology_is_created_known_and_healthy(rabbitmq_server: RabbitMQServer) -> None:
+    client = {"management_url": rabbitmq_server.management_url}
+    with rabbitmq_server.vhost() as vhost:
+        async with grounded(rabbitmq_server.url_of(vhost), client=client, lease_s=15.0) as ground:
+            operations, run = RabbitOperations(ground), ground.io.run
+            topology = Topology([TopicSpec("abs.stats", 8), TopicSpec("orders", 8)], MENDED)
+            changes = await run(operations.declare(topology, apply=True))
+            assert {each.action for each in changes} == {"create"}
+            assert await run(operations.declare(topology, apply=False)) == []
+            assert operations.declared.topics == [TopicSpec("orders", 8)]
+            await run(operations.declare(Topology([TopicSpec("payments", 8)]), apply=True))
+            assert operations.declared.exchange("abs.stats") is not None, "a later call forgets nothing"
+            found = await run(operations.diagnose())
+            assert errors(found) == []
+            warnings = [each.what for each in found if each.level == "warning"]
+            assert any("fewer consumers than declared (0 of 10): queue abs.comparison.process" in w for w in warnings)
+
+
+@played
+async def test_without_auto_declare_only_questions_are_asked(rabbitmq_server: RabbitMQServer) -> None:
+    with rabbitmq_server.vhost() as vhost:
+        url = rabbitmq_server.url_of(vhost)
+        async with grounded(url) as ground:
+            await ground.io.run(RabbitOperations(ground).declare(Topology(own=[Queue("q")]), apply=True))
+        async with grounded(url, auto_declare=False) as ground:
+            operations = RabbitOperations(ground)
+            topology = Topology(own=[Queue("q", max_length=5), Exchange("e")])
+            changes = await ground.io.run(operations.declare(topology, apply=False))
+            assert [(each.what, each.action) for each in changes] == [("exchange e", "create")]
+
+
+@played
+async def test_a_deleted_queue_and_a_lost_route_are_found(rabbitmq_server: RabbitMQServer) -> None:
+    client = {"management_url": rabbitmq_server.management_url}
+    objects = [
+        Exchange("dlx", "direct"),
+        Queue("dlq"),
+        Queue("gone"),
+        Queue("q", dead_letter_exchange="dlx", dead_letter_key="failed"),
+        Binding("dlx", "dlq", "failed"),
+    ]
+    with rabbitmq_server.vhost() as vhost:
+        async with grounded(rabbitmq_server.url_of(vhost), client=client, lease_s=15.0) as ground:
+            operations, run = RabbitOperations(ground), ground.io.run
+            assert len(await run(operations.declare(Topology(own=objects), apply=True))) == 5
+            for name in ("gone", "dlq"):
+                rabbitmq_server.delete_queue(vhost, name)
+            assert errors(await run(operations.diagnose())) == [
+                "missing (declared): queues dlq and gone",
+                "dead letters of queue q with key failed are lost: exchange dlx routes them to no queue",
+            ]
+
+
+@played
+async def test_depths_of_declared_queues_are_watched(rabbitmq_server: RabbitMQServer) -> None:
+    with rabbitmq_server.vhost() as vhost:
+        async with grounded(rabbitmq_server.url_of(vhost)) as ground:
+            operations, run = RabbitOperations(ground), ground.io.run
+            await run(operations.declare(Topology(own=[Queue("q", tiers={"bulk": "a"})]), apply=True))
+            ground.io.post(operations.watch_depths, lambda: ["missing"])
+
+            def depths() -> set[str]:
+                (figure,) = [each for each in operations.figures() if each.name == "queue_depth"]
+                return {sample.labels[0] for sample in figure.samples}
+
+            await until(lambda: depths() == {"q", "q.bulk"})
+            (trouble,) = operations.depth_troubles()
+            assert "the depth of queue missing is unknown" in trouble
+            await run(operations.close())
+
+
+@played
+async def test_what_cannot_be_declared_is_named(rabbitmq_server: RabbitMQServer) -> None:
+    with rabbitmq_server.vhost() as vhost:
+        async with grounded(rabbitmq_server.url_of(vhost)) as ground:
+            operations = RabbitOperations(ground)
+            with pytest.raises(BadSetting, match="RabbitMQ has no such object"):
+                await ground.io.run(operations.declare(Topology(own=["exchange"]), apply=True))
+            await ground.io.run(ground.close())
+            with pytest.raises(BrokerError, match="is closed"):
+                await ground.io.run(operations.declare(Topology(own=[Queue("q")]), apply=True))
+            (finding,) = await ground.io.run(operations.diagnose())
+            assert finding.level == "error"
