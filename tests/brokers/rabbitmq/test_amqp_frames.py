@@ -265,6 +265,16 @@ def test_deliveries_of_one_read_come_as_one_list_and_a_method_between_splits_it(
     ]
 
 
+def test_a_body_of_another_channel_is_not_taken_for_ours() -> None:
+    first, second = (
+        content(each, spec.Basic.Deliver("a", 1, False, "", "q"), b"\0\0", b"%d" % each, 9) for each in (1, 2)
+    )
+    read = Assembly(FRAME_MAX).feed(b"".join([*first[:2], *second[:1], *second[1:], first[2]]))
+    assert [[each.body for each in single(read, channel)] for channel in (1, 2)] == [[b"1"], [b"2"]]
+    read = Assembly(FRAME_MAX).feed(b"".join([*second[:2], *first[:2], second[2], first[2]]))
+    assert [[each.body for each in single(read, channel)] for channel in (1, 2)] == [[b"1"], [b"2"]]
+
+
 def test_a_large_frame_in_many_reads_takes_linear_time() -> None:
     """Each read appends to a list; joining at every read would copy 8 GB here."""
     body = bytes(FRAME_MAX - frames.FRAME_ROOM)
@@ -288,6 +298,7 @@ def test_a_large_frame_in_many_reads_takes_linear_time() -> None:
         (frames.frame(4, 0, b""), "may not come here"),
         (frames.frame(1, 1, b"\x00"), "does not know"),
         (frames.method_frame(1, frames.RETURN, 1, "", "", "") * 2, "may not come here"),
+        (frames.method_frame(1, frames.DELIVER, "c", 1, False, "", "q") * 2, "may not come here"),
         (frames.frame(1, 1, b"\x00\x3c\x00\x3c\xff"), "cut off"),
         (frames.frame(1, 1, b"\x00\x3c\x00\x3c\x01a" + bytes(9) + b"\x00\x05k"), "cut off"),
     ],

@@ -28,7 +28,16 @@ from onward.brokers.rabbitmq.amqp import (
 from onward.brokers.rabbitmq.amqp.assembly import Assembly
 from onward.brokers.rabbitmq.amqp.faults import Malformed
 from onward.brokers.rabbitmq.amqp.frames import frame, method_frame
-from tests.brokers.rabbitmq.fake_amqp import DIALOGUE, FRAME_MAX, HOST, MESSAGE, content, fake_server
+from tests.brokers.rabbitmq.fake_amqp import (
+    DECLARED,
+    DIALOGUE,
+    FRAME_MAX,
+    HOST,
+    MESSAGE,
+    content,
+    delivery,
+    fake_server,
+)
 
 ALWAYS_S = 5.0  # whatever the server does, all is over by then
 HASTE_S = 0.01
@@ -191,6 +200,19 @@ def test_a_channel_that_was_never_opened_ends_the_connection() -> None:
                     await connection.channel()
                 assert "channel 9" in str(await connection.closing)
                 await connection.close()
+
+    asyncio.run(main())
+
+
+def test_a_delivery_without_a_consumer_ends_the_connection() -> None:
+    """In silence the message would stay unacknowledged for ever."""
+
+    async def main() -> None:
+        async with fake_server([*DIALOGUE[:4], DECLARED + delivery(1)], patience_s=ALWAYS_S) as port:
+            connection = await Connection.open(HOST, port)
+            await (await connection.channel()).declare_queue("q")
+            assert "'c', which is no consumer" in str(await connection.closing)
+            await connection.close()
 
     asyncio.run(main())
 

@@ -253,7 +253,13 @@ def test_numbers_of_closed_channels_are_used_again(rabbitmq_server: RabbitMQServ
     async def main() -> None:
         async with channels(rabbitmq_server) as (kept,):
             connection = kept.connection
-            for _ in range(25):
+            with pytest.raises(ChannelClosed):
+                await missing(await connection.channel(), kept)
+            opening = asyncio.create_task(connection.channel())
+            await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.wait([opening])
+            for _ in range(3):
                 some = await asyncio.gather(*(connection.channel() for _ in range(100)))
                 assert kept.number not in {each.number for each in some}
                 await asyncio.gather(*(each.close() for each in some))

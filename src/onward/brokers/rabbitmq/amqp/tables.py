@@ -110,7 +110,7 @@ def _entries(raw: bytes, at: int, end: int, depth: int) -> dict[str, Any]:
 
 
 def _value(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
-    """The value whose type stands at `at`, and where the next entry begins."""
+    """The value whose type stands at `at`, and where the next entry begins: beyond the end if the value is cut off."""
     kind = raw[at]
     at += 1
     if fixed := _FIXED.get(kind):
@@ -118,8 +118,6 @@ def _value(raw: bytes, at: int, depth: int) -> tuple[Any, int]:
     if kind in (_TEXT, _BYTES, _TABLE, _ARRAY):
         start = at + 4
         end = start + _LENGTH.unpack_from(raw, at)[0]
-        if end > len(raw):
-            raise Malformed("a field table is cut off")
         return _long(kind, raw, start, end, depth), end
     if kind == _TRUTH:
         return raw[at] != 0, at + 1
