@@ -1,0 +1,246 @@
+"""Who is in a group. Members report to each other that they are alive and what they hold.
+
+Each member has a queue of its own, bound to a fanout exchange of the group. Members also consume a queue that never
+gets a message. Its number of consumers is the number of live members, so a process that asks for all members knows how
+many answers to wait for.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from onward import clock
+from onward.brokers.core.observed import Observed
+from onward.brokers.rabbitmq import names
+from onward.brokers.rabbitmq.amqp import (
+    Channel,
+    ChannelClosed,
+    Connection,
+    Outbound,
+    Properties,
+    Received,
+    encoded_properties,
+)
+
+ANSWER_S = 2.0
+_TRANSIENT = encoded_properties(Properties(delivery_mode=1))
+
+
+class PresenceNote(msgspec.Struct, frozen=True, tag="note", tag_field="onward", omit_defaults=True):
+    """What a member reports about itself."""
+
+    owner: str  # unique for each subscription
+    member: str  # a text that MemberInfo.parse reads
+    lease_s: float
+    beat: int
+    held: dict[int, tuple[int, int]] = {}  # by index of a partition: the fence and the watermark
+    gone: tuple[str, ...] = ()  # names of members that have no process left
+    is_leaving: bool = False
+
+
+class PresenceCall(msgspec.Struct, frozen=True, tag="call", tag_field="onward"):
+    """Asks every member for a note."""
+
+    reply_to: str
+
+
+_decode = msgspec.msgpack.Decoder(PresenceNote | PresenceCall).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class PresencePlace(NamedTuple):
+    topic: str
+    group: str
+
+    @property
+    def exchange(self) -> str:
+        return names.members_exchange(self.topic, self.group)
+
+    @property
+    def roll(self) -> str:
+        """The queue that every member consumes."""
+        return names.members_exchange(self.topic, self.group)
+
+
+class PresenceSelf(NamedTuple):
+    owner: str
+    member: str
+    lease_s: float
+    gone: frozenset[str] = frozenset()
+
+
+class Presence:
+    """This member's part. All of it runs in the loop of the connection."""
+
+    def __init__(
+        self,
+        place: PresencePlace,
+        me: PresenceSelf,
+        *,
+        held: Callable[[], Mapping[int, tuple[int, int]]] = dict,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`held` is called for each note. `on_change`: the live members, or what they hold, may have changed."""
+        self._place = place
+        self._me = me
+        self._held = held
+        self._on_change = on_change
+        self._others: dict[str, PresenceNote] = {}
+        self._observed = Observed()
+        self._gone = set(me.gone)
+        self._beat = 0
+        self._channel: Channel | None = None
+
+    # -- what is known ----------------------------------------------------------------------------------------------
+
+    @property
+    def owner(self) -> str:
+        return self._me.owner
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """The names of members that have no process left, as this member or another one knows."""
+        return frozenset(self._gone)
+
+    def live(self) -> dict[str, str]:
+        """The other members whose lease has not ended: by owner, the member's text."""
+        return {owner: note.member for owner, note in self.notes().items()}
+
+    def notes(self) -> dict[str, PresenceNote]:
+        """The last note of each other live member."""
+        now = clock.now()
+        over = {owner for owner, note in self._others.items() if self._observed.is_over(owner, note.lease_s, now)}
+        for owner in over:
+            del self._others[owner]
+        self._observed.forget(over)
+        return dict(self._others)
+
+    def over_at(self) -> float:
+        """When the first of the others is no longer live, if it is not heard again."""
+        times = [self._observed.over_at(owner, note.lease_s) or 0.0 for owner, note in self._others.items()]
+        return min(times, default=float("inf"))
+
+    def forget(self, owner: str) -> None:
+        """This member does not answer the server any more. It counts again when it is heard again."""
+        if self._others.pop(owner, None) is not None:
+            self._observed.forget({owner})
+            self._on_change()
+
+    # -- talking ----------------------------------------------------------------------------------------------------
+
+    async def open(self, connection: Connection) -> None:
+        """Join: report to the others, and ask them for notes. Again after each new connection."""
+        place, self._channel = self._place, None
+        channel = await connection.channel()
+        await declare(channel, *place)
+        mine = (await channel.declare_queue("", durable=False, exclusive=True, auto_delete=True)).name
+        await channel.bind_queue(mine, place.exchange)
+        await channel.consume(mine, self._arrived, no_ack=True)
+        await channel.consume(place.roll, lambda _: None)
+        self._channel = channel
+        self.announce()
+        self._send(place.exchange, "", PresenceCall(mine))
+
+    def announce(self, *, leaving: bool = False) -> None:
+        self._beat += 1
+        self._send(self._place.exchange, "", self._note(leaving=leaving))
+
+    def close(self) -> None:
+        """Say nothing more, and answer nobody."""
+        self._channel = None
+
+    def _note(self, *, leaving: bool = False) -> PresenceNote:
+        owner, member, lease_s, _ = self._me
+        return PresenceNote(owner, member, lease_s, self._beat, dict(self._held()), tuple(self._gone), leaving)
+
+    def _send(self, exchange: str, key: str, message: PresenceNote | PresenceCall) -> None:
+        if self._channel is not None and not self._channel.is_closed:
+            self._channel.send([Outbound(exchange, key, _TRANSIENT, _encode(message), mandatory=False)])
+
+    def _arrived(self, messages: list[Received]) -> None:
+        has_changed = False
+        for each in messages:
+            try:
+                message = _decode(each.body)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue  # from another program, or a later version
+            if isinstance(message, PresenceCall):
+                self._send("", message.reply_to, self._note())
+            elif message.owner != self._me.owner:
+                has_changed |= self._heard(message)
+        if has_changed:
+            self._on_change()
+
+    def _heard(self, note: PresenceNote) -> bool:
+        known = self._others.get(note.owner)
+        fresh = set(note.gone) - self._gone
+        self._gone |= fresh
+        if note.is_leaving:
+            self._others.pop(note.owner, None)
+            self._observed.forget({note.owner})
+            return known is not None or bool(fresh)
+        self._others[note.owner] = note
+        self._observed.saw(note.owner, note.beat, clock.now())
+        return bool(fresh) or known is None or known.held != note.held
+
+
+async def declare(channel: Channel, topic: str, group: str) -> None:
+    place = PresencePlace(topic, group)
+    await channel.declare_exchange(place.exchange, "fanout")
+    await channel.declare_queue(place.roll)
+
+
+async def delete(channel: Channel, topic: str, group: str) -> None:
+    place = PresencePlace(topic, group)
+    await channel.delete_queue(place.roll)
+    await channel.delete_exchange(place.exchange)
+
+
+async def asked(connection: Connection, topic: str, group: str, *, within_s: float = ANSWER_S) -> list[PresenceNote]:
+    """The notes of all live members. One that is suspended does not answer, and is left out after `within_s`."""
+    place = PresencePlace(topic, group)
+    channel = await connection.channel()
+    try:
+        count = (await channel.declare_queue(place.roll, passive=True)).consumers
+        return await _answers(channel, place, count, within_s) if count else []
+    except ChannelClosed as error:
+        if error.code == 404:  # the group was dropped, or has had no member yet
+            return []
+        raise
+    finally:
+        await channel.close()
+
+
+async def counted(connection: Connection, topic: str, group: str) -> int:
+    """How many live members the group has."""
+    channel = await connection.channel()
+    try:
+        return (await channel.declare_queue(PresencePlace(topic, group).roll, passive=True)).consumers
+    except ChannelClosed as error:
+        if error.code == 404:
+            return 0
+        raise
+    finally:
+        await channel.close()
+
+
+async def _answers(channel: Channel, place: PresencePlace, count: int, within_s: float) -> list[PresenceNote]:
+    found: dict[str, PresenceNote] = {}
+    complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def arrived(messages: list[Received]) -> None:
+        for each in messages:
+            note = _decode(each.body)
+            if isinstance(note, PresenceNote):
+                found[note.owner] = note
+        if len(found) >= count and not complete.done():
+            complete.set_result(None)
+
+    mine = (await channel.declare_queue("", durable=False, exclusive=True, auto_delete=True)).name
+    await channel.consume(mine, arrived, no_ack=True)
+    channel.send([Outbound(place.exchange, "", _TRANSIENT, _encode(PresenceCall(mine)), mandatory=False)])
+    either: list[asyncio.Future[Any]] = [complete, channel.closing]
+    await asyncio.wait(either, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    return [note for note in found.values() if not note.is_leaving]
