@@ -7,7 +7,7 @@ from onward.brokers.rabbitmq.amqp import Connection
 from onward.brokers.rabbitmq.connecting import connected, connected_at_last
 from onward.brokers.rabbitmq.io_thread import IoThread
 from onward.brokers.rabbitmq.names import stream_arguments
-from onward.brokers.rabbitmq.registry import Registry, TopicArguments
+from onward.brokers.rabbitmq.registry import TopicArguments, TopicRegistry
 from onward.errors import Closed
 from onward.settings import Settings
 
@@ -22,7 +22,7 @@ class RabbitGround:
         self.settings = settings
         self.io = IoThread("onward-rabbitmq")
         alternate = address.client.alternate_exchange
-        self.registry = Registry(
+        self.registry = TopicRegistry(
             self.query,
             TopicArguments(
                 stream_arguments(settings.retention_s), {"alternate-exchange": alternate} if alternate else {}

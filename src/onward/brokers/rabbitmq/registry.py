@@ -44,7 +44,7 @@ class TopicArguments:
         self.exchange = dict(exchange)
 
 
-class Registry:
+class TopicRegistry:
     """All coroutines run in the loop of the I/O thread. The other methods may be called in any thread."""
 
     def __init__(self, query: Callable[[], Awaitable[Connection]], arguments: TopicArguments) -> None:
@@ -187,6 +187,9 @@ class Registry:
         task = asyncio.ensure_future(work)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
+
+
+Registry = TopicRegistry
 
 
 def _other_kind(known: GroupEntry) -> str:

@@ -10,12 +10,13 @@ from onward import clock
 from onward.brokers.rabbitmq.amqp import Channel, ChannelClosed, Connection, Received
 from onward.brokers.rabbitmq.connecting import pauses
 from onward.brokers.rabbitmq.message import scanned
-from onward.brokers.rabbitmq.server_errors import explained, is_passing
+from onward.brokers.rabbitmq.server_errors import explained, is_passing, lacks_replica
 from onward.errors import BrokerError
 
 PREFETCH = 500  # 200 to 1,000 are equally fast; 10,000 cost the server twenty times as much
 SILENCE_S = 2.0  # after this time without a message, a stream has none from that place on
 PATIENCE_S = 10.0  # with a node that has just started
+REPLICA_S = 2.0  # with a node that has no replica: another process may just declare the stream
 
 OnMessages = Callable[[list[Received]], None]
 
@@ -65,7 +66,9 @@ async def end_of(connection: Connection, stream: str, *, timeout_s: float = SILE
         await channel.close()
 
 
-async def read(connection: Connection, stream: str, *, offset: int | str, until: int, on_messages: OnMessages) -> None:
+async def read(
+    connection: Connection, stream: str, *, offset: int | str | datetime, until: int, on_messages: OnMessages
+) -> None:
     """Read from `offset` to `until`, which is what end_of returned. `on_messages` may also get some messages behind
     it. Raises BrokerError if the stream is silent before that, or has ended."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -129,8 +132,9 @@ async def consuming(
 ) -> Channel:
     """A channel with a consumer of the stream, which acknowledges nothing. The server's cancel closes the channel.
 
-    A node that has just started says for some seconds that the stream is away. Raises ChannelClosed if it is."""
-    end = clock.now() + PATIENCE_S
+    A node that has just started says for some seconds that the stream is away, and one that just declares it says that
+    it has no replica. Raises ChannelClosed if that lasts."""
+    began = clock.now()
     for pause_s in pauses():
         channel = await connection.channel()
         try:
@@ -142,7 +146,8 @@ async def consuming(
                 on_cancel=lambda gone=channel: _close_soon(gone),  # type: ignore[misc]
             )
         except ChannelClosed as error:
-            if not is_passing(error) or clock.now() > end:
+            patience_s = PATIENCE_S if is_passing(error) else REPLICA_S if lacks_replica(error) else 0.0
+            if clock.now() >= began + patience_s:
                 raise
         except BaseException:
             await channel.close()

@@ -10,7 +10,7 @@ import logging
 from onward import clock
 from onward.brokers.rabbitmq import topic_objects
 from onward.brokers.rabbitmq.amqp import AmqpError, Connection
-from onward.brokers.rabbitmq.registry import Registry
+from onward.brokers.rabbitmq.registry import TopicRegistry
 from onward.brokers.rabbitmq.registry_fold import TopicEntry
 from onward.errors import BrokerError
 
@@ -23,7 +23,7 @@ _IDLE_S = 30.0  # after this time without an event, a topic is no longer looked 
 class StreamWatch:
     """Of one connection. It looks at the streams of a topic at first use, and every few seconds while it is used."""
 
-    def __init__(self, connection: Connection, registry: Registry) -> None:
+    def __init__(self, connection: Connection, registry: TopicRegistry) -> None:
         self._connection = connection
         self._registry = registry
         self._missing: dict[str, frozenset[int]] = {}  # by log id
