@@ -161,7 +161,7 @@ class Writer(Reader):
                 self.begin()
                 return (yield from self.write(entries))
             if mark in self.seen:
-                assert self.seen[mark] == (mark in self.world.judge.effective), "it was told otherwise"
+                assert self.seen[mark] == (mark in self.world.judge.effective), "the writer believes otherwise"
                 return self.seen[mark]
             assert self.fold.generation > generation
 

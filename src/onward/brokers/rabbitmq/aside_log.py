@@ -1,7 +1,7 @@
 """The aside of one place, as its owner and operators use it. Everything here runs in the loop of the connection.
 
-The records are in a stream, see aside_fold. Whoever writes reads on until it finds its own entry, so it knows what the
-entry has changed.
+The records are in a stream, see aside_fold. A writer reads on until it finds its own entry, so it knows what the entry
+has changed.
 """
 
 import asyncio

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -183,9 +182,13 @@ class AsideReader:
 
     async def _consuming(self) -> Channel:
         """A channel on which the current generation arrives. AsideMissing: the stream does not exist."""
-        stream, end = self.source.stream(self.fold.generation), clock.now() + _NO_REPLICA_S
+        generation, end = self.fold.generation, clock.now() + _NO_REPLICA_S
+        stream = self.source.stream(generation)
+
+        def take(messages: list[Received]) -> None:
+            self._take(generation, messages)
+
         while True:
-            take = partial(self._take, self.fold.generation)
             try:
                 return await follow(
                     self.source.connection, stream, offset=self.fold.read, on_messages=take, prefetch=_PREFETCH
