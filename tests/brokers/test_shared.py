@@ -15,6 +15,7 @@ from onward.context import current
 from onward.testing import Process, SharedScenarios
 from onward.testing.failure_shop import eventually, until
 from onward.testing.shared import SharedProcessScenarios
+from tests.brokers.shared_failure import UnorderedEndScenarios, UnorderedReplayScenarios
 from tests.brokers.shared_harness import ReferenceHarness, scheme, served, stored
 from tests.brokers.shared_reference import Store
 
@@ -23,7 +24,7 @@ __all__ = ["scheme"]
 pytestmark = pytest.mark.timeout(240)  # scenarios have their own limits
 
 
-class TestShared(SharedScenarios):
+class TestShared(SharedScenarios, UnorderedEndScenarios, UnorderedReplayScenarios):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Iterator[ReferenceHarness]:
         with stored(Store()) as url:

@@ -24,7 +24,9 @@ def report(step: str, **more: Any) -> None:
 
 
 async def work(app: Onward, task: dict[str, Any]) -> None:
-    @app.handler(task["topic"], group=task["group"], retry=Retry(attempts=5, first_delay_s=0.05))
+    declared = {name: task[name] for name in ("ordering", "start") if name in task}
+
+    @app.handler(task["topic"], group=task["group"], retry=Retry(attempts=5, first_delay_s=0.05), **declared)
     async def bill(value: dict[str, int], event: Event) -> None:
         this = [event.key, value["n"]]
         await asyncio.sleep(task.get("pause_s", 0.0))

@@ -25,7 +25,7 @@ class FailureShop:
         self.topic = kit.topic
         self.done: list[tuple[str, int]] = []
         self.tried: list[tuple[str, int]] = []
-        names = ("retry", "on_dead", "ordering")
+        names = ("retry", "on_dead", "ordering", "start", "concurrency")
         declared: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
         self.app = Onward(kit.harness.url, drain_timeout_s=5.0, **(kit.options | options))
 

@@ -1,9 +1,10 @@
-"""The failure suite on a real RabbitMQ."""
+"""The failure suite on a real RabbitMQ, with order and without."""
 
 import pytest
 
 from onward.testing import FailureSuite
 from tests.brokers.rabbitmq.harness import harness
+from tests.brokers.shared_failure import UnorderedFailureSuite
 
 __all__ = ["harness"]
 
@@ -11,4 +12,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # scenarios have a li
 
 
 class TestRabbitMQFailure(FailureSuite):
+    pass
+
+
+class TestRabbitMQWorkFailure(UnorderedFailureSuite):
     pass
