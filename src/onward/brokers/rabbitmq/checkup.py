@@ -53,8 +53,8 @@ def _missing(facts: RabbitFacts) -> Iterator[Finding]:
     missing = [expected[name] for name in facts.missing]
     cure = "it was deleted with all that was in it; drop the topic or the group, and start its handlers again"
     yield from combined(QueueTrouble("error", f"missing ({each.what}):", each.name, "", cure) for each in missing)
-    if facts.expected and not missing:
-        count = len(facts.expected)
+    count = sum(each.is_created for each in facts.expected)
+    if count and not missing:
         yield Finding("ok", f"{'the queue' if count == 1 else f'all {count:,} queues'} of topics and groups exist")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from onward.brokers.rabbitmq import names
+from onward.brokers.rabbitmq.policies import Role
 from onward.brokers.rabbitmq.registry_fold import GroupEntry, TopicEntry
 from onward.brokers.rabbitmq.server_facts import ExpectedQueue
 from onward.brokers.rabbitmq.topology import Declared, Queue
@@ -37,5 +38,7 @@ def _of_group(group: GroupEntry, partitions: int | None, declared: Declared) -> 
 
 
 def _declared(queue: Queue) -> Iterator[ExpectedQueue]:
+    """If it does not exist, that is a difference from the topology."""
+    role: Role = "log" if queue.kind == "stream" else "work"
     for name in queue.tier_queues.values():
-        yield ExpectedQueue(name, "work" if queue.kind != "stream" else "log", "declared", queue.consumers or 0)
+        yield ExpectedQueue(name, role, "declared", queue.consumers or 0, is_created=False)

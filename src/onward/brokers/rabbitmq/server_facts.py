@@ -18,12 +18,13 @@ _COLUMNS = (
 
 
 class ExpectedQueue(NamedTuple):
-    """A queue that Onward or the application relies on. `what`: whose it is, such as "partition 0 of topic orders"."""
+    """A queue that Onward or the application relies on. `what`: whose it is, such as "a partition of topic orders"."""
 
     name: str
     role: Role
     what: str
     consumers: int = 0  # how many it should have at least
+    is_created: bool = True  # False: the application creates it when it starts
 
 
 class NodeFacts(NamedTuple):
@@ -105,7 +106,7 @@ async def gathered(
             unmanaged = str(error)
     probe = ProbeChannel(connection)
     try:
-        missing = [each.name for each in expected if not await probe.has_queue(each.name)]
+        missing = [each.name for each in expected if each.is_created and not await probe.has_queue(each.name)]
     finally:
         await probe.close()
     return RabbitFacts(
