@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from onward import Onward, Retry
 from onward.brokers.base import Figure
+from onward.brokers.rabbitmq import Binding, Exchange, Queue
 from onward.brokers.rabbitmq import figures as figures_
 from onward.brokers.rabbitmq.amqp import Connection, Outbound, Properties, encoded_properties
 from onward.brokers.rabbitmq.depth import DepthProbe
@@ -15,12 +17,16 @@ from onward.brokers.rabbitmq.figures import OTHER, RabbitFigures
 from onward.brokers.rabbitmq.management import ManagementApi, ManagementPlace
 from onward.observe.figures import of_broker
 from onward.observe.metrics import exposition, folded
+from tests.brokers.rabbitmq.stage import played, until
 from tests.servers.rabbitmq import RabbitMQServer
 
 
 def exported(figures: RabbitFigures, prefix: str = "abs_rabbitmq") -> dict[tuple[str, ...], float]:
     """By name and labels, in the order of the labels' names."""
-    text = exposition(of_broker(figures.figures(), ()), prefix=prefix)
+    return parsed(exposition(of_broker(figures.figures(), ()), prefix=prefix))
+
+
+def parsed(text: str) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *(f"{name}={value}" for name, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -224,3 +230,52 @@ def test_without_the_management_api_depths_come_over_amqp(
 
     with rabbitmq_server.vhost() as vhost:
         asyncio.run(scene(vhost))
+
+
+# -- in an application ----------------------------------------------------------------------------------------------
+
+
+@played
+async def test_an_application_counts_what_it_publishes_and_handles(rabbitmq_server: RabbitMQServer) -> None:
+    """One message succeeds, one is retried and succeeds, one becomes a dead letter."""
+    with rabbitmq_server.vhost() as vhost:
+        app = Onward(rabbitmq_server.url_of(vhost), metrics_prefix="abs_rabbitmq")
+        app.topology(
+            Exchange("abs.comparison", "direct"),
+            Queue("abs.comparison.process"),
+            Binding("abs.comparison", "abs.comparison.process", "comparison.process"),
+        )
+        tries: dict[str, int] = {}
+
+        @app.handler(
+            "abs.comparison",
+            group="abs.comparison.process",
+            ordering="none",
+            retry=Retry(attempts=2, first_delay_s=0.1),
+        )
+        async def compare(task: str) -> None:
+            tries[task] = tries.get(task, 0) + 1
+            if task == "bad" or (task == "again" and tries[task] == 1):
+                raise ValueError(task)
+
+        queue = "queue=abs.comparison.process"
+        expected = {
+            ("abs_rabbitmq_messages_published_total", "exchange=abs.comparison", "routing_key=comparison.process"): 3.0,
+            ("abs_rabbitmq_messages_processed_total", queue, "status=success"): 2.0,
+            ("abs_rabbitmq_messages_processed_total", queue, "status=retried"): 2.0,
+            ("abs_rabbitmq_messages_processed_total", queue, "status=failed"): 1.0,
+            ("abs_rabbitmq_message_process_seconds_count", queue): 5.0,
+            ("abs_rabbitmq_queue_depth", queue): 0.0,
+        }
+
+        def found() -> dict[tuple[str, ...], float]:
+            samples = parsed(app.metrics())
+            return {name: samples.get(name, -1.0) for name in expected}
+
+        async with app.running():
+            for task in ("good", "again", "bad"):
+                await app.publish("abs.comparison", task, type="comparison.process")
+            try:
+                await until(lambda: found() == expected, within_s=30)
+            except AssertionError:
+                assert found() == expected
