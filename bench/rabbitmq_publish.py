@@ -52,11 +52,13 @@ class Place(NamedTuple):
 
 def run(bench: Bench, server: Target) -> None:
     topics = [_topic(server, f"batches-of-{name}") for name in PUBLISHERS]
-    looped(_batches(bench, server, f"{PARTITIONS} streams and a work queue", Onward(server.url), topics))
+    behind = f"{PARTITIONS} streams and a work queue"
+    _judge(bench, server, topics, looped(_batches(bench, server, behind, Onward(server.url), topics)))
     app = Onward(server.url)
     exchanges = [_exchange(app, f"exchange-of-{name}") for name in PUBLISHERS]
-    looped(_batches(bench, server, "one quorum queue", app, exchanges))
-    looped(_singles(bench, server, [_topic(server, f"singles-of-{name}") for name in PUBLISHERS[:2]]))
+    _judge(bench, server, exchanges, looped(_batches(bench, server, "one quorum queue", app, exchanges)))
+    topics = [_topic(server, f"singles-of-{name}") for name in PUBLISHERS[:2]]
+    _judge(bench, server, topics, looped(_singles(bench, server, topics)))
 
 
 def _topic(server: Target, name: str) -> Place:
@@ -70,7 +72,8 @@ def _exchange(app: Onward, name: str) -> Place:
     return Place(name, name, name, has_streams=False)
 
 
-async def _batches(bench: Bench, server: Target, behind: str, app: Onward, places: Sequence[Place]) -> None:
+async def _batches(bench: Bench, server: Target, behind: str, app: Onward, places: Sequence[Place]) -> int:
+    """Return how many events each of them has published."""
     size, rounds = bench.sized((20_000, 5), (3_000, 2))
     ours, pika, frames = Pace(), Pace(), Pace()
     mine, for_pika, for_frames = places
@@ -90,10 +93,10 @@ async def _batches(bench: Bench, server: Target, behind: str, app: Onward, place
     what = f"RabbitMQ, publish with confirms to {behind}, calls of {BATCH} events"
     report(bench, what, ours, pika, f"aio-pika, {BATCH} publishes awaited together: {pika}", target=3)
     report(bench, what, ours, frames, f"hand-written frames, up to 2,000 unconfirmed: {frames}")
-    _judge(bench, server, places, size * rounds)
+    return size * rounds
 
 
-async def _singles(bench: Bench, server: Target, places: Sequence[Place]) -> None:
+async def _singles(bench: Bench, server: Target, places: Sequence[Place]) -> int:
     each, rounds = bench.sized((100, 5), (20, 2))
     size = CALLERS * each
     ours, pika = Pace(), Pace()
@@ -109,7 +112,7 @@ async def _singles(bench: Bench, server: Target, places: Sequence[Place]) -> Non
                 await asyncio.gather(*[_pika_caller(exchange, for_pika, part) for part in items])
     what = f"RabbitMQ, publish with confirms, {CALLERS} callers of single events"
     report(bench, what, ours, pika, f"aio-pika, {CALLERS} callers on one channel: {pika}")
-    _judge(bench, server, places, size * rounds)
+    return size * rounds
 
 
 async def _opened(connection: Any, place: Place) -> AbstractExchange:
