@@ -1,11 +1,16 @@
 """Topology, doctor and depths as the broker offers them, on a real server."""
 
+import asyncio
+
 import pytest
 
+from onward import settings
+from onward.brokers import open_broker
 from onward.brokers.base import Finding, TopicSpec, Topology
 from onward.brokers.rabbitmq import Binding, Exchange, Queue
 from onward.brokers.rabbitmq.operations import RabbitOperations
 from onward.errors import BadSetting, BrokerError
+from onward.testing.scenario import event
 from tests.brokers.rabbitmq.abs import MENDED
 from tests.brokers.rabbitmq.stage import grounded, played, until
 from tests.servers.rabbitmq import RabbitMQServer
@@ -100,3 +105,29 @@ async def test_what_cannot_be_declared_is_named(rabbitmq_server: RabbitMQServer)
                 await ground.io.run(operations.declare(Topology(own=[Queue("q")]), apply=True))
             (finding,) = await ground.io.run(operations.diagnose())
             assert finding.level == "error"
+
+
+@played
+async def test_a_lost_stream_and_a_lost_binding_of_a_topic_are_found(rabbitmq_server: RabbitMQServer) -> None:
+    with rabbitmq_server.vhost() as vhost:
+        url, client = rabbitmq_server.url_of(vhost), {"management_url": rabbitmq_server.management_url}
+        loaded = settings.load(url, client=client, partitions=3, lease_s=15.0)
+        broker = await open_broker(loaded)
+        try:
+            await broker.publish([event("orders", "key", 1)])
+            async with asyncio.timeout(30):  # a new topic is not judged while its streams may still be created
+                while True:
+                    found = await broker.diagnose()
+                    if any("4 queues of topics" in each.what for each in found):
+                        break
+                    await asyncio.sleep(0.2)
+            assert errors(list(found)) == []
+            rabbitmq_server.delete_queue(vhost, "onward.orders.1")
+            path = f"/api/bindings/{vhost}/e/onward.orders/q/onward.orders.2/2.%23"
+            rabbitmq_server.ask("DELETE", path)
+            assert errors(list(await broker.diagnose())) == [
+                "missing (a partition of topic orders): queue onward.orders.1",
+                "no binding with 2.#, so events are lost (a partition of topic orders): queue onward.orders.2",
+            ]
+        finally:
+            await broker.close()

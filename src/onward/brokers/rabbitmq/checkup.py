@@ -1,13 +1,13 @@
 """What an operator should know about the server, each problem with its cure. Pure."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from onward.brokers.base import Finding
 from onward.brokers.rabbitmq import known_problems, names, policies
 from onward.brokers.rabbitmq.queue_troubles import QueueTrouble, combined
 from onward.brokers.rabbitmq.routing import RouteMap
-from onward.brokers.rabbitmq.server_facts import ManagedFacts, NodeFacts, QueueFacts, RabbitFacts
+from onward.brokers.rabbitmq.server_facts import ExpectedQueue, ManagedFacts, NodeFacts, QueueFacts, RabbitFacts
 from onward.brokers.rabbitmq.topology import DEFAULT_EXCHANGE
 from onward.settings import Settings
 
@@ -102,15 +102,30 @@ def _flags(managed: ManagedFacts) -> Iterator[Finding]:
 def _queues(facts: RabbitFacts, managed: ManagedFacts) -> Iterator[QueueTrouble]:
     """Of the queues that Onward relies on."""
     expected = {each.name: each for each in facts.expected}
+    keys: defaultdict[str, set[str]] = defaultdict(set)
+    for binding in managed.bindings:
+        keys[binding.queue].add(binding.key)
     for queue in managed.queues.values():
         known = expected.get(queue.name)
         role = known.role if known is not None else role_of(queue.name, queue.kind)
         if role is not None:
             yield from policies.harm(managed.policies, queue.name, queue.kind, role)
             yield from _queue(queue, role, len(managed.nodes))
+        if known is not None:
+            yield from _unrouted(known, keys[queue.name])
         if known is not None and queue.consumers < known.consumers:
             before = f"fewer consumers than declared ({queue.consumers} of {known.consumers}):"
             yield QueueTrouble("warning", before, queue.name, "", "start more members of its group")
+
+
+def _unrouted(expected: ExpectedQueue, found: set[str]) -> Iterator[QueueTrouble]:
+    """An exchange that routes nothing to a queue is silent about it, as long as it routes to another one."""
+    if expected.keys is None or (found and found.issuperset(expected.keys)):
+        return
+    cure = "bind it again, or drop the topic or the group and start its handlers again; publish what it has missed"
+    missing = " and ".join(expected.keys) if expected.keys else "any key"
+    before = f"no binding with {missing}, so events are lost ({expected.what}):"
+    yield QueueTrouble("error", before, expected.name, "", cure)
 
 
 def role_of(name: str, kind: str) -> policies.Role | None:

@@ -25,7 +25,8 @@ def expected_queues(
 
 def _streams(topic: str, partitions: int) -> Iterator[ExpectedQueue]:
     for index in range(partitions):
-        yield ExpectedQueue(names.stream(topic, index), "log", f"a partition of topic {topic}")
+        keys = (names.stream_binding(index),)
+        yield ExpectedQueue(names.stream(topic, index), "log", f"a partition of topic {topic}", keys=keys)
 
 
 def _of_group(group: GroupEntry, partitions: int | None, declared: Declared) -> Iterator[ExpectedQueue]:
@@ -34,7 +35,7 @@ def _of_group(group: GroupEntry, partitions: int | None, declared: Declared) -> 
         for index in range(partitions or 0):
             yield ExpectedQueue(names.token_queue(group.topic, index, group.group), "work", f"a token {what}")
     elif partitions != 0 and declared.queue(group.group) is None:
-        yield ExpectedQueue(names.work_queue(group.topic, group.group), "work", f"the events {what}")
+        yield ExpectedQueue(names.work_queue(group.topic, group.group), "work", f"the events {what}", keys=())
 
 
 def _declared(queue: Queue) -> Iterator[ExpectedQueue]:

@@ -25,6 +25,7 @@ class ExpectedQueue(NamedTuple):
     what: str
     consumers: int = 0  # how many it should have at least
     is_created: bool = True  # False: the application creates it when it starts
+    keys: tuple[str, ...] | None = None  # of its bindings; empty: any binding; None: it needs none
 
 
 class NodeFacts(NamedTuple):
