@@ -44,6 +44,7 @@ def test_with_its_prefix_the_metrics_of_the_seed_have_their_exact_names() -> Non
     figures.processed("abs.comparison.process", "retried")
     figures.depth("abs.comparison.dlq", 101)
     figures.took("abs.comparison.process", 0.07)
+    figures.took("abs.comparison.process", 2.0, count=3)
     queue, found = "queue=abs.comparison.process", exported(figures)
     expected = {
         ("abs_rabbitmq_messages_published_total", "exchange=abs.comparison", "routing_key=comparison.process"): 3.0,
@@ -51,8 +52,8 @@ def test_with_its_prefix_the_metrics_of_the_seed_have_their_exact_names() -> Non
         ("abs_rabbitmq_messages_processed_total", queue, "status=failed"): 1.0,
         ("abs_rabbitmq_messages_processed_total", queue, "status=retried"): 1.0,
         ("abs_rabbitmq_queue_depth", "queue=abs.comparison.dlq"): 101.0,
-        ("abs_rabbitmq_message_process_seconds_sum", queue): 0.07,
-        ("abs_rabbitmq_message_process_seconds_count", queue): 1.0,
+        ("abs_rabbitmq_message_process_seconds_sum", queue): 6.07,
+        ("abs_rabbitmq_message_process_seconds_count", queue): 4.0,
     }
     assert {name: found[name] for name in expected} == expected
     bounds = {name[1] for name in found if name[0] == "abs_rabbitmq_message_process_seconds_bucket"}

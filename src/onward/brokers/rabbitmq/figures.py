@@ -47,12 +47,12 @@ class RabbitFigures:
         with self._lock:
             self._processed[queue, status] += count
 
-    def took(self, queue: str, seconds: float) -> None:
-        """A call of the handler took so long."""
+    def took(self, queue: str, seconds: float, count: int = 1) -> None:
+        """A call of the handler took so long, or each of so many calls."""
         with self._lock:
-            self._seconds[queue] = self._seconds.get(queue, 0.0) + seconds
+            self._seconds[queue] = self._seconds.get(queue, 0.0) + seconds * count
             buckets = self._buckets.setdefault(queue, [0] * (len(_BOUNDS) + 1))
-            buckets[bisect_left(_BOUNDS, seconds)] += 1
+            buckets[bisect_left(_BOUNDS, seconds)] += count
 
     def depth(self, queue: str, ready: int, consumers: int = 0, oldest_age_s: float | None = None) -> None:
         with self._lock:
