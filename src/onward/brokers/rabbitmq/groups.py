@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from onward.brokers.base import (
     Asks,
@@ -13,17 +11,20 @@ from onward.brokers.base import (
     MemberInfo,
     Ordering,
     Start,
-    Subscription,
     Supervised,
 )
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.aside import RabbitAside, RabbitAsides
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operations import RabbitOperations
+from onward.brokers.rabbitmq.ordered import OrderedGroups, OrderedSubscription
 from onward.brokers.rabbitmq.registry_fold import GroupEntry, TopicEntry
 from onward.brokers.rabbitmq.topics import RabbitTopics
 from onward.brokers.rabbitmq.work_groups import WorkGroups
+from onward.brokers.rabbitmq.work_subscription import WorkSubscription
 from onward.errors import BadSetting, BrokerError, OnwardError
+
+RabbitSubscription = OrderedSubscription | WorkSubscription
 
 
 class RabbitGroups:
@@ -34,16 +35,11 @@ class RabbitGroups:
         self._topics = topics
         self._operations = operations
         self._asides = RabbitAsides(ground)
-        self._epochs = itertools.count(1)
-        self._work = WorkGroups(ground, self._asides, operations.counts, self._epochs)
-        self._subscriptions: set[Subscription] = set()
+        epochs = itertools.count(1)
+        self._ordered = OrderedGroups(ground, self._asides, epochs)
+        self._work = WorkGroups(ground, self._asides, operations.counts, epochs)
+        self._subscriptions: set[RabbitSubscription] = set()
         self._work_queues: set[str] = set()  # of the groups that this process has joined
-
-    @functools.cached_property
-    def _ordered(self) -> Any:
-        from onward.brokers.rabbitmq import ordered
-
-        return ordered.OrderedGroups(self._ground, self._asides, epochs=self._epochs)
 
     async def subscribe(
         self,
@@ -55,10 +51,12 @@ class RabbitGroups:
         start: Start,
         supervised: Supervised | None,
         asks: Asks | None,
-    ) -> Subscription:
+    ) -> RabbitSubscription:
         """If the call is cancelled, the member leaves as soon as it has joined."""
         if ordering == "none":
-            joining = asyncio.ensure_future(self._share(topics, group, member, start, supervised, asks))
+            joining: asyncio.Future[RabbitSubscription] = asyncio.ensure_future(
+                self._share(topics, group, member, start, supervised, asks)
+            )
         else:
             joining = asyncio.ensure_future(self._own(topics, group, member, start, supervised))
         try:
@@ -66,12 +64,12 @@ class RabbitGroups:
         except asyncio.CancelledError:
             joining.add_done_callback(_left)
             raise
-        self._subscriptions.add(subscription)
+        self._subscriptions = {each for each in self._subscriptions if not each.is_closed} | {subscription}
         return subscription
 
     async def _own(
         self, topics: Sequence[str], group: str, member: str, start: Start, supervised: Supervised | None
-    ) -> Subscription:
+    ) -> RabbitSubscription:
         entries = [await self._entry(name) for name in topics]
         return await self._ordered.subscribe(entries, group=group, member=member, start=start, supervised=supervised)
 
@@ -83,7 +81,7 @@ class RabbitGroups:
         start: Start,
         supervised: Supervised | None,
         asks: Asks | None,
-    ) -> Subscription:
+    ) -> RabbitSubscription:
         declared = self._topics.declared
         for name in topics:
             await self._ground.io.run(self._topics.resolve(name))
@@ -164,7 +162,7 @@ class RabbitGroups:
             await self._ordered.drop_group(entry, group)
 
 
-def _left(joining: "asyncio.Future[Subscription]") -> None:
+def _left(joining: "asyncio.Future[RabbitSubscription]") -> None:
     """Leave as soon as it has joined, if it does."""
     with contextlib.suppress(OnwardError, asyncio.CancelledError):
         closing = asyncio.ensure_future(joining.result().close())
