@@ -176,7 +176,7 @@ class TestOnAServer:
     async def test_a_creation_that_was_cut_short_is_completed_by_the_next_process(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def crash(*_: object) -> None:
+        async def crash(*_: object, **__: object) -> None:
             raise BrokerError("the process dies here")
 
         async with grounded(url) as one, grounded(url) as two:
@@ -227,7 +227,7 @@ class TestOnAServer:
     async def test_a_drop_that_was_cut_short_is_completed_by_the_next_creation(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def crash(*_: object) -> None:
+        async def crash(*_: object, **__: object) -> None:
             raise BrokerError("the process dies here")
 
         async with grounded(url) as one, grounded(url) as two:

@@ -1,5 +1,7 @@
 """The RabbitMQ broker as the contract has it."""
 
+import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,13 +30,15 @@ from onward.brokers.rabbitmq.aside import RabbitAside
 from onward.brokers.rabbitmq.courier import RabbitCourier
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.groups import RabbitGroups
-from onward.brokers.rabbitmq.management import ManagementApi
+from onward.brokers.rabbitmq.management import ManagementApi, ManagementError
 from onward.brokers.rabbitmq.operations import RabbitOperations
 from onward.brokers.rabbitmq.publisher import RabbitPublisher
 from onward.brokers.rabbitmq.topics import PublishRoute, RabbitTopics
 from onward.errors import BrokerError, Closed, PublishError
 from onward.event import Event
 from onward.settings import Settings, check_name
+
+log = logging.getLogger("onward")
 
 
 async def open_broker(url: str, settings: Settings) -> Broker:
@@ -54,7 +58,11 @@ async def _nodes(address: RabbitAddress) -> int:
     management = ManagementApi.of(address)
     if address.client.cluster_nodes is not None or management is None:
         return address.client.cluster_nodes or 1
-    return len(await management.nodes())
+    try:
+        return len(await management.nodes())
+    except ManagementError as error:
+        log.warning("%s; so Onward does not know how many nodes have a copy of each event, and assumes one", error)
+        return 1
 
 
 async def _closed(ground: RabbitGround) -> None:
@@ -78,7 +86,7 @@ class RabbitBroker:
         self._groups = RabbitGroups(ground, self._topics, self._operations)
         self._courier = RabbitCourier(ground, self._operations.counts)
         self._publisher = RabbitPublisher(self._courier, ground.settings)
-        self._closed = False
+        self._closing: asyncio.Future[None] | None = None
 
     async def publish(self, events: Sequence[Event], *, relay: Relay | None = None) -> None:
         self._check_open()
@@ -171,15 +179,19 @@ class RabbitBroker:
         return await self._ground.io.run(self._operations.diagnose())
 
     async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        await self._groups.close()
-        await self._publisher.close()
-        await self._ground.io.run(self._operations.close())
-        await self._ground.io.run(self._courier.close())
-        await _closed(self._ground)
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            await self._groups.close()
+            await self._publisher.close()
+            await self._ground.io.run(self._operations.close())
+            await self._ground.io.run(self._courier.close())
+        finally:
+            await _closed(self._ground)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closing is not None:
             raise Closed(f"the broker on {self._ground.address.name} is closed")

@@ -64,6 +64,7 @@ class RabbitGroups:
         except asyncio.CancelledError:
             joining.add_done_callback(_left)
             raise
+        self._ground.io.post(self._operations.watch_depths, lambda: self._work_queues)
         self._subscriptions = {each for each in self._subscriptions if not each.is_closed} | {subscription}
         return subscription
 
@@ -90,7 +91,6 @@ class RabbitGroups:
         )
         if declared.queue(group) is None:
             self._work_queues |= {names.work_queue(topic, group) for topic in topics}
-        self._ground.io.post(self._operations.watch_depths, lambda: self._work_queues)
         return subscription
 
     async def _entry(self, name: str) -> TopicEntry:

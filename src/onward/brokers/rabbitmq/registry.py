@@ -112,14 +112,14 @@ class TopicRegistry:
             if known is not None and known.state == "dropping":
                 await self._delete(known)
                 known = None
+            log_id = uuid.uuid4().hex
             if known is None:
                 made = self._arguments
-                await self._log.append(
-                    TopicCreated(name, partitions, uuid.uuid4().hex, made.stream, made.exchange, time.time())
-                )
-            return await self._completed(name)
+                await self._log.append(TopicCreated(name, partitions, log_id, made.stream, made.exchange, time.time()))
+            return await self._completed(name, log_id)
 
-    async def _completed(self, name: str) -> TopicEntry:
+    async def _completed(self, name: str, own_log_id: str) -> TopicEntry:
+        """`own_log_id`: that of the entry which we have appended, if it counts."""
         topic = self.topic(name)
         if topic is None:
             raise BrokerError(f"topic {name} was dropped while it was created; try again")
@@ -131,7 +131,7 @@ class TopicRegistry:
                 )
             except AmqpError as error:
                 raise BrokerError(f"topic {name}: {error}") from error
-            await topic_objects.create(connection, topic)
+            await topic_objects.create(connection, topic, is_new=topic.log_id == own_log_id)
             self._start(self._ready(topic, 0.0 if is_settled else SETTLED_S))
         return topic
 

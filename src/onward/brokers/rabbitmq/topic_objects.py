@@ -1,6 +1,7 @@
 """The exchange and the streams of a topic at the server: create, check, delete."""
 
-import logging
+import asyncio
+import contextlib
 
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import (
@@ -14,13 +15,17 @@ from onward.brokers.rabbitmq.amqp import (
 from onward.brokers.rabbitmq.message import FOUNDING
 from onward.brokers.rabbitmq.registry_fold import TopicEntry
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
+from onward.brokers.rabbitmq.stream_reader import consuming
 from onward.errors import BrokerError
 
-log = logging.getLogger("onward")
+_AT_ONCE = 32  # streams that are looked at
+_FIRST_MESSAGE_S = 0.2  # a stream that has messages shows the first one within this time
 
 
-async def create(connection: Connection, topic: TopicEntry) -> None:
-    """Create what is missing, and write the founding message into each stream. Raises BrokerError."""
+async def create(connection: Connection, topic: TopicEntry, *, is_new: bool) -> None:
+    """Create what is missing, and write the founding message into each stream that has no message. Raises BrokerError.
+
+    `is_new`: no other process can have written to the streams yet."""
     name = names.exchange(topic.name)
     what = f"exchange {name}"
     try:
@@ -32,12 +37,36 @@ async def create(connection: Connection, topic: TopicEntry) -> None:
             await channel.declare_queue(stream, arguments=topic.arguments)
             await channel.bind_queue(stream, name, names.stream_binding(index))
         what = f"the first message of the streams of topic {topic.name}"
-        reasons = await channel.publish([_founding(topic, index) for index in range(topic.partitions)])
+        empty = await _empty(connection, topic, wait_s=0.0 if is_new else _FIRST_MESSAGE_S)
+        reasons = await channel.publish([_founding(topic, index) for index in empty])
         if refused := next(filter(None, reasons), None):
             raise BrokerError(f"{what} was not accepted: {refused}")
         await channel.close()
     except AmqpError as error:
         raise BrokerError(_why(error, what)) from error
+
+
+async def _empty(connection: Connection, topic: TopicEntry, *, wait_s: float) -> list[int]:
+    """The partitions whose stream shows no message in that time.
+
+    A stream that another process has just declared is not complete yet, and a publish to it would crash our connection
+    at the server. It is complete when it can be read."""
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def is_empty(index: int) -> bool:
+        async with limit:
+            first = asyncio.Event()
+            reading = await consuming(
+                connection, names.stream(topic.name, index), offset="first", on_messages=lambda *_: first.set()
+            )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await first.wait()
+            await reading.close()
+            return not first.is_set()
+
+    found = await asyncio.gather(*[is_empty(index) for index in range(topic.partitions)])
+    return [index for index, is_empty_ in enumerate(found) if is_empty_]
 
 
 async def missing(connection: Connection, topic: TopicEntry) -> list[int]:
