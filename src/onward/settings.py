@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     app: str | None = None
     """The application for `onward run` and the other commands: `shop:app` is `app` in `shop.py`."""
     client: "ClientSettings" = msgspec.field(default_factory=lambda: ClientSettings())
-    """Settings of the broker's client library, by the library's own names. They are never printed."""
+    """Settings of the broker's client, by the client's own names. They are never printed."""
 
     debug: bool = False
     """Warn if code publishes directly while a transaction with events in the outbox is open."""
@@ -97,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # retention
     retention_s: Seconds = 7 * 86_400.0
     """How long events stay stored. SQLite and Redis remove only events that every group has
-    finished; Kafka removes any."""
+    finished; Kafka and RabbitMQ remove any. RabbitMQ stores it with the topic when it creates it."""
     retention_bytes: Bytes = 256 << 20
     """Finished events that stay stored, per topic. Beyond this size the oldest are removed before `retention_s`."""
 
@@ -127,8 +127,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     publish_timeout_s: Positive = 30.0
     """How long `publish` waits for the broker. Then it raises `PublishError`."""
     lease_s: Lease = 10.0
-    """How long a member that has died keeps its partitions. On Kafka it is the session timeout; a cluster
-    accepts no less than 6 s by default."""
+    """How long a member that has died keeps its partitions. The default is 10 s, on RabbitMQ 15 s. On Kafka it is the
+    session timeout; a cluster accepts no less than 6 s by default."""
     takeover_grace_s: Seconds = 1.0
     """How long the next owner also waits when the last owner ended without releasing the partition."""
     max_poll_gap_s: Positive = 300.0

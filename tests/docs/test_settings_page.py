@@ -42,7 +42,11 @@ def test_a_setting_without_a_description_is_named() -> None:
 def test_the_page_names_the_brokers_that_accept_a_setting() -> None:
     for label, name in [(scheme.label, name) for scheme in SCHEMES.values() for name in scheme.takes]:
         assert label in brokers(name) or brokers(name) == "all"
-    assert (brokers("client"), brokers("file_mode"), brokers("lease_s")) == ("Kafka, Redis", "SQLite", "all")
+    assert (brokers("client"), brokers("file_mode"), brokers("lease_s")) == (
+        "Kafka, Redis, RabbitMQ",
+        "SQLite",
+        "all",
+    )
 
 
 def test_defaults_and_values_are_written_for_people() -> None:
