@@ -11,15 +11,20 @@ from onward.brokers.base import Features
 from tests.cli.shell import Shell
 from tests.docs.honest.links import anchors, wrong_links
 from tests.examples import ROOT, shown, source
+from tests.servers.rabbitmq import RabbitMQServer
 from tests.servers.redis import RedisServer
 
 
-def test_the_table_of_brokers_shows_their_features(tmp_path: Path, redis_server: RedisServer) -> None:
+def test_the_table_of_brokers_shows_their_features(
+    tmp_path: Path, redis_server: RedisServer, rabbitmq_server: RabbitMQServer
+) -> None:
     text = (ROOT / "docs/brokers.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"<!-- features -->\n(.*?)<!-- /features -->", text, re.DOTALL)
     urls = {"sqlite": f"sqlite:///{tmp_path}/features.db", "kafka": "kafka://localhost:1", "redis": redis_server.url}
-    assert {scheme.label for scheme in SCHEMES.values()} == {SCHEMES[name].label for name in urls}
-    rows = [_row(scheme, asyncio.run(_features(url))) for scheme, url in urls.items()]
+    with rabbitmq_server.vhost() as vhost:
+        urls["amqp"] = rabbitmq_server.url_of(vhost)
+        assert {scheme.label for scheme in SCHEMES.values()} == {SCHEMES[name].label for name in urls}
+        rows = [_row(scheme, asyncio.run(_features(url))) for scheme, url in urls.items()]
     assert table.splitlines()[2:] == rows
 
 
