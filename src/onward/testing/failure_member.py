@@ -24,7 +24,7 @@ def report(step: str, **more: Any) -> None:
 
 
 async def work(app: Onward, task: dict[str, Any]) -> None:
-    declared = {name: task[name] for name in ("ordering", "start") if name in task}
+    declared = {name: task[name] for name in ("ordering", "start", "concurrency") if name in task}
 
     @app.handler(task["topic"], group=task["group"], retry=Retry(attempts=5, first_delay_s=0.05), **declared)
     async def bill(value: dict[str, int], event: Event) -> None:

@@ -229,6 +229,10 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
     async def line(self, within_s: float = 40.0) -> Any:
         """The next line that it writes, decoded."""
         assert self._process.stdout is not None
