@@ -62,19 +62,20 @@ class WorkRouting(NamedTuple):
 def routing(queue: str, keys: Sequence[str], tiers: Mapping[str, str], tier_prefix: str) -> WorkRouting:
     """`queue`: the name of the queue for normal events. `keys`: of the bindings to the topic's exchange. `tiers`: by
     tier, the pattern of its types. `tier_prefix`: before a pattern, in the keys of the tiers."""
-    queues = {NORMAL_TIER: queue} | {tier: f"{queue}.{tier}" for tier in TRIED if tier in tiers}
+    queues = {tier: f"{queue}.{tier}" for tier in WEIGHTS if tier in tiers or tier == NORMAL_TIER}
+    queues[NORMAL_TIER] = queue
     if not tiers:
         return WorkRouting(queues, (), [WorkRoute("", queue, key) for key in keys])
     # An exchange cannot get another alternate later, so all of them exist, also those of tiers without a pattern.
     chain = [*TRIED, NORMAL_TIER]
-    names = {tier: f"{queue}.to-{tier}" for tier in chain}
-    exchanges = [TierExchange(names[tier], "topic", names[following]) for tier, following in pairwise(chain)]
-    exchanges.append(TierExchange(names[NORMAL_TIER], "fanout", None))
-    routes = [WorkRoute(names[NORMAL_TIER], queue, "")]
+    entries = {tier: f"{queue}.to-{tier}" for tier in chain}
+    exchanges = [TierExchange(entries[tier], "topic", entries[following]) for tier, following in pairwise(chain)]
+    exchanges.append(TierExchange(entries[NORMAL_TIER], "fanout", None))
+    routes = [WorkRoute(entries[NORMAL_TIER], queue, "")]
     routes += [
-        WorkRoute(names[tier], queues[tier], _tier_key(tier_prefix, tiers[tier])) for tier in TRIED if tier in tiers
+        WorkRoute(entries[tier], queues[tier], _tier_key(tier_prefix, tiers[tier])) for tier in TRIED if tier in tiers
     ]
-    routes += [WorkRoute("", names[chain[0]], key, to_exchange=True) for key in keys]
+    routes += [WorkRoute("", entries[chain[0]], key, to_exchange=True) for key in keys]
     return WorkRouting(queues, exchanges, routes)
 
 
