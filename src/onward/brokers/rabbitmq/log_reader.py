@@ -93,6 +93,13 @@ class PartitionReader:
     # -- the task ---------------------------------------------------------------------------------------------------
 
     async def _run(self, connection: Connection, *, is_empty: bool) -> None:
+        try:
+            await self._keep_reading(connection, is_empty=is_empty)
+        except Exception as error:
+            log.exception("RabbitMQ: the reader of %s failed", self.partition)
+            self._on_displaced(f"its reader failed: {error!r}")
+
+    async def _keep_reading(self, connection: Connection, *, is_empty: bool) -> None:
         for pause_s in pauses():
             try:
                 await self._read(connection, is_empty=is_empty)
@@ -112,10 +119,10 @@ class PartitionReader:
             prefetch = self._window.prefetch
             offset: int | str = "first" if is_empty else self._next
             stream = names.stream(*self.partition)
-            channel = await consuming(connection, stream, offset=offset, on_messages=self._arrived, prefetch=prefetch)
             self._stalled.discard(self)
+            self._window.opens()
+            channel = await consuming(connection, stream, offset=offset, on_messages=self._arrived, prefetch=prefetch)
             self._channel, self.trouble = channel, ""
-            self._window.opened()
             either: list[asyncio.Future[Any]] = [channel.closing, self._window.resizing]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if channel.closing.done():
@@ -216,9 +223,10 @@ class ReadWindow:
         self._count = 0
         self._bytes = 0
 
-    def opened(self) -> None:
+    def opens(self) -> None:
+        """A channel is opened with this prefetch."""
         self.resizing = asyncio.get_running_loop().create_future()
-        self._count = self._bytes = 0
+        self._tag = self._unacked = self._count = self._bytes = 0
 
     def arrived(self, tag: int, count: int, size: int) -> bool:
         """Whether to acknowledge now."""
