@@ -55,6 +55,12 @@ class MemberState:
         self.is_leaving = False
         self.failure: OnwardError | None = None
         self.trouble = ""
+        self.connection: Connection | None = None
+
+    @property
+    def alarm(self) -> str | None:
+        """Why the server accepts no messages from this member."""
+        return None if self.connection is None or self.connection.is_closed else self.connection.blocked
 
     @property
     def is_open(self) -> bool:
@@ -114,6 +120,10 @@ class OrderedMembership:
         if self.state.failure is not None:
             return [str(self.state.failure)]
         found = [self.state.trouble] if self.state.trouble else []
+        if alarm := self.state.alarm:
+            found.append(
+                f"RabbitMQ has an alarm ({alarm}): group {self.group} can store no progress; free memory or disk"
+            )
         for seat in list(self._seats.values()):
             reader = seat.tenancy.reader if seat.tenancy is not None else None
             why = seat.trouble or (reader.trouble if reader is not None else "")
@@ -185,15 +195,16 @@ class OrderedMembership:
         for turn in itertools.count():
             if self.state.is_leaving or self.state.failure is not None:
                 return
-            connection = await self._ground.connect(f"group {self.group}", turn=turn)
+            self.state.connection = connection = await self._ground.connect(f"group {self.group}", turn=turn)
             try:
                 await self._session(connection)
             except (AmqpError, BrokerError) as error:
                 self._report(error)
                 await asyncio.sleep(0.2)
             finally:
-                await self._tasks.end_session()
+                # The connection first: while the server has an alarm, it does not answer to the close of a channel.
                 await connection.close()
+                await self._tasks.end_session()
 
     def _report(self, error: Exception) -> None:
         why = f"group {self.group} has no connection: {error}"

@@ -8,6 +8,7 @@ many answers to wait for.
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import msgspec
 
@@ -57,6 +58,10 @@ class PresencePlace(NamedTuple):
     @property
     def exchange(self) -> str:
         return names.members_exchange(self.topic, self.group)
+
+    def new_queue(self) -> str:
+        """A name for a queue of one process."""
+        return f"{self.exchange}.{uuid4().hex}"
 
     @property
     def roll(self) -> str:
@@ -135,7 +140,8 @@ class Presence:
         place, self._channel = self._place, None
         channel = await connection.channel()
         await declare(channel, *place)
-        mine = (await channel.declare_queue("", durable=False, exclusive=True, auto_delete=True)).name
+        mine = place.new_queue()
+        await channel.declare_queue(mine, durable=False, exclusive=True, auto_delete=True)
         await channel.bind_queue(mine, place.exchange)
         await channel.consume(mine, self._arrived, no_ack=True)
         await channel.consume(place.roll, lambda _: None)
@@ -238,7 +244,8 @@ async def _answers(channel: Channel, place: PresencePlace, count: int, within_s:
         if len(found) >= count and not complete.done():
             complete.set_result(None)
 
-    mine = (await channel.declare_queue("", durable=False, exclusive=True, auto_delete=True)).name
+    mine = place.new_queue()
+    await channel.declare_queue(mine, durable=False, exclusive=True, auto_delete=True)
     await channel.consume(mine, arrived, no_ack=True)
     channel.send([Outbound(place.exchange, "", _TRANSIENT, _encode(PresenceCall(mine)), mandatory=False)])
     either: list[asyncio.Future[Any]] = [complete, channel.closing]
