@@ -32,6 +32,7 @@ _MOST_IDS = 10_000  # in one request
 _OTHER_GENERATIONS = range(-2, 2)  # streams that a rewriting may have left, beside the registered one
 
 AnyAside = AsideStream | PassingAside
+AnAside = TypeVar("AnAside", AsideStream, PassingAside)
 Asides = dict[Partition, AnyAside]
 
 
@@ -43,7 +44,7 @@ class RabbitAsides:
     def __init__(self, ground: RabbitGround) -> None:
         self._ground = ground
         self._room = BodyRoom(ground.settings.max_in_flight_bytes)
-        self._owned: dict[AsidePlace, AnyAside] = {}
+        self._owned: dict[AsidePlace, list[AnyAside]] = {}  # of members that own the place, or want to
         self._followed: dict[AsidePlace, AsideStream] = {}
         self._channels: dict[Connection, EntryChannel] = {}
         self._opening: dict[AsidePlace, asyncio.Lock] = {}
@@ -55,9 +56,7 @@ class RabbitAsides:
 
     def owned(self, connection: Connection, place: AsidePlace) -> AsideStream:
         """For the owner of the place, or the mover of a work group. The caller closes it."""
-        self._owned = {each: aside for each, aside in self._owned.items() if not aside.is_closed}
-        self._owned[place] = stream = self._stream(connection, place)
-        return stream
+        return self._noted(self._stream(connection, place))
 
     def letters(self, connection: Connection, place: AsidePlace) -> AsideStream:
         """For a member of a work group, which only stores dead letters. It keeps no records in memory. The caller
@@ -66,8 +65,12 @@ class RabbitAsides:
 
     def passing(self, place: AsidePlace) -> PassingAside:
         """For a member of a temporary group. Nothing is stored at the server."""
-        self._owned[place] = passing = PassingAside(place)
-        return passing
+        return self._noted(PassingAside(place))
+
+    def _noted(self, aside: AnAside) -> AnAside:
+        living: list[AnyAside] = [each for each in self._owned.get(aside.place, ()) if not each.is_closed]
+        self._owned[aside.place] = [*living, aside]
+        return aside
 
     def _stream(self, connection: Connection, place: AsidePlace, *, keeps_rows: bool = True) -> AsideStream:
         self._channels = {each: channel for each, channel in self._channels.items() if not each.is_closed}
@@ -87,15 +90,16 @@ class RabbitAsides:
                 found[Partition(name, 0)] = AsidePlace(name, group, "work")
             elif known is not None and entry is not None:
                 found |= {Partition(name, index): AsidePlace(name, group, index) for index in range(entry.partitions)}
-        passing = [place for place, aside in self._owned.items() if isinstance(aside, PassingAside)]
-        for place in passing:
-            if place.group == group and topic in (None, place.topic) and isinstance(place.place, int):
-                found[Partition(place.topic, place.place)] = place
+        for place in self._owned:
+            is_passing = isinstance(self.owned_by_us(place), PassingAside) and isinstance(place.place, int)
+            if is_passing and place.group == group and topic in (None, place.topic):
+                found[Partition(place.topic, int(place.place))] = place
         return found
 
     def owned_by_us(self, place: AsidePlace) -> AnyAside | None:
-        aside = self._owned.get(place)
-        return aside if aside is not None and aside.is_claimed and not aside.is_closed else None
+        """The aside of a member of this process that owns the place, or owned it last and still reads it."""
+        claimed = [each for each in self._owned.get(place, ()) if each.is_claimed and not each.is_closed]
+        return max(claimed, key=lambda aside: aside.fence_seen, default=None)
 
     async def reading(self, places: Mapping[Partition, AsidePlace]) -> Asides:
         """Those of them that have an aside, read up to now. BrokerError: one cannot be read."""
@@ -149,8 +153,9 @@ class RabbitAsides:
                 await source.delete(source.registered() + distance)
 
     async def close(self) -> None:
-        for stream in [*self._followed.values(), *self._owned.values()]:
-            await stream.close()
+        owned = [each for asides in self._owned.values() for each in asides]
+        for aside in (*self._followed.values(), *owned):
+            await aside.close()
 
 
 class RabbitAside:

@@ -19,7 +19,7 @@ class PassingAside:
         self.place = place
         self.on_moves: OnMoves | None = None
         self.is_new = True
-        self.is_claimed = False
+        self.is_claimed = True
         self.is_closed = False
         self.table = AsideTable(BodyRoom(_ROOM_BYTES))
         self.witnessed: tuple[int, bytes] | None = None
@@ -37,7 +37,6 @@ class PassingAside:
 
     async def claim(self, fence: int) -> AsideTable:
         self.table.apply(LogEntry(FENCE, b"", fence))
-        self.is_claimed = True
         return self.table
 
     async def store(self, records: Sequence[AsideRecord], fence: int = 0) -> str | None:
