@@ -14,6 +14,7 @@ from onward.brokers.rabbitmq.server_errors import explained, is_passing, lacks_r
 from onward.errors import BrokerError
 
 PREFETCH = 500  # 200 to 1,000 are equally fast; 10,000 cost the server twenty times as much
+LARGEST_CHUNK = 8_192  # messages: the server never writes more of them at once
 SILENCE_S = 2.0  # after this time without a message, a stream has none from that place on
 PATIENCE_S = 10.0  # with a node that has just started
 REPLICA_S = 2.0  # with a node that has no replica: another process may just declare the stream
@@ -36,8 +37,9 @@ async def end_of(connection: Connection, stream: str, *, timeout_s: float = SILE
     """The first offset behind everything that was confirmed before this call. It writes nothing.
 
     A consumer at "last" gets the newest chunk of messages from its beginning. The server sends what it has before it
-    answers the next call on the channel, so after that answer the highest offset is known. In a cluster, a node that
-    follows the stream's leader may know of a confirmed message some milliseconds late.
+    answers the next call on the channel, so after that answer the highest offset is known. Beside busy publishers it
+    stops behind the largest possible chunk. In a cluster, a node that follows the stream's leader may know of a
+    confirmed message some milliseconds late.
 
     Raises EmptyStream, and ChannelClosed if the stream does not exist."""
     first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -57,7 +59,7 @@ async def end_of(connection: Connection, stream: str, *, timeout_s: float = SILE
         if not newest and not channel.is_closed:
             raise EmptyStream(f"stream {stream} has no message")
         await channel.qos(PREFETCH)
-        while count - acked >= PREFETCH:  # the server may have stopped there
+        while count - acked >= PREFETCH and count < LARGEST_CHUNK:  # the server may have stopped within the chunk
             acked = count
             channel.ack(newest[-1].tag, multiple=True)
             await channel.qos(PREFETCH)
