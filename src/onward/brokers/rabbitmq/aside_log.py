@@ -96,7 +96,7 @@ class AsideStream:
     @property
     def is_closed(self) -> bool:
         """Whether it can no longer be used, for example because the connection was lost."""
-        return self._reader.failure is not None
+        return self._reader.failure is not None or self._source.connection.is_closed
 
     # -- reading --------------------------------------------------------------------------------------------------
 

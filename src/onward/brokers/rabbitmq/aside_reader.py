@@ -118,10 +118,10 @@ class AsideReader:
                 raise BrokerError(f"RabbitMQ: {self.source.place}: nothing was read for {STALLED_S:g} s") from None
 
     async def close(self) -> None:
+        self._fail(BrokerError(f"RabbitMQ: {self.source.place} is closed"))
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
-        self._fail(BrokerError(f"RabbitMQ: {self.source.place} is closed"))
         self.fold.table.clear()
 
     async def _run(self, generation: int, channel: Channel) -> None:
