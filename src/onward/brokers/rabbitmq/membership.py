@@ -126,8 +126,7 @@ class OrderedMembership:
             )
         for seat in list(self._seats.values()):
             reader = seat.tenancy.reader if seat.tenancy is not None else None
-            why = seat.trouble or (reader.trouble if reader is not None else "")
-            if why:
+            if why := seat.trouble if reader is None else reader.trouble:
                 found.append(f"{seat.partition} of group {self.group} stands still: {why}")
         return found
 

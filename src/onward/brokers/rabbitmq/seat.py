@@ -68,6 +68,7 @@ class TokenSeat:
         self._parts = parts
         self._search = TokenSearch(partition, parts)
         self._is_taking = False
+        self._is_new_queue = False  # the queue was missing, so it has no token
         self._passes: list[float] = []
         self._faults = 0
 
@@ -91,7 +92,6 @@ class TokenSeat:
         while not connection.is_closed and self._office.is_open:
             try:
                 pause_s = await self._live(connection)
-                self.trouble, self._faults = "", 0
             except TokenLost as lost:
                 log.debug("RabbitMQ: %s stands by again: %s", self.partition, lost.why)
                 pause_s = self._fault(lost.why) if "did not store" in lost.why else _PAUSE_S
@@ -118,6 +118,7 @@ class TokenSeat:
             await self._office.queue_is_missing(self.partition)
         except (AmqpError, BrokerError) as error:
             return self._fault(str(error))
+        self._is_new_queue = True
         return _PAUSE_S
 
     async def _live(self, connection: Connection) -> float:
@@ -140,6 +141,9 @@ class TokenSeat:
     async def _newest(self, desk: TokenChannel) -> Token | None:
         """Wait for our turn. If no member seems to have the token, the queue may be empty: a nudge finds that out."""
         finding = asyncio.ensure_future(desk.newest())
+        if self._is_new_queue:
+            self._is_new_queue = False
+            desk.nudge()
         try:
             while True:
                 pause_s = random.uniform(1.0, 1.5) * self._parts.settings.lease_s
@@ -168,12 +172,13 @@ class TokenSeat:
         found = await self._search.real(connection, desk, newest)
         token = found.token
 
-        def claimed() -> None:
-            self._faults = 0
-            self._office.took_over(self.partition, token)
-
         try:
             self.tenancy = Tenancy(self.partition, self._parts, connection, desk, found)
-            await self.tenancy.run(lambda: self._office.wait_s(self.partition, token), claimed)
+            await self.tenancy.run(
+                lambda: self._office.wait_s(self.partition, token),
+                lambda: self._office.took_over(self.partition, token),
+            )
         finally:
+            if self.tenancy is not None and self.tenancy.reader is not None:
+                self.trouble, self._faults = "", 0  # it was the owner
             await found.aside.close()

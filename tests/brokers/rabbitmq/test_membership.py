@@ -1,0 +1,333 @@
+"""Members of ordered groups at a real server: missing tokens, cut logs, lost connections, dropped groups."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from onward.brokers.base import Assigned, Fenced, Supervised
+from onward.brokers.rabbitmq import names
+from onward.brokers.rabbitmq.token import Anchor, Awaited, Token
+from onward.clock import now
+from onward.errors import BrokerError, GroupDropped
+from onward.testing.scenario import Member
+from tests.brokers.rabbitmq.harness import RabbitHarness, harness
+from tests.brokers.rabbitmq.stage import played
+from tests.brokers.rabbitmq.token_stage import LEASE_S, brokers, connected, emptied, event, joined, peeked, write
+
+__all__ = ["harness"]
+
+pytestmark = pytest.mark.servers
+
+QUEUE = names.token_queue("orders", 0, "group")
+
+
+async def taken(broker: Any, count: int) -> Member:
+    """A member of a new group that has got this many events and settled all but the last two."""
+    await broker.publish([event("orders", n) for n in range(count)])
+    member = await joined(broker)
+    await member.take(count)
+    await member.settle(member.deliveries[: count - 2])
+    return member
+
+
+# -- the token --------------------------------------------------------------------------------------------------------
+
+
+@played
+async def test_an_owner_names_itself_and_a_drained_release_names_nobody(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        member = await taken(await opened(), 5)
+        await member.subscription.close()
+        ended = await peeked(connection)
+        assert ended is not None
+        assert ended.awaits is not None
+        assert ended.awaits.lease_s == 0.0, "a member that closed is still waited for"
+        member = await joined(await opened())
+        assert member.assigned[next(iter(member.assigned))].unclean
+        await member.release(list(member.assigned), drained=True)
+        await member.subscription.close()
+        clean = await peeked(connection)
+        assert clean is not None
+        assert clean.is_clean
+        assert clean.fence == ended.fence + 1
+        assert clean.watermark == ended.watermark
+
+
+@played
+async def test_a_new_owner_waits_for_the_lease_in_the_token_not_for_its_own(harness: RabbitHarness) -> None:
+    """The last owner had a longer lease. It may still start events."""
+    async with brokers(harness) as opened, connected(harness) as connection:
+        member = await taken(await opened(), 5)
+        await member.release(list(member.assigned), drained=True)
+        await member.subscription.close()
+        newest = await peeked(connection)
+        assert newest is not None
+        await write(connection, _by(newest, Awaited("x:1", "x", 5.0)))
+        started = now()
+        await joined(await opened())
+        assert now() - started > 5.0
+
+
+@played
+async def test_nobody_waits_for_a_member_that_is_gone(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        member = await taken(await opened(), 5)
+        await member.release(list(member.assigned), drained=True)
+        await member.subscription.close()
+        newest = await peeked(connection)
+        assert newest is not None
+        await write(connection, _by(newest, Awaited("x:1", "x", 60.0)))
+        again = await joined(await opened(), supervised=Supervised("slot", "y", frozenset({"x"})))
+        assert next(iter(again.assigned.values())).unclean
+
+
+def _by(token: Token, awaits: Awaited) -> Token:
+    return msgspec.structs.replace(token, fence=token.fence + 1, tenure="x:1", awaits=awaits)
+
+
+@played
+async def test_a_higher_token_of_another_member_fences_the_owner(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        member = await taken(await opened(), 5)
+        first = next(iter(member.assigned.values()))
+        other = Token(50, 0, "x:1", first.log_id, first.log_id, 2, awaits=Awaited("x:1", "x", 1.0))
+        await write(connection, other)
+        await member.until(lambda: any(isinstance(each, Fenced) for each in member.history))
+        await member.hold(1)
+        again = next(iter(member.assigned.values()))
+        assert again.fence is not None
+        assert again.fence > 50
+        assert again.unclean
+
+
+@played
+async def test_a_late_lower_token_does_not_disturb_the_owner(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        member = await taken(await opened(), 5)
+        for number in range(60):
+            await write(connection, Token(0, number, "x:1", "t", "t", 99))
+        assert not await member.settle()
+        await member.quiet(LEASE_S)
+        assert not [each for each in member.history if isinstance(each, Fenced)]
+
+
+# -- a missing token --------------------------------------------------------------------------------------------------
+
+
+@played
+async def test_a_token_queue_that_is_deleted_while_it_is_consumed_costs_repeats_and_no_event(
+    harness: RabbitHarness,
+) -> None:
+    async with brokers(harness) as opened:
+        broker = await opened()
+        member = await taken(broker, 6)
+        fence = next(iter(member.assigned.values())).fence or 0
+        harness.server.delete_queue(harness.vhost, QUEUE)
+        await member.until(lambda: any(isinstance(each, Fenced) for each in member.history))
+        await broker.publish([event("orders", n) for n in (6, 7)])
+        missed = now()
+        await member.until(lambda: "token is not in its queue" in "".join(member.subscription.troubles()))
+        await member.hold(1)
+        assert now() - missed > 2 * LEASE_S, "the token was not looked for"
+        again = next(iter(member.assigned.values()))
+        assert again.unclean
+        assert (again.fence or 0) > fence
+        await member.until(lambda: {4, 5, 6, 7} <= set(member.values[6:]))
+        assert not member.subscription.troubles()
+
+
+@played
+async def test_a_token_that_is_gone_when_a_member_starts_is_replaced_by_the_last_note(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        broker = await opened()
+        member = await taken(broker, 6)
+        await member.release(list(member.assigned), drained=True)
+        await member.subscription.close()
+        assert await emptied(connection) == 1
+        again = await joined(broker)
+        assigned = next(iter(again.assigned.values()))
+        assert assigned.unclean or assigned.stored is not None
+        await again.until(lambda: {4, 5} <= set(again.values))
+
+
+@played
+async def test_an_older_token_does_not_count_if_an_owner_has_noted_a_higher_fence(harness: RabbitHarness) -> None:
+    """The real token was deleted, and a late one of a former owner is left."""
+    async with brokers(harness) as opened, connected(harness) as connection:
+        broker = await opened()
+        fences = []
+        for _ in range(3):
+            member = await joined(broker)
+            fences.append(next(iter(member.assigned.values())).fence or 0)
+            await member.subscription.close()
+        newest = await peeked(connection)
+        assert newest is not None
+        await emptied(connection)
+        await write(connection, msgspec.structs.replace(newest, fence=1, number=900, awaits=None))
+        member = await joined(broker)
+        assert (next(iter(member.assigned.values())).fence or 0) > max(fences)
+
+
+@played
+async def test_a_group_whose_first_token_is_gone_starts_where_it_should(harness: RabbitHarness) -> None:
+    """No owner was ever there, so nobody has to be waited for."""
+    async with brokers(harness) as opened, connected(harness) as connection:
+        broker = await opened()
+        await broker.publish([event("orders", n) for n in range(3)])
+        member = await Member.join(broker, "orders", "group")
+        await member.subscription.close()  # it may have claimed or not
+        await broker.drop_group("orders", "group")
+        await _created(broker, connection)
+        again = await joined(broker)
+        await again.take(3)
+        assert again.values == [0, 1, 2]
+
+
+async def _created(broker: Any, connection: Any) -> None:
+    """A group that another process has created, without its first token."""
+    ground = broker._ground
+
+    async def create() -> None:
+        channel = await connection.channel()
+        await channel.declare_queue(QUEUE, arguments=names.TOKEN_ARGUMENTS)
+        await channel.close()
+
+    await create()
+    await ground.io.run(ground.registry.add_group("orders", "group", "ordered"))
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+async def _beyond(opened: Callable[[], Any], connection: Any, anchors: tuple[Anchor, ...]) -> tuple[Member, str]:
+    """A member of a group whose progress is beyond the end of the log, as after a power cut."""
+    broker = await opened()
+    member = await taken(broker, 6)
+    first = next(iter(member.assigned.values()))
+    await member.release(list(member.assigned), drained=True)
+    await member.subscription.close()
+    newest = await peeked(connection)
+    assert newest is not None
+    valid = newest.anchors
+    cut = msgspec.structs.replace(newest, number=newest.number + 1, watermark=1_000, anchors=(*anchors, *valid))
+    await write(connection, cut)
+    return await joined(broker), first.log_id
+
+
+@pytest.mark.parametrize("anchors", [(Anchor(999, 5),), (Anchor(999, 5), Anchor(5, 0))])
+@played
+async def test_a_log_that_has_lost_its_end_has_a_new_id_and_skips_no_event(
+    harness: RabbitHarness, anchors: tuple[Anchor, ...]
+) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        member, log_id = await _beyond(opened, connection, anchors)
+        assigned = next(iter(member.assigned.values()))
+        assert assigned.log_id != log_id
+        assert assigned.unclean
+        await member.until(lambda: {4, 5} <= set(member.values))
+        assert 0 not in member.values, "it went back farther than to the newest anchor that is left"
+        await member.settle()
+        await member.subscription.close()
+        again = await joined(await opened())
+        assert next(iter(again.assigned.values())).log_id == assigned.log_id, "the new id was not stored"
+        await again.quiet(0.5)
+
+
+@played
+async def test_a_log_without_any_valid_anchor_is_read_from_its_beginning(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        broker = await opened()
+        member = await taken(broker, 6)
+        await member.subscription.close()
+        newest = await peeked(connection)
+        assert newest is not None
+        wrong = (Anchor(5, 1), Anchor(3, 2))
+        await write(connection, msgspec.structs.replace(newest, number=newest.number + 1, anchors=wrong))
+        again = await joined(broker)
+        await again.take(6)
+        assert again.values == [0, 1, 2, 3, 4, 5]
+
+
+# -- connections and processes ----------------------------------------------------------------------------------------
+
+
+@played
+async def test_a_closed_connection_fences_and_the_member_comes_back(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened:
+        broker = await opened()
+        member = await taken(broker, 6)
+        await asyncio.to_thread(_close_connections, harness)
+        await member.until(lambda: any(isinstance(each, Fenced) for each in member.history))
+        await member.hold(1)
+        await member.until(lambda: {4, 5} <= set(member.values[6:]))
+        assert not await member.settle()
+
+
+def _close_connections(harness: RabbitHarness) -> None:
+    deadline = time.monotonic() + 20
+    while not harness.server.close_connections(harness.vhost):
+        assert time.monotonic() < deadline, "the server lists no connection"
+        time.sleep(0.2)
+
+
+@played
+async def test_a_member_that_was_away_while_its_group_was_dropped_gets_group_dropped(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened:
+        one, two = await opened(), await opened()
+        member = await taken(one, 6)
+        with pytest.raises(BrokerError, match="in use"):
+            await two.drop_group("orders", "group")
+        harness.server.delete_queue(harness.vhost, QUEUE)
+        await two._ground.io.run(two._ground.registry.drop_group("orders", "group", 9))
+        with pytest.raises(GroupDropped):
+            await member.until(lambda: False)
+        assert member.subscription.troubles()
+
+
+@played
+async def test_a_group_that_was_dropped_begins_with_a_higher_fence(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened:
+        broker = await opened()
+        member = await taken(broker, 6)
+        fence = next(iter(member.assigned.values())).fence or 0
+        await member.subscription.close()
+        await broker.drop_group("orders", "group")
+        assert not [name for name in harness.server.queues(harness.vhost) if ":group:" in name]
+        again = await joined(broker)
+        assert (next(iter(again.assigned.values())).fence or 0) > fence
+        await again.take(6)
+
+
+@played
+async def test_two_members_that_create_a_group_at_once_start_it_once(harness: RabbitHarness) -> None:
+    async with brokers(harness, partitions=4) as opened:
+        many = [await opened() for _ in range(3)]
+        await many[0].publish([event("orders", n) for n in range(5)])
+        members = await asyncio.gather(*[Member.join(each, "orders", "group") for each in many])
+
+        async def receive(member: Member) -> None:
+            while sum(len(each.assigned) for each in members) < 4 or not any(each.deliveries for each in members):
+                await member.receive()
+
+        await asyncio.gather(*map(receive, members))
+        assigned = [each for member in members for each in member.history if isinstance(each, Assigned)]
+        assert all(not each.unclean for each in assigned)
+
+
+@played
+async def test_a_passing_group_leaves_nothing_behind(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened:
+        broker = await opened()
+        await broker.publish([event("orders", n) for n in range(3)])
+        before = set(harness.server.queues(harness.vhost))
+        member = await joined(broker, "onward-passing.tail.1")
+        await member.take(3)
+        assert not await member.settle()
+        assert not list(await broker.groups("orders"))
+        assert set(harness.server.queues(harness.vhost)) == before
+        await member.subscription.close()
+        await broker.drop_group("orders", "onward-passing.tail.1")
