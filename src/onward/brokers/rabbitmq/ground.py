@@ -24,6 +24,7 @@ class RabbitGround:
         alternate = address.client.alternate_exchange
         self.registry = TopicRegistry(
             self.query,
+            self._new,
             TopicArguments(
                 stream_arguments(settings.retention_s), {"alternate-exchange": alternate} if alternate else {}
             ),
@@ -43,12 +44,12 @@ class RabbitGround:
             if self._closed:
                 raise Closed(f"the broker on {self.address.name} is closed")
             if self._query is None or self._query.is_closed:
-                self._query = await connected(self.address, name="onward query", patience_s=self._patience_s)
+                self._query = await self._new()
             return self._query
 
-    @property
-    def _patience_s(self) -> float:
-        return min(PATIENCE_S, self.settings.publish_timeout_s)
+    async def _new(self) -> Connection:
+        patience_s = min(PATIENCE_S, self.settings.publish_timeout_s)
+        return await connected(self.address, name="onward query", patience_s=patience_s)
 
     async def close(self) -> None:
         """Close the shared connections. The thread ends later, with `io.close`."""

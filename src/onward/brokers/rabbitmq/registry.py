@@ -7,6 +7,7 @@ that its events are gone. To drop a topic, the entry `dropping` comes first, and
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 import uuid
@@ -14,7 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from onward.brokers.rabbitmq import topic_objects
-from onward.brokers.rabbitmq.amqp import AmqpError, Connection
+from onward.brokers.rabbitmq.amqp import AmqpError, Connection, ConnectionLost
+from onward.brokers.rabbitmq.connecting import pauses
 from onward.brokers.rabbitmq.names import Place
 from onward.brokers.rabbitmq.registry_fold import (
     GenerationSet,
@@ -32,6 +34,9 @@ from onward.errors import BrokerError
 
 log = logging.getLogger("onward")
 
+NewConnection = Callable[[], Awaitable[Connection]]
+_TRIES = 6
+
 # RabbitMQ 3.10 writes a declaration to disk some 2 s later. If the node dies before that, the stream is gone.
 SETTLED_S = 5.0
 
@@ -47,8 +52,10 @@ class TopicArguments:
 class TopicRegistry:
     """All coroutines run in the loop of the I/O thread. The other methods may be called in any thread."""
 
-    def __init__(self, query: Callable[[], Awaitable[Connection]], arguments: TopicArguments) -> None:
+    def __init__(self, query: NewConnection, connect: NewConnection, arguments: TopicArguments) -> None:
+        """`query`: the shared connection. `connect`: a new one, which the caller closes."""
         self._query = query
+        self._connect = connect
         self._arguments = arguments
         self._log = RegistryLog(query)
         self._creating = asyncio.Lock()
@@ -124,16 +131,31 @@ class TopicRegistry:
         if topic is None:
             raise BrokerError(f"topic {name} was dropped while it was created; try again")
         if topic.state == "created":
-            connection = await self._query()
             try:
                 is_settled = time.time() - topic.created_at > SETTLED_S and not await topic_objects.missing(
-                    connection, topic
+                    await self._query(), topic
                 )
+                await self._create(topic, is_new=topic.log_id == own_log_id)
             except AmqpError as error:
-                raise BrokerError(f"topic {name}: {error}") from error
-            await topic_objects.create(connection, topic, is_new=topic.log_id == own_log_id)
+                raise BrokerError(f"topic {name} could not be created: {error}") from error
             self._start(self._ready(topic, 0.0 if is_settled else SETTLED_S))
         return topic
+
+    async def _create(self, topic: TopicEntry, *, is_new: bool) -> None:
+        """On a connection of its own, because the server may end it."""
+        for pause_s in itertools.islice(pauses(), _TRIES):
+            connection = await self._connect()
+            try:
+                await topic_objects.create(connection, topic, is_new=is_new)
+            except ConnectionLost as error:
+                log.debug("RabbitMQ: creating topic %s is tried again: %s", topic.name, error)
+            else:
+                return
+            finally:
+                await connection.close()
+            await asyncio.sleep(pause_s)
+            is_new = False
+        raise BrokerError(f"topic {topic.name} could not be created: RabbitMQ ended {_TRIES} connections; see its log")
 
     async def _ready(self, topic: TopicEntry, after_s: float) -> None:
         """Any process that still finds the topic unready does this again."""

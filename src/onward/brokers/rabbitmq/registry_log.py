@@ -12,6 +12,7 @@ from onward.brokers.rabbitmq.amqp import (
     AmqpError,
     ChannelClosed,
     Connection,
+    ConnectionLost,
     Outbound,
     Properties,
     Received,
@@ -70,7 +71,10 @@ class RegistryLog:
     async def _catch_up(self) -> None:
         try:
             async with asyncio.timeout(_ANSWER_S):
-                end = await self._end()
+                try:
+                    end = await self._end()
+                except ConnectionLost:  # the server ends the shared connection for one bad question
+                    end = await self._end()
                 if end < self._position:
                     self._restart(f"it ends at {end}, and we have read it up to {self._position}")
                 while self._position < end:
@@ -94,7 +98,13 @@ class RegistryLog:
             async with asyncio.timeout(_ANSWER_S):
                 connection = await self._query()
                 blocked = connection.blocked
-                await self._publish(connection, [_message(*pair) for pair in zip(entries, ids, strict=True)])
+                messages = [_message(*pair) for pair in zip(entries, ids, strict=True)]
+                try:
+                    await self._publish(connection, messages)
+                except ConnectionLost:
+                    await self._catch_up()
+                    if not all(self._appended[id_].done() for id_ in ids):
+                        await self._publish(await self._query(), messages)
                 await asyncio.gather(*[self._appended[id_] for id_ in ids])
         except TimeoutError:
             alarm = f": RabbitMQ takes no messages now ({blocked}); free memory or disk there" if blocked else ""

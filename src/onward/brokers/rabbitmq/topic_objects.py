@@ -8,6 +8,7 @@ from onward.brokers.rabbitmq.amqp import (
     AmqpError,
     ChannelClosed,
     Connection,
+    ConnectionLost,
     Outbound,
     Properties,
     encoded_properties,
@@ -25,7 +26,8 @@ _FIRST_MESSAGE_S = 0.2  # a stream that has messages shows the first one within 
 async def create(connection: Connection, topic: TopicEntry, *, is_new: bool) -> None:
     """Create what is missing, and write the founding message into each stream that has no message. Raises BrokerError.
 
-    `is_new`: no other process can have written to the streams yet."""
+    `is_new`: no other process can have written to the streams yet. Raises ConnectionLost if the connection ends: the
+    server closes it if another process is creating the same streams. Try again on a new one."""
     name = names.exchange(topic.name)
     what = f"exchange {name}"
     try:
@@ -42,6 +44,8 @@ async def create(connection: Connection, topic: TopicEntry, *, is_new: bool) -> 
         if refused := next(filter(None, reasons), None):
             raise BrokerError(f"{what} was not accepted: {refused}")
         await channel.close()
+    except ConnectionLost:
+        raise
     except AmqpError as error:
         raise BrokerError(_why(error, what)) from error
 
