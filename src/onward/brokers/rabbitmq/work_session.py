@@ -3,6 +3,7 @@ starts a new session."""
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
@@ -19,8 +20,9 @@ from onward.brokers.rabbitmq.work_place import SUSPECTS, WorkPlace
 from onward.brokers.rabbitmq.work_queue import TierConsumers, WorkChannel, tier_of_message
 from onward.errors import BrokerError
 
+log = logging.getLogger("onward")
+
 _ALIVE_PAUSE_S = 0.2
-_RETURN_S = 2.0  # to send messages back before a clean end
 
 
 class WorkConnections(NamedTuple):
@@ -53,12 +55,11 @@ class WorkSession:
         self.proven_at = 0.0  # when the last request was sent that the server has answered
         self._me = me
         self._presence: Presence | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._parts = SessionParts(self.end)
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
         """Call it at the end."""
-        self._closers.append(close)
+        self._parts.closers.append(close)
 
     async def open(self, presence: Presence, prefetch: Prefetch, rang: Callable[[], None]) -> "WorkIntake":
         """Join the group and start to consume."""
@@ -83,9 +84,7 @@ class WorkSession:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run it until the session ends. If it fails, the session ends."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        self._parts.start(work)
 
     def watch(self, closing: "asyncio.Future[AmqpError]") -> None:
         closing.add_done_callback(lambda done: self.end(str(done.result())))
@@ -134,13 +133,7 @@ class WorkSession:
         if self._presence is not None:
             self._presence.announce(leaving=True)
             self._presence.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        for close in self._closers:
-            with contextlib.suppress(AmqpError, BrokerError):
-                await close()
+        await self._parts.close()
         await self.links.close()
 
     async def _is_alive(self, start: SuspectStart) -> bool:
@@ -160,16 +153,38 @@ class WorkSession:
     def _cancelled(self, queue: str) -> None:
         self.end(f"the server has cancelled the consumer of queue {queue}; was the queue deleted?")
 
-    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+
+class SessionParts:
+    """What runs beside the consumers. If one of them ends, `end` is called with the reason."""
+
+    def __init__(self, end: Callable[[str], None]) -> None:
+        self.closers: list[Callable[[], Awaitable[None]]] = []
+        self._end = end
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for close in self.closers:
+            with contextlib.suppress(AmqpError, BrokerError):
+                await close()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if task.cancelled():
             return
         error = task.exception()
         if error is not None and not isinstance(error, AmqpError | BrokerError):
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "a part of a session failed", "exception": error}
-            )
-        self.end(str(error) if error is not None else "a part of the session has ended")
+            log.error("RabbitMQ: a part of a work session failed", exc_info=error)
+        self._end(str(error) if error is not None else "a part of the session has ended")
 
 
 class WorkIntake(NamedTuple):

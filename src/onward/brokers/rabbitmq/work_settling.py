@@ -21,7 +21,7 @@ from onward.brokers.rabbitmq.work_queue import tier_of_message
 from onward.brokers.rabbitmq.work_session import WorkIntake, WorkSession
 
 
-class DeadLetters(Protocol):
+class LetterStore(Protocol):
     """Stores dead letters. See AsideStream."""
 
     async def store(self, records: Sequence[AsideRecord], fence: int) -> str | None: ...
@@ -30,7 +30,7 @@ class DeadLetters(Protocol):
 class WorkSettling:
     """The settles of one ownership. Runs in the I/O thread."""
 
-    def __init__(self, session: WorkSession, intake: WorkIntake, letters: DeadLetters, figures: RabbitFigures) -> None:
+    def __init__(self, session: WorkSession, intake: WorkIntake, letters: LetterStore, figures: RabbitFigures) -> None:
         self.lock = asyncio.Lock()  # the mover holds it too, so that an event that dies again has one letter
         self._session = session
         self._work = intake.work
