@@ -318,7 +318,7 @@ class World:
         return self
 
     def settle_down(self, within: float = 20 * LEASE) -> None:
-        """Without further trouble, somebody owns the token again."""
+        """Without further trouble, a member owns the token again."""
         for member in self.members:
             member.stopped_until = 0.0
             if member.consumer not in self.queue.consumers:

@@ -74,7 +74,7 @@ class OrderedMembership:
         self._member = member
         self._parts = parts
         self._seats = {
-            partition: TokenSeat(partition, names.token_queue(*partition, parts.group), SeatDesk(self), parts)
+            partition: TokenSeat(partition, SeatDesk(self), parts)
             for topic in member.topics
             for partition in (Partition(topic.name, index) for index in range(topic.partitions))
         }

@@ -26,6 +26,8 @@ _BUSY_PEEK_S = 0.5  # while the group has members: one of them is about to have 
 
 
 async def infos(ground: RabbitGround, topic: TopicEntry, entries: Sequence[GroupEntry]) -> list[GroupInfo]:
+    if not entries:
+        return []
     connection = await ground.query()
     ends = await asyncio.gather(*[_end(connection, topic, index) for index in range(topic.partitions)])
     return [await _info(connection, topic, entry.group, ends) for entry in entries]

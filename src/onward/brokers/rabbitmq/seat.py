@@ -9,6 +9,7 @@ import random
 from typing import Protocol
 
 from onward import clock
+from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, Connection
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.brokers.rabbitmq.tenancy import Tenancy
@@ -59,11 +60,10 @@ class SeatOffice(Protocol):
 class TokenSeat:
     """`trouble`: why nothing of this partition is delivered."""
 
-    def __init__(self, partition: Partition, queue: str, office: SeatOffice, parts: TenancyParts) -> None:
+    def __init__(self, partition: Partition, office: SeatOffice, parts: TenancyParts) -> None:
         self.partition = partition
         self.trouble = ""
         self.tenancy: Tenancy | None = None
-        self._queue = queue
         self._office = office
         self._parts = parts
         self._search = TokenSearch(partition, parts)
@@ -71,6 +71,10 @@ class TokenSeat:
         self._is_new_queue = False  # the queue was missing, so it has no token
         self._passes: list[float] = []
         self._faults = 0
+
+    @property
+    def _queue(self) -> str:
+        return names.token_queue(*self.partition, self._parts.group)
 
     @property
     def standing(self) -> tuple[int, int] | None:

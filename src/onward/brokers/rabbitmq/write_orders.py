@@ -54,7 +54,7 @@ class WriteOrders:
             self._wake.set_result(None)
 
     async def wait(self, timeout_s: float, lost: "asyncio.Future[Any]") -> None:
-        """Wait until somebody asks for something, the token is lost, or the time is over."""
+        """Wait until something is asked for, the token is lost, or the time is over."""
         either: list[asyncio.Future[Any]] = [self._wake, lost]
         if timeout_s > 0:
             timeout = timeout_s if timeout_s < float("inf") else None
