@@ -184,7 +184,7 @@ def test_a_message_is_sent_again_with_all_that_belongs_to_it() -> None:
         reply_to="r",
         priority=5,
         expiration="60000",
-        user_id="somebody-else",
+        user_id="another-user",
         message_id="id",
         type="Placed",
         timestamp=12,

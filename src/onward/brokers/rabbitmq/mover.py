@@ -63,7 +63,7 @@ class Mover:
             await asyncio.sleep(_AGAIN_S)
 
     async def _stand(self, elected: "asyncio.Future[None]") -> Channel:
-        """Consume the token queue. Whoever gets its message is elected, and keeps it unacknowledged."""
+        """Consume the token queue. The member that gets its message is elected, and keeps it unacknowledged."""
         place = self._session.place
         queue = names.token_queue(place.topic, "work", place.group)
         channel = await self._session.links.sending.channel()

@@ -173,7 +173,7 @@ class WorkMember:
     async def _serve(self) -> None:
         """One session, from the connection to its end."""
         ground, place = self._tools.ground, self.place
-        links = WorkConnections(await ground.connect(f"{place} work"), await ground.connect(f"{place} retries"))
+        links = await WorkConnections.open(ground.connect, place)
         settings = ground.settings
         me = WorkSelf(self._me.owner, MemberInfo.parse(self._me.member).name, settings.lease_s)
         session = WorkSession(links, place, me, self._deck)

@@ -7,7 +7,7 @@ import msgspec
 
 from onward.brokers.rabbitmq import names, presence
 from onward.brokers.rabbitmq.amqp import AmqpError, Channel, Connection
-from onward.brokers.rabbitmq.registry import Registry
+from onward.brokers.rabbitmq.registry import TopicRegistry
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.brokers.rabbitmq.suspects import STARTS_ARGUMENTS
 from onward.brokers.rabbitmq.tiers import NORMAL_TIER, TRIED, WorkRoute
@@ -19,7 +19,7 @@ log = logging.getLogger("onward")
 _TIER = "tier:"  # in the routes of the registry: the group has had this tier, and its queue may have messages
 
 
-async def declare(connection: Connection, registry: Registry, place: WorkPlace, *, joins: bool) -> WorkPlace:
+async def declare(connection: Connection, registry: TopicRegistry, place: WorkPlace, *, joins: bool) -> WorkPlace:
     """Declare what the group needs, and return its place, with the queues of tiers that it had before.
 
     `joins`: the group gets the routes of this member. Otherwise it keeps those that the last member gave it that
@@ -40,7 +40,7 @@ async def declare(connection: Connection, registry: Registry, place: WorkPlace, 
     return place
 
 
-async def _declare_queues(channel: Channel, registry: Registry, place: WorkPlace) -> WorkPlace:
+async def _declare_queues(channel: Channel, registry: TopicRegistry, place: WorkPlace) -> WorkPlace:
     known = registry.groups(place.topic).get(place.group)
     if place.is_own and known is not None:
         place = _with_former_tiers(place, known.routes)
@@ -65,7 +65,7 @@ def _with_former_tiers(place: WorkPlace, routes: Sequence[str]) -> WorkPlace:
 
 
 async def _route(
-    channel: Channel, registry: Registry, place: WorkPlace, known: Collection[str], *, joins: bool
+    channel: Channel, registry: TopicRegistry, place: WorkPlace, known: Collection[str], *, joins: bool
 ) -> None:
     """Bind as wanted, and then unbind what was wanted before. In between an event may arrive in two tiers, but none is
     lost. The registry always has every binding that may exist, because AMQP cannot list them."""

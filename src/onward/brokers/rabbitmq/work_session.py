@@ -32,6 +32,15 @@ class WorkConnections(NamedTuple):
     consuming: Connection
     sending: Connection
 
+    @classmethod
+    async def open(cls, connect: Callable[[str], Awaitable[Connection]], place: WorkPlace) -> "WorkConnections":
+        consuming = await connect(f"{place} work")
+        try:
+            return cls(consuming, await connect(f"{place} retries"))
+        except BaseException:
+            await consuming.close()
+            raise
+
     async def close(self) -> None:
         await asyncio.gather(*(each.close() for each in self))
 
