@@ -31,6 +31,9 @@ class KnownGenerations:
     def generation(self, topic: str, group: str, place: Place) -> int:
         return self.generations.get(AsidePlace(topic, group, place), 0)
 
+    def fence_floor(self, topic: str, group: str) -> int:
+        return 0
+
     async def catch_up(self) -> None:
         await asyncio.sleep(0)
 

@@ -77,6 +77,16 @@ class TestOwner:
                 await stage.operator()
 
     @played
+    async def test_a_later_owner_reports_that_the_stream_was_deleted(
+        self, rabbitmq_server: RabbitMQServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with staged(rabbitmq_server) as stage:
+            await stage.owner(1)
+            assert not caplog.text
+            await stage.owner(7, place=AsidePlace("orders", "g", 3))
+            assert "the aside of orders/3 in group g was deleted" in caplog.text
+
+    @played
     async def test_a_stream_whose_founder_was_interrupted_is_opened(self, rabbitmq_server: RabbitMQServer) -> None:
         async with staged(rabbitmq_server) as stage:
             channel = await stage.connection.channel()
@@ -198,6 +208,7 @@ class TestWork:
     ) -> None:
         async with staged(rabbitmq_server) as stage:
             members = [stage.aside(place=self.PLACE, keeps_rows=False) for _ in range(3)]
+            assert await members[2].store([record(2)]) is None
             stored = await asyncio.gather(*(each.store([record(n)]) for n, each in enumerate(members)))
             assert stored == [None] * 3
             assert not any(each.table.rows for each in members)

@@ -11,7 +11,7 @@ import pytest
 from onward.brokers.base import State
 from onward.brokers.core.folded_aside import BodyRoom, MoveRequest
 from onward.brokers.rabbitmq import aside_fold, aside_log, names
-from onward.brokers.rabbitmq.amqp import Received
+from onward.brokers.rabbitmq.amqp import Channel, Received
 from onward.brokers.rabbitmq.aside_entries import (
     OPEN,
     AsideEntry,
@@ -358,7 +358,7 @@ class TestRewriting:
     async def test_movers_that_rewrite_at_the_same_time_do_no_harm(
         self, rabbitmq_server: RabbitMQServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """3.10 ends the connection of a publisher to a stream that is still being created, hence the pause."""
+        """With 3.10, a publish to a stream that is still being created ends the connection. So there is a pause."""
         monkeypatch.setattr(aside_log, "DECLARED_S", 0.3)
         async with staged(rabbitmq_server) as stage:
             movers = [await stage.owner(0) for _ in range(3)]
@@ -387,6 +387,30 @@ class TestRewriting:
             assert await owner.store([record(7)], 1) is None
             for reader in (owner, await stage.operator()):
                 assert [each.position for each in await all_records(reader)] == [0, 1, 2, 3, 4, 7]
+
+    @played
+    async def test_a_reader_of_a_deleted_stream_begins_again_with_the_new_one(
+        self, rabbitmq_server: RabbitMQServer
+    ) -> None:
+        async with staged(rabbitmq_server) as stage:
+            owner = await stage.owner(1)
+            for n in range(10):
+                await owner.store([record(n % 4)], 1)
+            operator = await stage.operator()
+            consuming, written = operator._reader._consuming, asyncio.Event()
+
+            async def late() -> Channel:
+                await written.wait()
+                return await consuming()
+
+            operator._reader._consuming = late  # type: ignore[method-assign]
+            await owner._source.delete(0)
+            await until(lambda: owner._reader.fold.base is not None)
+            await owner.compact_if_long(1)
+            await until(lambda: owner._reader.fold.is_open)
+            await owner.remove([record(0).id], 1)
+            written.set()
+            await until(lambda: operator.table.rows.keys() == {record(n).id for n in (1, 2, 3)})
 
 
 async def _nothing(*_: object) -> None:

@@ -43,6 +43,7 @@ OnMoves = Callable[[Sequence[AppliedMove]], None]
 # RabbitMQ 3.10 stores a declaration some seconds later. Before that, a stream is not used in place of another one.
 DECLARED_S = 5.0
 DELETE_S = 5.0  # how long a closed generation is left to those who still read it
+_FIRST_FENCES = 2  # up to so far above the fences of a former group, an owner may be the first one
 _STEP = 200  # how many records have their bodies in memory at once
 RECREATED = "the log of its partition is another one now; `onward dead send` publishes it again"
 
@@ -161,6 +162,10 @@ class AsideStream:
         self._reader.is_owner = True
         if self._claimed_at is None and not await self._writer.write([fence_entry(fence)]):
             raise AsideLost(f"RabbitMQ: {self.place} belongs to an owner with fence {self.fence_seen}, we have {fence}")
+        if self.is_new and fence > self._source.generations.fence_floor(*self.place[:2]) + _FIRST_FENCES:
+            log.error(
+                "RabbitMQ: the stream of %s was deleted. Its records are lost; only Onward may delete it", self.place
+            )
         await self._open()
         await self._register()
         return self.table

@@ -25,12 +25,14 @@ STALLED_S = 10.0  # nothing was read for so long
 _PREFETCH = 100  # messages of up to 64 kB
 _NO_REPLICA_S = 2.0  # the server says so for a moment while another connection declares the stream
 _PAUSE_S = 0.05
+_CANCELLED_S = 0.5  # 3.10 ends the connection of a client that consumes a stream while it is being deleted
 
 
 class Generations(Protocol):
     """The part of the registry that an aside needs."""
 
     def generation(self, topic: str, group: str, place: Place) -> int: ...
+    def fence_floor(self, topic: str, group: str) -> int: ...
     async def catch_up(self) -> None: ...
     async def set_generation(self, topic: str, group: str, place: Place, generation: int) -> None: ...
 
@@ -146,11 +148,13 @@ class AsideReader:
 
     async def _next(self, last: int) -> tuple[int, Channel]:
         """Go on where the fold is. If that is not possible, begin again with the registered generation."""
-        try:
-            if self.fold.generation != last:
-                self._moved_on(self.fold.generation)
-            elif not self.is_owner:
+        if self.fold.generation != last:
+            self._moved_on(self.fold.generation)
+        else:
+            await asyncio.sleep(_CANCELLED_S)
+            if not self.is_owner:
                 self._begin_again()  # the stream may be another one of the same name
+        try:
             return self.fold.generation, await self._consuming()
         except AsideMissing:
             await self.source.generations.catch_up()
