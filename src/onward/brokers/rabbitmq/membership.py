@@ -32,6 +32,7 @@ from onward.event import Partition
 log = logging.getLogger("onward")
 
 _LEAVE_S = 3.0
+_JOIN_S = 0.3
 _LONGEST_TURN_S = 1.0
 _MOST_CLOSED = 1_000  # tenures to remember
 
@@ -56,6 +57,7 @@ class MemberState:
         self.failure: OnwardError | None = None
         self.trouble = ""
         self.connection: Connection | None = None
+        self.ready_at = 0.0  # until then ownerships are not reported
 
     @property
     def alarm(self) -> str | None:
@@ -217,6 +219,9 @@ class OrderedMembership:
         for share in self._shares.values():
             await share.presence.open(connection)
         self.state.trouble = ""
+        # So a member that joins has claimed all its partitions before the first event runs, and gives back what is too
+        # much before anything of it can have run.
+        self.state.ready_at = clock.now() + _JOIN_S
         beat_at = 0.0
         while not connection.is_closed and self.state.failure is None:
             now = clock.now()
@@ -357,6 +362,10 @@ class SeatDesk:
     @property
     def is_open(self) -> bool:
         return self._membership.state.is_open
+
+    @property
+    def ready_at(self) -> float:
+        return self._membership.state.ready_at
 
     def accepts(self, partition: Partition) -> bool:
         return self._membership.share_of(partition).has_room()

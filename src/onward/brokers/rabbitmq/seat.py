@@ -35,6 +35,10 @@ class SeatOffice(Protocol):
     def is_open(self) -> bool:
         """Whether this member takes partitions."""
 
+    @property
+    def ready_at(self) -> float:
+        """The earliest time to report an ownership."""
+
     def accepts(self, partition: Partition) -> bool:
         """Whether this member should own one more."""
 
@@ -181,6 +185,7 @@ class TokenSeat:
             await self.tenancy.run(
                 lambda: self._office.wait_s(self.partition, token),
                 lambda: self._office.took_over(self.partition, token),
+                ready_at=self._office.ready_at,
             )
         finally:
             if self.tenancy is not None and self.tenancy.reader is not None:

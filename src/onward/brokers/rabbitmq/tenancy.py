@@ -98,9 +98,10 @@ class Tenancy:
 
     # -- the task ---------------------------------------------------------------------------------------------------
 
-    async def run(self, wait_s: Callable[[], float], on_claim: Callable[[], None]) -> None:
+    async def run(self, wait_s: Callable[[], float], on_claim: Callable[[], None], *, ready_at: float = 0.0) -> None:
         """Until the end. Raises TokenLost if another member may be the owner; BrokerError or AmqpError if the log
-        cannot be read. `wait_s`: how long to wait for the last owner, from now."""
+        cannot be read. `wait_s`: how long to wait for the last owner, from now. `ready_at`: the earliest time to report
+        the ownership."""
         found_at, base = clock.now(), self._found.token
         try:
             claim = base.claimed(self._me.tenure)
@@ -112,7 +113,7 @@ class Tenancy:
             while clock.now() < (ready_at := found_at + wait_s()):
                 if await self._rest(ready_at):
                     return await self._finish()
-            await self._begin()
+            await self._begin(ready_at)
             while not await self._rest(float("inf")):
                 pass
             await self._finish()
@@ -180,7 +181,7 @@ class Tenancy:
 
     # -- becoming the owner -----------------------------------------------------------------------------------------
 
-    async def _begin(self) -> None:
+    async def _begin(self, ready_at: float) -> None:
         desk, aside, base = self._desk, self._found.aside, self._found.token
         start = await desk.unless_lost(checked(self._connection, names.stream(*self.partition), desk.held))
         if start.note:
@@ -200,7 +201,8 @@ class Tenancy:
             stored_progress(self.partition, token),
             unclean,
         )
-        self.hold = Hold(assigned, OrderedOwn(AnchorTrail(token.anchors), desk.sure_until), position=token.watermark)
+        own = OrderedOwn(AnchorTrail(token.anchors), desk.sure_until)
+        self.hold = Hold(assigned, own, position=token.watermark, ready_at=ready_at)
         self.reader = PartitionReader(self.hold, self._parts.holdings, self._parts.stalled, desk.lose)
         self.reader.start(self._connection, is_empty=start.is_empty)
         self._parts.holdings.add(self.hold)
