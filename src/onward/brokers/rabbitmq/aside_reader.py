@@ -172,16 +172,16 @@ class AsideReader:
     async def _declare_again(self) -> None:
         """The current generation was deleted, and not by a rewriting. AsideMissing: it is not for us to create it."""
         fold, stream = self.fold, self.source.stream(self.fold.generation)
+        if fold.base is None and not self.is_owner:
+            raise AsideMissing(f"RabbitMQ: the stream {stream} was deleted")
+        await self.source.declare(fold.generation)
         if fold.base is None:
-            if not self.is_owner:
-                raise AsideMissing(f"RabbitMQ: the stream {stream} was deleted")
             lost = fold.begin_again()
             log.error(
                 "RabbitMQ: the stream %s was deleted. Its records are written again, but %d were not in memory and are "
                 "lost; only Onward may delete such a stream",
                 *(stream, lost),
             )
-        await self.source.declare(fold.generation)
         self._moved_on(fold.generation + 1)
 
     async def _consuming(self) -> Channel:
