@@ -113,6 +113,7 @@ class WorkSettling:
     def _ack(self, positions: Sequence[int], records: Sequence[AsideRecord]) -> None:
         work, stored = self._work, self._stored
         now = clock.now()
+        self._measure(positions, now)
         waiting = [position for position in positions if stored.get(position, 0.0) > now] if stored else []
         done = work.done([position for position in positions if position not in waiting] if waiting else positions)
         for position in waiting:
@@ -128,13 +129,24 @@ class WorkSettling:
         work.prefetch.settled(len(done), now)
         self._count(done, records)
 
+    def _measure(self, positions: Sequence[int], now: float) -> None:
+        """Count how long these took, from their receive to this settle."""
+        work = self._work
+        taken = Counter(
+            [(message.consumer, work.times.at(each)) for each in positions if (message := work.open.get(each))]
+        )
+        for (consumer, at), count in taken.items():
+            self._figures.took(self._queue(consumer), now - at, count)
+
+    def _queue(self, consumer: str) -> str:
+        place = self._session.place
+        return place.queues.get(consumer.partition("-")[0], place.suspects)
+
     def _count(self, done: Sequence[Received], records: Iterable[AsideRecord]) -> None:
         by_tier = Counter([message.consumer for message in done])
         states: Counter[Status] = Counter(["failed" if each.state is State.DEAD else "retried" for each in records])
-        queues = self._session.place.queues
         for consumer, count in by_tier.items():
-            tier = consumer.partition("-")[0]
-            queue = queues.get(tier, self._session.place.suspects)
+            queue = self._queue(consumer)
             for status, found in states.items():
                 part = min(count, found)
                 self._figures.processed(queue, status, part)
