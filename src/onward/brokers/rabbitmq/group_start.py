@@ -8,7 +8,7 @@ from onward.brokers.base import Start
 from onward.brokers.rabbitmq import names, presence
 from onward.brokers.rabbitmq.amqp import AmqpError, Connection, Outbound, Properties, encoded_properties
 from onward.brokers.rabbitmq.log_start import start_of
-from onward.brokers.rabbitmq.registry import Registry
+from onward.brokers.rabbitmq.registry import TopicRegistry
 from onward.brokers.rabbitmq.registry_fold import TopicEntry
 from onward.brokers.rabbitmq.server_errors import explained
 from onward.brokers.rabbitmq.token import Token, encoded
@@ -38,7 +38,7 @@ async def start_tokens(
 
 
 async def joined(
-    connection: Connection, registry: Registry, topic: TopicEntry, group: str, start: Start
+    connection: Connection, registry: TopicRegistry, topic: TopicEntry, group: str, start: Start
 ) -> FirstTokens:
     """Create the group if it does not exist. Returns the first tokens that this call has written. Raises BrokerError.
 

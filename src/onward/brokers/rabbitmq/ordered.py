@@ -31,7 +31,7 @@ from onward.brokers.rabbitmq.membership import OrderedMember, OrderedMembership
 from onward.brokers.rabbitmq.ordered_hold import OrderedHold, OrderedHoldings, OrderedOwn
 from onward.brokers.rabbitmq.ordered_settle import OrderedSettle
 from onward.brokers.rabbitmq.passing import PassingMembership, PassingParts
-from onward.brokers.rabbitmq.registry import Registry
+from onward.brokers.rabbitmq.registry import TopicRegistry
 from onward.brokers.rabbitmq.registry_fold import GroupEntry, TopicEntry
 from onward.brokers.rabbitmq.tenancy_parts import TenancyParts
 from onward.brokers.rabbitmq.token import Token
@@ -215,7 +215,7 @@ class FirstTokenOf:
     """The first token of a partition whose queue has none. A member that has created the group knows where it starts.
     For others the safe place is the beginning."""
 
-    def __init__(self, topics: Sequence[TopicEntry], written: FirstTokens, registry: Registry, group: str) -> None:
+    def __init__(self, topics: Sequence[TopicEntry], written: FirstTokens, registry: TopicRegistry, group: str) -> None:
         self._topics = {topic.name: topic for topic in topics}
         self._written = written
         self._registry = registry

@@ -211,9 +211,6 @@ class TopicRegistry:
         task.add_done_callback(self._later.discard)
 
 
-Registry = TopicRegistry
-
-
 def _other_kind(known: GroupEntry) -> str:
     has = "with order" if known.kind == "ordered" else "without order"
     return (

@@ -8,7 +8,7 @@ A queue may contain several messages: tokens that were replaced and not yet ackn
 and probes. The newest token is the one with the highest fence and, within a fence, the highest number.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -83,7 +83,7 @@ class Stray(msgspec.Struct, frozen=True):
 
 
 TokenMessage = Token | Probe | Stray
-_decode = msgspec.msgpack.Decoder(Token | Probe).decode
+_decode: Callable[[bytes], Token | Probe] = msgspec.msgpack.Decoder(Token | Probe).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
