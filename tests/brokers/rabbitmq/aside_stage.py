@@ -10,10 +10,10 @@ from onward.brokers.core.folded_aside import BodyRoom
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.address import RabbitAddress
 from onward.brokers.rabbitmq.amqp import Connection, Outbound, Properties, encoded_properties
-from onward.brokers.rabbitmq.aside_entries import AsidePlace
-from onward.brokers.rabbitmq.aside_log import AsideStream
-from onward.brokers.rabbitmq.aside_reader import AsideSource
-from onward.brokers.rabbitmq.aside_writing import EntryChannel
+from onward.brokers.rabbitmq.aside.aside_entries import AsidePlace
+from onward.brokers.rabbitmq.aside.aside_log import AsideStream
+from onward.brokers.rabbitmq.aside.aside_reader import AsideSource
+from onward.brokers.rabbitmq.aside.aside_writing import EntryChannel
 from onward.brokers.rabbitmq.connecting import connected
 from onward.brokers.rabbitmq.names import Place
 from onward.settings import load

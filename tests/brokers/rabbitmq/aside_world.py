@@ -10,7 +10,7 @@ import msgspec
 
 from onward.brokers.base import AsideRecord, State, Tries
 from onward.brokers.core.folded_aside import FENCE, MOVE, BodyRoom, MoveRequest
-from onward.brokers.rabbitmq.aside_entries import (
+from onward.brokers.rabbitmq.aside.aside_entries import (
     NEXT,
     OPEN,
     AsideEntry,
@@ -21,7 +21,7 @@ from onward.brokers.rabbitmq.aside_entries import (
     owned_entry,
     record_entry,
 )
-from onward.brokers.rabbitmq.aside_fold import AsideFold
+from onward.brokers.rabbitmq.aside.aside_fold import AsideFold
 from onward.event import Event, Partition
 
 Steps = Generator[None, None, None]

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from onward.brokers.base import PASSING, Aside, AsideRecord, Failure, Filter, Moved, State, Tries, record_id
-from onward.brokers.rabbitmq import aside_bodies, aside_fold, aside_log
-from onward.brokers.rabbitmq.aside import AsidePlace, RabbitAside
-from onward.brokers.rabbitmq.aside_log import AsideStream
-from onward.brokers.rabbitmq.aside_writing import EntryWriter
+from onward.brokers.rabbitmq.aside import aside_bodies, aside_fold, aside_log
+from onward.brokers.rabbitmq.aside.aside import AsidePlace, RabbitAside
+from onward.brokers.rabbitmq.aside.aside_log import AsideStream
+from onward.brokers.rabbitmq.aside.aside_writing import EntryWriter
 from onward.errors import AsideError, BrokerError
 from onward.event import Event
 from onward.failure.dead import DeadLetters

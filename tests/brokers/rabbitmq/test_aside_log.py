@@ -9,9 +9,9 @@ import pytest
 from onward.brokers.base import State, Tries
 from onward.brokers.core.folded_aside import AppliedMove, MoveRequest
 from onward.brokers.rabbitmq import names
-from onward.brokers.rabbitmq.aside_entries import AsideEntry, AsidePlace, batches, decoded, encoded, record_entry
-from onward.brokers.rabbitmq.aside_log import AsideLost
-from onward.brokers.rabbitmq.aside_reader import AsideMissing
+from onward.brokers.rabbitmq.aside.aside_entries import AsideEntry, AsidePlace, batches, decoded, encoded, record_entry
+from onward.brokers.rabbitmq.aside.aside_log import AsideLost
+from onward.brokers.rabbitmq.aside.aside_reader import AsideMissing
 from onward.errors import BrokerError
 from tests.brokers.rabbitmq.aside_stage import PLACE, all_records, staged
 from tests.brokers.rabbitmq.aside_world import record

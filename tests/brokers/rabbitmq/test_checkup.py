@@ -12,15 +12,14 @@ from onward.brokers.base import Finding, Topology
 from onward.brokers.rabbitmq import Binding, Queue, names
 from onward.brokers.rabbitmq.address import RabbitAddress
 from onward.brokers.rabbitmq.amqp import Connection
-from onward.brokers.rabbitmq.checkup import findings, role_of
-from onward.brokers.rabbitmq.expected_queues import expected_queues
-from onward.brokers.rabbitmq.known_problems import problems
-from onward.brokers.rabbitmq.management import ManagementApi
-from onward.brokers.rabbitmq.policies import Policy, applied, harm
-from onward.brokers.rabbitmq.queue_troubles import QueueTrouble, combined
-from onward.brokers.rabbitmq.registry_fold import GroupEntry, TopicEntry
-from onward.brokers.rabbitmq.routing import ExchangeRoute
-from onward.brokers.rabbitmq.server_facts import (
+from onward.brokers.rabbitmq.operate.checkup import findings, role_of
+from onward.brokers.rabbitmq.operate.expected_queues import expected_queues
+from onward.brokers.rabbitmq.operate.known_problems import problems
+from onward.brokers.rabbitmq.operate.management import ManagementApi
+from onward.brokers.rabbitmq.operate.policies import Policy, applied, harm
+from onward.brokers.rabbitmq.operate.queue_troubles import QueueTrouble, combined
+from onward.brokers.rabbitmq.operate.routing import ExchangeRoute
+from onward.brokers.rabbitmq.operate.server_facts import (
     ExpectedQueue,
     ManagedFacts,
     NodeFacts,
@@ -28,7 +27,8 @@ from onward.brokers.rabbitmq.server_facts import (
     RabbitFacts,
     gathered,
 )
-from onward.brokers.rabbitmq.topology import Declared
+from onward.brokers.rabbitmq.operate.topology import Declared
+from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntry
 from tests.servers.rabbitmq import RabbitMQServer
 
 STREAM = ExpectedQueue("onward.orders.0", "log", "a partition of topic orders")

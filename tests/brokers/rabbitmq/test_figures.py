@@ -10,11 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from onward import Onward, Retry
 from onward.brokers.base import Figure
 from onward.brokers.rabbitmq import Binding, Exchange, Queue
-from onward.brokers.rabbitmq import figures as figures_
 from onward.brokers.rabbitmq.amqp import Connection, Outbound, Properties, encoded_properties
-from onward.brokers.rabbitmq.depth import DepthProbe
-from onward.brokers.rabbitmq.figures import OTHER, RabbitFigures
-from onward.brokers.rabbitmq.management import ManagementApi, ManagementPlace
+from onward.brokers.rabbitmq.operate import figures as figures_
+from onward.brokers.rabbitmq.operate.depth import DepthProbe
+from onward.brokers.rabbitmq.operate.figures import OTHER, RabbitFigures
+from onward.brokers.rabbitmq.operate.management import ManagementApi, ManagementPlace
 from onward.observe.figures import of_broker
 from onward.observe.metrics import exposition, folded
 from tests.brokers.rabbitmq.stage import played, until

@@ -10,9 +10,10 @@ import pytest
 
 from onward.brokers.base import State
 from onward.brokers.core.folded_aside import BodyRoom, MoveRequest
-from onward.brokers.rabbitmq import aside_fold, aside_log, names
+from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import Channel, Received
-from onward.brokers.rabbitmq.aside_entries import (
+from onward.brokers.rabbitmq.aside import aside_fold, aside_log
+from onward.brokers.rabbitmq.aside.aside_entries import (
     OPEN,
     AsideEntry,
     fence_entry,
@@ -20,10 +21,10 @@ from onward.brokers.rabbitmq.aside_entries import (
     next_entry,
     record_entry,
 )
-from onward.brokers.rabbitmq.aside_fold import AsideFold
-from onward.brokers.rabbitmq.aside_log import AsideLost, AsideStream
-from onward.brokers.rabbitmq.aside_reader import AsideSource
-from onward.brokers.rabbitmq.aside_writing import EntryWriter
+from onward.brokers.rabbitmq.aside.aside_fold import AsideFold
+from onward.brokers.rabbitmq.aside.aside_log import AsideLost, AsideStream
+from onward.brokers.rabbitmq.aside.aside_reader import AsideSource
+from onward.brokers.rabbitmq.aside.aside_writing import EntryWriter
 from onward.brokers.rabbitmq.stream_reader import end_of
 from tests.brokers.rabbitmq.aside_stage import PLACE, AsideStage, KnownGenerations, all_records, staged
 from tests.brokers.rabbitmq.aside_world import (

@@ -6,8 +6,8 @@ from zlib import crc32
 import pytest
 
 from onward.brokers.rabbitmq.amqp import Properties, encoded_properties
-from onward.brokers.rabbitmq.log_anchors import AnchorTrail, LogVerdict, judged, mark_of
-from onward.brokers.rabbitmq.token import Anchor
+from onward.brokers.rabbitmq.ordered.log_anchors import AnchorTrail, LogVerdict, judged, mark_of
+from onward.brokers.rabbitmq.ordered.token import Anchor
 
 ANCHOR = Anchor(100, 7)
 

@@ -8,10 +8,10 @@ import pytest
 
 from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
-from onward.brokers.rabbitmq.log_anchors import LogVerdict
-from onward.brokers.rabbitmq.log_reader import fitting_prefetch
-from onward.brokers.rabbitmq.log_start import checked, newest_of, start_of
-from onward.brokers.rabbitmq.token import Anchor, Token
+from onward.brokers.rabbitmq.ordered.log_anchors import LogVerdict
+from onward.brokers.rabbitmq.ordered.log_reader import fitting_prefetch
+from onward.brokers.rabbitmq.ordered.log_start import checked, newest_of, start_of
+from onward.brokers.rabbitmq.ordered.token import Anchor, Token
 from onward.event import Event, new_id
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
 from tests.brokers.rabbitmq.stage import played

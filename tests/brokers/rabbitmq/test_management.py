@@ -12,7 +12,7 @@ import pytest
 from onward import settings
 from onward.brokers.rabbitmq import Binding
 from onward.brokers.rabbitmq.address import RabbitAddress
-from onward.brokers.rabbitmq.management import ManagementApi, ManagementError, ManagementPlace
+from onward.brokers.rabbitmq.operate.management import ManagementApi, ManagementError, ManagementPlace
 from onward.errors import BadSetting
 from tests.servers.rabbitmq import RabbitMQServer
 
@@ -62,7 +62,7 @@ def test_what_the_api_says(rabbitmq_server: RabbitMQServer, vhost: str) -> None:
 
 
 def test_all_pages_of_queues_are_read(rabbitmq_server: RabbitMQServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.brokers.rabbitmq.management._PAGE", 2)
+    monkeypatch.setattr("onward.brokers.rabbitmq.operate.management._PAGE", 2)
     with rabbitmq_server.vhost() as vhost:
         assert asyncio.run(api(rabbitmq_server.management_url, vhost).queues(["name"])) == []
         for number in range(5):
@@ -134,7 +134,7 @@ def test_another_server_is_not_mistaken_for_it() -> None:
 
 
 def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onward.brokers.rabbitmq.management._LARGEST_BYTES", 100)
+    monkeypatch.setattr("onward.brokers.rabbitmq.operate.management._LARGEST_BYTES", 100)
     with answering(200, b"[" + b" " * 1_000 + b"]") as url:
         assert "answers with over 100 bytes" in error(api(url))
 

@@ -10,7 +10,7 @@ import pytest
 
 from onward.brokers.base import Assigned, Fenced, Supervised
 from onward.brokers.rabbitmq import names
-from onward.brokers.rabbitmq.token import Anchor, Awaited, Token
+from onward.brokers.rabbitmq.ordered.token import Anchor, Awaited, Token
 from onward.clock import now
 from onward.errors import BrokerError, GroupDropped
 from onward.testing.scenario import Member

@@ -8,7 +8,7 @@ from onward import settings
 from onward.brokers import open_broker
 from onward.brokers.base import Finding, TopicSpec, Topology
 from onward.brokers.rabbitmq import Binding, Exchange, Queue
-from onward.brokers.rabbitmq.operations import RabbitOperations
+from onward.brokers.rabbitmq.operate.operations import RabbitOperations
 from onward.errors import BadSetting, BrokerError
 from onward.testing.scenario import event
 from tests.brokers.rabbitmq.abs import MENDED

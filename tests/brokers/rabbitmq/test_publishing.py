@@ -18,7 +18,7 @@ from onward.brokers.rabbitmq.address import RabbitAddress
 from onward.brokers.rabbitmq.amqp import ChannelClosed, Connection, ConnectionLost, Outbound, PublishAnswer, Received
 from onward.brokers.rabbitmq.connecting import connected
 from onward.brokers.rabbitmq.message import from_stream, packed
-from onward.brokers.rabbitmq.sending import RabbitPacked, RabbitSending, RabbitWindow
+from onward.brokers.rabbitmq.publish.sending import RabbitPacked, RabbitSending, RabbitWindow
 from onward.brokers.rabbitmq.stream_reader import end_of, read
 from onward.errors import Backlogged, BrokerError, Closed, PartitionsDiffer, PublishError, TooLarge
 from onward.event import Event

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.brokers.rabbitmq import names, registry, topic_objects
+from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import ChannelClosed, Outbound, Properties, encoded_properties
 from onward.brokers.rabbitmq.ground import RabbitGround
-from onward.brokers.rabbitmq.registry_fold import (
+from onward.brokers.rabbitmq.registry import registry, topic_objects
+from onward.brokers.rabbitmq.registry.registry_fold import (
     GenerationSet,
     GroupAdded,
     GroupRemoved,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from onward.brokers.rabbitmq.rungs import (
+from onward.brokers.rabbitmq.work.rungs import (
     DUE_MS,
     RUNGS_MS,
     Retrying,

@@ -9,8 +9,8 @@ import pytest
 
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import ChannelClosed, Connection
-from onward.brokers.rabbitmq.token import Awaited, Probe, Token
-from onward.brokers.rabbitmq.token_channel import TokenChannel, TokenLost
+from onward.brokers.rabbitmq.ordered.token import Awaited, Probe, Token
+from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
 from tests.brokers.rabbitmq.stage import played, until
 from tests.brokers.rabbitmq.token_stage import connected, emptied, peeked, write

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.brokers.rabbitmq.names import routing_key
-from onward.brokers.rabbitmq.routing import covers
-from onward.brokers.rabbitmq.tiers import (
+from onward.brokers.rabbitmq.operate.routing import covers
+from onward.brokers.rabbitmq.work.tiers import (
     WEIGHTS,
     TierTurns,
     WorkRoute,

@@ -6,8 +6,8 @@ import os
 import msgspec
 import pytest
 
-from onward.brokers.rabbitmq.takeover import MANY_UNACKED, Reaction, Takeover, Tenure, TokenStep
-from onward.brokers.rabbitmq.token import (
+from onward.brokers.rabbitmq.ordered.takeover import MANY_UNACKED, Reaction, Takeover, Tenure, TokenStep
+from onward.brokers.rabbitmq.ordered.token import (
     Anchor,
     Awaited,
     Probe,

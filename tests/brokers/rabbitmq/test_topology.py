@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from onward.brokers.base import Change, TopicSpec, Topology
 from onward.brokers.rabbitmq import Binding, Exchange, Queue
-from onward.brokers.rabbitmq.differences import Difference, of_reply, of_tables
-from onward.brokers.rabbitmq.routing import ExchangeRoute, RouteMap, covers
-from onward.brokers.rabbitmq.topology import NO_DELIVERY_LIMIT, Declared
-from onward.brokers.rabbitmq.topology_plan import LiveExchange, LiveTopology, TopologyPlan, planned
+from onward.brokers.rabbitmq.operate.differences import Difference, of_reply, of_tables
+from onward.brokers.rabbitmq.operate.routing import ExchangeRoute, RouteMap, covers
+from onward.brokers.rabbitmq.operate.topology import NO_DELIVERY_LIMIT, Declared
+from onward.brokers.rabbitmq.operate.topology_plan import LiveExchange, LiveTopology, TopologyPlan, planned
 from onward.errors import BadSetting
 from tests.brokers.rabbitmq.abs import LITERAL, MENDED, WEEK_S
 

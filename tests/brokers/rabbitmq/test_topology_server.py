@@ -13,9 +13,9 @@ import pytest
 from onward.brokers.base import Change, Topology
 from onward.brokers.rabbitmq import Binding, Exchange, Queue
 from onward.brokers.rabbitmq.amqp import Connection
-from onward.brokers.rabbitmq.management import ManagementApi, ManagementPlace
-from onward.brokers.rabbitmq.topology import Declared
-from onward.brokers.rabbitmq.topology_server import declare
+from onward.brokers.rabbitmq.operate.management import ManagementApi, ManagementPlace
+from onward.brokers.rabbitmq.operate.topology import Declared
+from onward.brokers.rabbitmq.operate.topology_server import declare
 from tests.brokers.rabbitmq.abs import LITERAL, MENDED
 from tests.brokers.rabbitmq.test_topology import joined
 from tests.servers.rabbitmq import RabbitMQServer

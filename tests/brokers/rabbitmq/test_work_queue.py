@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from onward.brokers.base import Asks
 from onward.brokers.rabbitmq import names
-from onward.brokers.rabbitmq.ack_ledger import AckLedger
 from onward.brokers.rabbitmq.amqp import (
     Channel,
     Connection,
@@ -21,12 +20,13 @@ from onward.brokers.rabbitmq.amqp import (
     encoded_properties,
     properties_of,
 )
-from onward.brokers.rabbitmq.prefetch import Prefetch
-from onward.brokers.rabbitmq.retrying import RungDeck, WorkCourier, WorkParcel
-from onward.brokers.rabbitmq.rungs import Retrying, headers_of
-from onward.brokers.rabbitmq.work_message import SUSPECT_HEADER, Fate, arrived, is_special, resent
-from onward.brokers.rabbitmq.work_place import SUSPECTS, WorkPlace, check_asks, place_of, rungs
-from onward.brokers.rabbitmq.work_queue import TierConsumers, WorkBuffers, WorkChannel, tier_of_message
+from onward.brokers.rabbitmq.work.ack_ledger import AckLedger
+from onward.brokers.rabbitmq.work.prefetch import Prefetch
+from onward.brokers.rabbitmq.work.retrying import RungDeck, WorkCourier, WorkParcel
+from onward.brokers.rabbitmq.work.rungs import Retrying, headers_of
+from onward.brokers.rabbitmq.work.work_message import SUSPECT_HEADER, Fate, arrived, is_special, resent
+from onward.brokers.rabbitmq.work.work_place import SUSPECTS, WorkPlace, check_asks, place_of, rungs
+from onward.brokers.rabbitmq.work.work_queue import TierConsumers, WorkBuffers, WorkChannel, tier_of_message
 from onward.errors import BadSetting
 from onward.event import Partition, Tries
 from tests.servers.rabbitmq import RabbitMQServer

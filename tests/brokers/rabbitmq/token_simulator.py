@@ -11,8 +11,8 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from onward.brokers.rabbitmq.takeover import Takeover, Tenure, TokenStep
-from onward.brokers.rabbitmq.token import Awaited, Probe, Token, TokenArrival, wait_s
+from onward.brokers.rabbitmq.ordered.takeover import Takeover, Tenure, TokenStep
+from onward.brokers.rabbitmq.ordered.token import Awaited, Probe, Token, TokenArrival, wait_s
 
 LEASE = 60.0
 GRACE = 5.0

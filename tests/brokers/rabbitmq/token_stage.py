@@ -10,8 +10,8 @@ from onward.brokers import open_broker
 from onward.brokers.base import Broker
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError, Connection, Outbound, Properties, Received, encoded_properties
-from onward.brokers.rabbitmq.token import Probe, Token, decoded, encoded
-from onward.brokers.rabbitmq.token_channel import TokenChannel
+from onward.brokers.rabbitmq.ordered.token import Probe, Token, decoded, encoded
+from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel
 from onward.event import Event, new_id
 from onward.testing.scenario import Member
 from tests.brokers.rabbitmq.harness import RabbitHarness

@@ -1,7 +1,22 @@
-"""RabbitMQ as a broker, over AMQP 0.9.1."""
+"""RabbitMQ over AMQP 0.9.1. A topic is an exchange with a stream for each partition.
+
+broker.py          the contract; groups.py: which kind of group a handler joins
+ordered/           groups with order: a token for each partition says who owns it and how far the group is
+work/              groups without order: a queue that all members share, retries on rungs, tiers
+aside/             waiting, held and dead events, in streams that are folded
+registry/          which topics and groups exist
+publish/           sending events, with a confirm for each
+operate/           topology as code, `onward doctor`, metrics
+presence.py        who is in a group, and what its members say of themselves
+message.py         events as messages (pure); names.py: names and arguments of queues and exchanges (pure)
+stream_reader.py   reads streams and finds their ends; server_errors.py: what refusals mean (pure)
+ground.py          what all parts share: settings, thread, connections; session_tasks.py: tasks that end together
+io_thread.py       the thread that talks to the server; connecting.py and address.py: how it finds it
+amqp/              the client
+"""
 
 from onward.brokers.base import Broker
-from onward.brokers.rabbitmq.topology import Binding, Exchange, Queue
+from onward.brokers.rabbitmq.operate.topology import Binding, Exchange, Queue
 from onward.settings import Settings
 
 __all__ = ["Binding", "Exchange", "Queue", "open_broker"]

@@ -26,14 +26,14 @@ from onward.brokers.base import (
 from onward.brokers.core.publishing import check_events, check_relay, counted
 from onward.brokers.core.subscription import check_start
 from onward.brokers.rabbitmq.address import RabbitAddress
-from onward.brokers.rabbitmq.aside import RabbitAside
-from onward.brokers.rabbitmq.courier import RabbitCourier
+from onward.brokers.rabbitmq.aside.aside import RabbitAside
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.groups import RabbitGroups
-from onward.brokers.rabbitmq.management import ManagementApi, ManagementError
-from onward.brokers.rabbitmq.operations import RabbitOperations
-from onward.brokers.rabbitmq.publisher import RabbitPublisher
-from onward.brokers.rabbitmq.topics import PublishRoute, RabbitTopics
+from onward.brokers.rabbitmq.operate.management import ManagementApi, ManagementError
+from onward.brokers.rabbitmq.operate.operations import RabbitOperations
+from onward.brokers.rabbitmq.publish.courier import RabbitCourier
+from onward.brokers.rabbitmq.publish.publisher import RabbitPublisher
+from onward.brokers.rabbitmq.registry.topics import PublishRoute, RabbitTopics
 from onward.errors import BrokerError, Closed, PublishError
 from onward.event import Event
 from onward.settings import Settings, check_name

@@ -7,7 +7,7 @@ from onward.brokers.rabbitmq.amqp import Connection
 from onward.brokers.rabbitmq.connecting import connected, connected_at_last
 from onward.brokers.rabbitmq.io_thread import IoThread
 from onward.brokers.rabbitmq.names import stream_arguments
-from onward.brokers.rabbitmq.registry import TopicArguments, TopicRegistry
+from onward.brokers.rabbitmq.registry.registry import TopicArguments, TopicRegistry
 from onward.errors import Closed
 from onward.settings import Settings
 

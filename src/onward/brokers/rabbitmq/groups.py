@@ -14,14 +14,14 @@ from onward.brokers.base import (
     Supervised,
 )
 from onward.brokers.rabbitmq import names
-from onward.brokers.rabbitmq.aside import RabbitAside, RabbitAsides
+from onward.brokers.rabbitmq.aside.aside import RabbitAside, RabbitAsides
 from onward.brokers.rabbitmq.ground import RabbitGround
-from onward.brokers.rabbitmq.operations import RabbitOperations
-from onward.brokers.rabbitmq.ordered import OrderedGroups, OrderedSubscription
-from onward.brokers.rabbitmq.registry_fold import GroupEntry, TopicEntry
-from onward.brokers.rabbitmq.topics import RabbitTopics
-from onward.brokers.rabbitmq.work_groups import WorkGroups
-from onward.brokers.rabbitmq.work_subscription import WorkSubscription
+from onward.brokers.rabbitmq.operate.operations import RabbitOperations
+from onward.brokers.rabbitmq.ordered.ordered import OrderedGroups, OrderedSubscription
+from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntry
+from onward.brokers.rabbitmq.registry.topics import RabbitTopics
+from onward.brokers.rabbitmq.work.work_groups import WorkGroups
+from onward.brokers.rabbitmq.work.work_subscription import WorkSubscription
 from onward.errors import BadSetting, BrokerError, OnwardError
 
 RabbitSubscription = OrderedSubscription | WorkSubscription

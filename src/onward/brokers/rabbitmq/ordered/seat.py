@@ -1,0 +1,193 @@
+"""A member's seat at one partition: it stands by at the token queue, takes over, owns, and stands by again.
+
+Every member of a group has a seat at every partition. The server makes one of them the active consumer.
+"""
+
+import asyncio
+import logging
+import random
+from typing import Protocol
+
+from onward import clock
+from onward.brokers.rabbitmq import names
+from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, Connection
+from onward.brokers.rabbitmq.ordered.tenancy import Tenancy
+from onward.brokers.rabbitmq.ordered.tenancy_parts import TenancyParts
+from onward.brokers.rabbitmq.ordered.token import Token
+from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost
+from onward.brokers.rabbitmq.ordered.token_search import TokenSearch
+from onward.brokers.rabbitmq.server_errors import explained, is_missing
+from onward.errors import BrokerError
+from onward.event import Partition
+
+log = logging.getLogger("onward")
+
+_PAUSE_S = 0.05  # before standing by again
+_PASS_PAUSE_S = 0.2
+_FAULT_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_MOST_PASSES, _PASSES_S = 3, 1.0  # then a member accepts a partition although it has enough
+
+
+class SeatOffice(Protocol):
+    """What a seat asks of its member."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this member takes partitions."""
+
+    @property
+    def ready_at(self) -> float:
+        """The earliest time to report an ownership."""
+
+    def accepts(self, partition: Partition) -> bool:
+        """Whether this member should own one more."""
+
+    def accepted_anyway(self, partition: Partition) -> None:
+        """It owns one more than it should, because no other member takes it."""
+
+    def new_tenure(self) -> str: ...
+    def ended(self, tenure: str) -> None: ...
+    def wait_s(self, partition: Partition, token: Token) -> float:
+        """How long to wait before the first event."""
+
+    def took_over(self, partition: Partition, token: Token) -> None:
+        """The partition is claimed. The owner that this token names may have died."""
+
+    def changed(self) -> None:
+        """What this member holds has changed."""
+
+    def is_claimed_elsewhere(self, partition: Partition) -> bool: ...
+    async def queue_is_missing(self, partition: Partition) -> None:
+        """Create the token queue again, unless the group was dropped."""
+
+
+class TokenSeat:
+    """`trouble`: why nothing of this partition is delivered."""
+
+    def __init__(self, partition: Partition, office: SeatOffice, parts: TenancyParts) -> None:
+        self.partition = partition
+        self.trouble = ""
+        self.tenancy: Tenancy | None = None
+        self._office = office
+        self._parts = parts
+        self._search = TokenSearch(partition, parts)
+        self._is_taking = False
+        self._is_new_queue = False  # the queue was missing, so it has no token
+        self._passes: list[float] = []
+        self._faults = 0
+
+    @property
+    def _queue(self) -> str:
+        return names.token_queue(*self.partition, self._parts.group)
+
+    @property
+    def standing(self) -> tuple[int, int] | None:
+        """The fence and the watermark, if we own the partition or wait for its last owner."""
+        return None if self.tenancy is None else self.tenancy.standing
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this member owns the partition, or is about to."""
+        return self._is_taking
+
+    async def give_up(self, *, drained: bool) -> None:
+        """Give the partition to the next member. Nothing of it may start any more."""
+        if self.tenancy is not None:
+            await self.tenancy.end(drained=drained)
+
+    async def run(self, connection: Connection) -> None:
+        """Until the connection ends, the member takes no more partitions, or the task is cancelled."""
+        while not connection.is_closed and self._office.is_open:
+            try:
+                pause_s = await self._live(connection)
+            except TokenLost as lost:
+                log.debug("RabbitMQ: %s stands by again: %s", self.partition, lost.why)
+                pause_s = self._fault(lost.why) if "did not store" in lost.why else _PAUSE_S
+            except ChannelClosed as error:
+                pause_s = self._fault(explained(error, f"queue {self._queue}"))
+                if is_missing(error):
+                    pause_s = await self._declared()
+            except BrokerError as error:
+                pause_s = self._fault(str(error))
+            except AmqpError:
+                return  # the connection has ended
+            await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s)
+
+    def _fault(self, why: str) -> float:
+        """Returns how long to pause."""
+        if why != self.trouble:
+            self.trouble = why
+            log.warning("RabbitMQ: %s of group %s: %s", self.partition, self._parts.group, why)
+        self._faults += 1
+        return min(_LONGEST_PAUSE_S, _FAULT_PAUSE_S * self._faults)
+
+    async def _declared(self) -> float:
+        try:
+            await self._office.queue_is_missing(self.partition)
+        except (AmqpError, BrokerError) as error:
+            return self._fault(str(error))
+        self._is_new_queue = True
+        return _PAUSE_S
+
+    async def _live(self, connection: Connection) -> float:
+        """From standing by to the end of an ownership. Returns how long to pause after it."""
+        tenure, lease_s = self._office.new_tenure(), self._parts.settings.lease_s
+        desk = await TokenChannel.open(connection, self._queue, tenure=tenure, lease_s=lease_s)
+        try:
+            newest = await self._newest(desk)
+            if newest is not None and newest.is_clean and not self._accepts():
+                return _PASS_PAUSE_S
+            self._is_taking = True
+            await self._own(connection, desk, newest)
+        finally:
+            self.tenancy, self._is_taking = None, False
+            self._office.ended(tenure)
+            await desk.close()
+            self._office.changed()
+        return _PAUSE_S
+
+    async def _newest(self, desk: TokenChannel) -> Token | None:
+        """Wait for our turn. If no member seems to have the token, the queue may be empty: a nudge finds that out."""
+        finding = asyncio.ensure_future(desk.newest())
+        if self._is_new_queue:
+            self._is_new_queue = False
+            desk.nudge()
+        try:
+            while True:
+                pause_s = random.uniform(1.0, 1.5) * self._parts.settings.lease_s
+                await asyncio.wait([finding], timeout=pause_s)
+                if finding.done():
+                    return finding.result()
+                if not desk.is_active and not self._office.is_claimed_elsewhere(self.partition):
+                    desk.nudge()
+        finally:
+            finding.cancel()
+
+    def _accepts(self) -> bool:
+        """Whether to take a partition that nobody has to wait for. The others are taken in any case, so that the wait
+        for a dead owner begins only once."""
+        if self._office.accepts(self.partition):
+            self._passes.clear()
+            return True
+        now = clock.now()
+        self._passes = [*(each for each in self._passes if each > now - _PASSES_S), now]
+        if len(self._passes) <= _MOST_PASSES:
+            return False
+        self._office.accepted_anyway(self.partition)
+        return True
+
+    async def _own(self, connection: Connection, desk: TokenChannel, newest: Token | None) -> None:
+        found = await self._search.real(connection, desk, newest)
+        token = found.token
+
+        try:
+            self.tenancy = Tenancy(self.partition, self._parts, connection, desk, found)
+            await self.tenancy.run(
+                lambda: self._office.wait_s(self.partition, token),
+                lambda: self._office.took_over(self.partition, token),
+                ready_at=self._office.ready_at,
+            )
+        finally:
+            if self.tenancy is not None and self.tenancy.reader is not None:
+                self.trouble, self._faults = "", 0  # it was the owner
+            await found.aside.close()

@@ -1,0 +1,199 @@
+"""The stream of the registry: append entries, and follow what all processes append."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+
+from onward.brokers.rabbitmq import names
+from onward.brokers.rabbitmq.amqp import (
+    AmqpError,
+    ChannelClosed,
+    Connection,
+    ConnectionLost,
+    Outbound,
+    Properties,
+    Received,
+    encoded_properties,
+    properties_of,
+)
+from onward.brokers.rabbitmq.registry.registry_fold import Founded, RegistryEntry, RegistryFold, decoded, encoded
+from onward.brokers.rabbitmq.server_errors import explained, is_missing
+from onward.brokers.rabbitmq.stream_reader import EmptyStream, end_of, follow, offset_of
+from onward.errors import BrokerError
+
+log = logging.getLogger("onward")
+
+_ANSWER_S = 10.0
+_LONGEST_PAUSE_S = 0.5
+_WHAT = f"the registry of topics and groups (stream {names.REGISTRY})"
+
+
+class RegistryLog:
+    """All of it runs in the loop of the I/O thread. `fold` may be read in any thread."""
+
+    def __init__(self, query: Callable[[], Awaitable[Connection]]) -> None:
+        self.fold = RegistryFold()
+        self.on_change: list[Callable[[], None]] = []  # called when entries have arrived
+        self._query = query
+        self._position = 0  # the next offset to read
+        self._appended: dict[str, asyncio.Future[None]] = {}  # our entries that were not read back yet, by message id
+        self._arrival = asyncio.Event()
+        self._follower: asyncio.Task[None] | None = None
+        self._catching: asyncio.Task[None] | None = None  # a catch_up that runs
+        self._next: asyncio.Task[None] | None = None  # the one after that, for all calls that have come meanwhile
+
+    async def open(self) -> None:
+        """Create the stream if it does not exist, and read it to its end. Raises BrokerError."""
+        try:
+            await self._found(await self._query())
+        except AmqpError as error:
+            raise BrokerError(explained(error, _WHAT)) from error
+        self._follower = asyncio.create_task(self._follow())
+        await self.catch_up()
+
+    async def catch_up(self) -> None:
+        """Read everything that was appended before this call. Raises BrokerError if that is not possible. Calls at the
+        same time share the work."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._catch_up_after(self._catching))
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._next)
+
+    async def _catch_up_after(self, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        self._catching, self._next = self._next, None
+        await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                try:
+                    end = await self._end()
+                except ConnectionLost:  # the server ends the shared connection for one bad question
+                    end = await self._end()
+                if end < self._position:
+                    self._restart(f"it ends at {end}, and we have read it up to {self._position}")
+                while self._position < end:
+                    self._arrival.clear()
+                    await self._arrival.wait()
+        except TimeoutError:
+            raise BrokerError(f"{_WHAT} could not be read in {_ANSWER_S:g} s; check the health of RabbitMQ") from None
+        except ChannelClosed as error:
+            cure = "start all applications again: they create it, and the topics keep their events"
+            raise BrokerError(f"{explained(error, _WHAT)}; {cure}" if is_missing(error) else str(error)) from error
+        except AmqpError as error:
+            raise BrokerError(f"{_WHAT}: {error}") from error
+
+    async def append(self, *entries: RegistryEntry) -> None:
+        """Store the entries, and read up to them: then `fold` shows which of them took effect. Raises BrokerError; the
+        entries may be stored all the same."""
+        ids = [uuid.uuid4().hex for _ in entries]
+        self._appended |= {id_: asyncio.get_running_loop().create_future() for id_ in ids}
+        blocked: str | None = None
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                connection = await self._query()
+                blocked = connection.blocked
+                messages = [_message(*pair) for pair in zip(entries, ids, strict=True)]
+                try:
+                    await self._publish(connection, messages)
+                except ConnectionLost:
+                    await self._catch_up()
+                    if not all(self._appended[id_].done() for id_ in ids):
+                        await self._publish(await self._query(), messages)
+                await asyncio.gather(*[self._appended[id_] for id_ in ids])
+        except TimeoutError:
+            alarm = f": RabbitMQ takes no messages now ({blocked}); free memory or disk there" if blocked else ""
+            raise BrokerError(f"{_WHAT}: no answer in {_ANSWER_S:g} s{alarm}") from None
+        except AmqpError as error:
+            raise BrokerError(explained(error, _WHAT)) from error
+        finally:
+            for id_ in ids:
+                self._appended.pop(id_).cancel()
+
+    async def close(self) -> None:
+        for task in (self._follower, self._catching, self._next):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, BrokerError):
+                    await task
+
+    async def _end(self) -> int:
+        """It is below our position if the server has lost entries. A replica may say so too, for a moment."""
+        end = await end_of(await self._query(), names.REGISTRY)
+        if end < self._position:
+            await asyncio.sleep(_LONGEST_PAUSE_S)
+            end = await end_of(await self._query(), names.REGISTRY)
+        return end
+
+    async def _publish(self, connection: Connection, messages: list[Outbound]) -> None:
+        channel = await connection.channel()
+        try:
+            if refused := next(filter(None, await channel.publish(messages)), None):
+                raise BrokerError(f"{_WHAT}: an entry was not accepted: {refused}")
+        finally:
+            await channel.close()
+
+    async def _found(self, connection: Connection) -> None:
+        """Only a missing stream is declared, so a user without that permission can use an existing one."""
+        channel = await connection.channel()
+        try:
+            await channel.declare_queue(names.REGISTRY, passive=True)
+        except ChannelClosed as error:
+            if not is_missing(error):
+                raise
+            channel = await connection.channel()
+            await channel.declare_queue(names.REGISTRY, arguments=names.LOG_ARGUMENTS)
+            await self._publish(connection, [_message(Founded(), "")])
+        await channel.close()
+        try:
+            await end_of(connection, names.REGISTRY)
+        except EmptyStream:  # the process that declared it ended before it wrote
+            await self._publish(connection, [_message(Founded(), "")])
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                channel = await follow(
+                    await self._query(), names.REGISTRY, offset=self._position or "first", on_messages=self._arrived
+                )
+                try:
+                    await asyncio.wait([channel.closing])
+                finally:
+                    await channel.close()
+            except (AmqpError, BrokerError) as error:
+                log.debug("%s: %s", _WHAT, error)
+            await asyncio.sleep(random.uniform(0.1, 1.0) * _LONGEST_PAUSE_S)
+
+    def _arrived(self, messages: list[Received]) -> None:
+        for message in messages:
+            offset = offset_of(message)
+            if offset < self._position:
+                continue
+            self._position = offset + 1
+            if (entry := decoded(message.body)) is not None:
+                self.fold.apply(entry)
+            waiting = self._appended.get(properties_of(message.properties).message_id or "")
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+        self._arrival.set()
+        for report in self.on_change:
+            report()
+
+    def _restart(self, why: str) -> None:
+        """The server has lost entries, for example after a power cut. Read what is left."""
+        log.error("%s has lost its last entries: %s; it is read again", _WHAT, why)
+        self.fold = RegistryFold()
+        self._position = 0
+        if self._follower is not None:
+            self._follower.cancel()
+        self._follower = asyncio.create_task(self._follow())
+
+
+def _message(entry: RegistryEntry, id_: str) -> Outbound:
+    properties = Properties(delivery_mode=2, message_id=id_)
+    return Outbound("", names.REGISTRY, encoded_properties(properties), encoded(entry))

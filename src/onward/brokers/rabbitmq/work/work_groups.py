@@ -1,0 +1,107 @@
+"""Work groups of a broker: members join them, operators list and drop them."""
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from uuid import uuid4
+
+from onward.brokers.base import Asks, GroupInfo, MemberInfo, Standing, Start, Supervised
+from onward.brokers.core.bell import Bell
+from onward.brokers.core.holdings import Holdings
+from onward.brokers.rabbitmq.amqp import AmqpError
+from onward.brokers.rabbitmq.aside.aside import RabbitAsides
+from onward.brokers.rabbitmq.ground import RabbitGround
+from onward.brokers.rabbitmq.operate.figures import RabbitFigures
+from onward.brokers.rabbitmq.operate.topology import Declared
+from onward.brokers.rabbitmq.presence import PresenceSelf, asked
+from onward.brokers.rabbitmq.work import work_objects
+from onward.brokers.rabbitmq.work.work_member import WorkMember, WorkOwnership, WorkTools
+from onward.brokers.rabbitmq.work.work_place import check_asks, place_of
+from onward.brokers.rabbitmq.work.work_subscription import WorkMembers, WorkSubscription
+from onward.errors import BadSetting, BrokerError
+
+log = logging.getLogger("onward")
+
+
+class WorkGroups:
+    """All methods are called in the caller's loop."""
+
+    def __init__(
+        self, ground: RabbitGround, asides: RabbitAsides, counts: RabbitFigures, epochs: Iterator[int] | None = None
+    ) -> None:
+        self._ground = ground
+        self._asides = asides
+        self._tools = WorkTools(ground, asides, counts, epochs or itertools.count(1))
+
+    async def subscribe(
+        self,
+        topics: Sequence[str],
+        declared: Declared,
+        *,
+        group: str,
+        member: str,
+        start: Start,
+        asks: Asks | None = None,
+        supervised: Supervised | None = None,
+    ) -> WorkSubscription:
+        """Join the group in these topics, which exist. `declared`: the application's own exchanges and queues."""
+        if not isinstance(start, str):
+            raise BadSetting(
+                f"start={start!r}: a group with ordering='none' has no history; use 'latest', or another ordering"
+            )
+        settings = self._ground.settings
+        gone = supervised.gone if supervised is not None else frozenset()
+        me = PresenceSelf(uuid4().hex, member, settings.lease_s, gone)
+        holdings: Holdings[WorkOwnership] = Holdings(Bell())
+        members: dict[str, WorkMember] = {}
+        for topic in topics:
+            place = place_of(topic, group, asks, declared.exchange(topic), declared.queue(group))
+            check_asks(asks, place)
+            if group not in self._ground.registry.groups(topic) and start == "earliest":
+                log.info("%s: without an order it gets the events that are published from now on", place)
+            members[topic] = WorkMember(self._tools, place, me, asks, holdings)
+        subscription = WorkSubscription(
+            WorkMembers(group, members), holdings, self._ground.io, timeout_s=settings.publish_timeout_s
+        )
+        try:
+            for each in members.values():
+                await self._ground.io.run(each.start())
+        except BaseException:
+            await subscription.close()
+            raise
+        return subscription
+
+    async def groups(self, topic: str, groups: Sequence[str]) -> list[GroupInfo]:
+        """What is known of these work groups of the topic."""
+        return [
+            GroupInfo(group, topic, await self.owners(topic, group), {0: Standing(0, None, None, None)})
+            for group in groups
+        ]
+
+    async def owners(self, topic: str, group: str) -> list[MemberInfo]:
+        """The live members: each of them owns the shared partition."""
+        return [MemberInfo.parse(text) for text in await self.members(topic, group)]
+
+    async def members(self, topic: str, group: str) -> list[str]:
+        return await self._ground.io.run(self._members(topic, group))
+
+    async def drop_group(self, topic: str, group: str) -> None:
+        """Delete the group's queues with their messages, and its dead letters. Raises BrokerError while a member is
+        alive."""
+        if members := await self.members(topic, group):
+            raise BrokerError(
+                f"group {group} of topic {topic} has members ({', '.join(sorted(members))}); stop them first"
+            )
+        await self._ground.io.run(self._drop(topic, group))
+
+    async def _members(self, topic: str, group: str) -> list[str]:
+        try:
+            return sorted(note.member for note in await asked(await self._ground.query(), topic, group))
+        except AmqpError as error:
+            raise BrokerError(f"RabbitMQ: the members of group {group} cannot be asked: {error}") from error
+
+    async def _drop(self, topic: str, group: str) -> None:
+        connection = await self._ground.query()
+        await self._asides.delete(connection, topic, group, ["work"])
+        await work_objects.delete(connection, topic, group)
+        await self._ground.registry.drop_group(topic, group, 0)

@@ -1,0 +1,251 @@
+"""One ownership of the queues of a work group: a channel, its consumers, and the messages that were delivered to it.
+
+The I/O thread receives and acknowledges. The application's loop takes messages with `take`. A position is the number of
+a message in the order in which they were taken. It is not the delivery tag, because the tiers are taken in turns.
+"""
+
+import asyncio
+import functools
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from onward import clock
+from onward.brokers.rabbitmq.amqp import Channel, Received
+from onward.brokers.rabbitmq.message import received
+from onward.brokers.rabbitmq.work.ack_ledger import AckLedger
+from onward.brokers.rabbitmq.work.prefetch import Prefetch
+from onward.brokers.rabbitmq.work.tiers import TierTurns
+from onward.brokers.rabbitmq.work.work_message import is_special
+from onward.brokers.rabbitmq.work.work_place import SUSPECTS, WorkPlace
+from onward.event import Delivery, Partition, Tries
+
+TierMessages = Callable[[str, list[Received]], None]
+Special = Callable[[str, Received], None]
+
+
+class WorkBuffers:
+    """The messages that arrived and were not taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[Received]] = {}
+        self._turns = TierTurns()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return sum([len(each) for each in tuple(self._waiting.values())])
+
+    def put(self, tier: str, messages: Sequence[Received]) -> int:
+        """Returns their size in bytes."""
+        size = sum([len(message.body) for message in messages])
+        with self._lock:
+            self._waiting.setdefault(tier, deque()).extend(messages)
+            self.bytes += size
+        return size
+
+    def take(self, limit: int) -> list[Received]:
+        """At most so many, in turns over the tiers. A suspect comes first, because it waits for everything else."""
+        with self._lock:
+            taken: list[Received] = []
+            if suspects := self._waiting.get(SUSPECTS):
+                taken = _taken(suspects, limit)
+            waiting = {tier: len(each) for tier, each in self._waiting.items() if each and tier != SUSPECTS}
+            if len(waiting) == 1:
+                (tier,) = waiting
+                taken += _taken(self._waiting[tier], limit - len(taken))
+            elif waiting:
+                for tier, count in self._turns.share(waiting, limit - len(taken)).items():
+                    taken += _taken(self._waiting[tier], count)
+            self.bytes -= sum([len(message.body) for message in taken])
+        return taken
+
+    def clear(self, *, keep: int = 0) -> list[Received]:
+        """Remove and return all but the first `keep` of each tier."""
+        with self._lock:
+            removed: list[Received] = []
+            for each in self._waiting.values():
+                while len(each) > keep:
+                    removed.append(each.pop())
+            self.bytes -= sum([len(message.body) for message in removed])
+        return removed
+
+
+def _taken(waiting: deque[Received], count: int) -> list[Received]:
+    return [waiting.popleft() for _ in range(min(count, len(waiting)))]
+
+
+class TierConsumers:
+    """A consumer for each queue, all on one channel. The tag of a consumer begins with its tier."""
+
+    def __init__(self, channel: Channel, place: WorkPlace, on_messages: TierMessages, on_cancel: Callable[[str], None]):
+        self._channel = channel
+        self._place = place
+        self._on_messages = on_messages
+        self._on_cancel = on_cancel
+        self._tags: dict[str, str] = {}  # by tier
+        self._started = 0
+        self._lock = asyncio.Lock()
+        self.prefetch = 0  # of each tier; 0: stopped
+
+    async def start(self, prefetch: int) -> None:
+        """Start the consumers, or replace them by consumers with another prefetch."""
+        async with self._lock:
+            self.prefetch = prefetch
+            if SUSPECTS not in self._tags:
+                await self._consume(SUSPECTS, self._place.suspects, 1)
+            for tier, queue in self._place.queues.items():
+                former = self._tags.get(tier)
+                await self._consume(tier, queue, prefetch)
+                if former is not None:
+                    await self._channel.cancel(former)
+
+    async def stop(self) -> None:
+        """Stop the consumers. Messages that were under way have arrived when this returns."""
+        async with self._lock:
+            self.prefetch = 0
+            tags, self._tags = self._tags, {}
+            for tag in tags.values():
+                await self._channel.cancel(tag)
+
+    async def _consume(self, tier: str, queue: str, prefetch: int) -> None:
+        self._started += 1
+        await self._channel.qos(prefetch)
+        self._tags[tier] = await self._channel.consume(
+            queue,
+            functools.partial(self._on_messages, tier),
+            tag=f"{tier}-{self._started}",
+            on_cancel=functools.partial(self._on_cancel, queue),
+        )
+
+
+def tier_of_message(message: Received) -> str:
+    """The tier of the queue that delivered it."""
+    return message.consumer.partition("-")[0]
+
+
+class Acknowledger:
+    """Acknowledges the deliveries of one channel, or gives them back. Runs in the I/O thread."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._ledger = AckLedger()
+        self._later: list[tuple[float, int]] = []  # tags to acknowledge, not before a time
+
+    def ack(self, tags: Iterable[int]) -> None:
+        plan = self._ledger.finish(tags)
+        if plan.up_to:
+            self._channel.ack(plan.up_to, multiple=True)
+        for tag in plan.singles:
+            self._channel.ack(tag)
+
+    def ack_at(self, tag: int, at: float, now: float) -> None:
+        """Acknowledge it, not before this time."""
+        if at <= now:
+            self.ack([tag])
+        else:
+            self._later.append((at, tag))
+
+    def ack_due(self, now: float) -> None:
+        """Acknowledge those whose time has come."""
+        if self._later and min(self._later)[0] <= now:
+            due = [tag for at, tag in self._later if at <= now]
+            self._later = [each for each in self._later if each[0] > now]
+            self.ack(due)
+
+    def give_back(self, tags: Iterable[int]) -> None:
+        """Let the server deliver these to any member, also to this one."""
+        tags = sorted(tags)
+        for tag in tags:
+            self._channel.nack(tag)
+        self._ledger.forget(tags)
+
+
+class TakeTimes:
+    """When positions were taken. Those of one receive share a time. Both threads may call it."""
+
+    _MOST = 4_096  # receives; positions that are open for longer count from the oldest one
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[int, float]] = []  # the last position of each receive, and its time
+
+    def taken(self, last: int, now: float) -> None:
+        self._ends.append((last, now))
+        if len(self._ends) > self._MOST:
+            del self._ends[: self._MOST // 2]
+
+    def at(self, position: int) -> float:
+        ends = self._ends
+        return ends[min(bisect_left(ends, (position,)), len(ends) - 1)][1]
+
+
+class WorkChannel:
+    """`special` is called for messages whose headers must be read first. `rang`: there is something to take."""
+
+    def __init__(
+        self, channel: Channel, place: WorkPlace, prefetch: Prefetch, *, special: Special, rang: Callable[[], None]
+    ) -> None:
+        self.place = place
+        self.prefetch = prefetch
+        self.acks = Acknowledger(channel)
+        self.buffers = WorkBuffers()
+        self.open: dict[int, Received] = {}  # by position: taken and not done
+        self._tries: dict[int, Tries] = {}  # by tag, of the messages that are no first attempts
+        self.times = TakeTimes()
+        self._position = 0
+        self._special = special
+        self._rang = rang
+
+    # -- in the I/O thread --------------------------------------------------------------------------------------------
+
+    def arrived(self, tier: str, messages: list[Received]) -> None:
+        plain = messages
+        if tier == SUSPECTS or any([is_special(message) for message in messages]):  # noqa: C419  # twice as fast
+            plain = []
+            for message in messages:
+                if tier == SUSPECTS or is_special(message):
+                    self._special(tier, message)
+                else:
+                    plain.append(message)
+        if plain:
+            self.prefetch.received(len(plain), self.buffers.put(tier, plain))
+            self._rang()
+
+    def hand_out(self, tier: str, message: Received, tries: Tries) -> None:
+        """A message whose headers were read can be taken."""
+        if tries != Tries():
+            self._tries[message.tag] = tries
+        self.prefetch.received(1, self.buffers.put(tier, [message]))
+        self._rang()
+
+    def done(self, positions: Iterable[int]) -> list[Received]:
+        """Acknowledge what was taken at these positions, and return it."""
+        taken = self.open
+        found = [message for position in positions if (message := taken.pop(position, None)) is not None]
+        self.acks.ack([message.tag for message in found])
+        return found
+
+    def surplus(self, *, keep: int = 0) -> list[Received]:
+        """The messages that were not taken, without the first `keep` of each tier. They are not handed out any more."""
+        return self.buffers.clear(keep=keep)
+
+    # -- in the application's loop ------------------------------------------------------------------------------------
+
+    def take(self, limit: int, partition: Partition, epoch: int, log_id: str) -> list[Delivery]:
+        """The next messages as deliveries, at most so many."""
+        messages = self.buffers.take(limit)
+        taken, tries, topic, position = self.open, self._tries, partition.topic, self._position
+        is_typed = self.place.is_typed
+        deliveries: list[Delivery] = []
+        for message in messages:
+            position += 1
+            taken[position] = message
+            type_ = message.routing_key if is_typed else ""
+            event = received(message.properties, message.body, topic, f"{log_id}/{position}", type_)
+            known = tries.pop(message.tag, None) if tries else None
+            deliveries.append(Delivery(event, partition, position, epoch, 1, None, log_id, False, known))
+        self._position = position
+        if deliveries:
+            self.times.taken(position, clock.now())
+        return deliveries

@@ -1,0 +1,162 @@
+"""Settles what a member of a work group has done: retries go to rungs, dead letters to the aside, and only then are the
+messages acknowledged."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from onward import clock
+from onward.brokers.base import AsideRecord, Progress, State
+from onward.brokers.rabbitmq.amqp import Received
+from onward.brokers.rabbitmq.operate.figures import RabbitFigures, Status
+from onward.brokers.rabbitmq.work.retrying import WorkParcel
+from onward.brokers.rabbitmq.work.rungs import retrying, rung_for
+from onward.brokers.rabbitmq.work.work_message import ALONE, Arrived, arrived, resent
+from onward.brokers.rabbitmq.work.work_place import SUSPECTS
+from onward.brokers.rabbitmq.work.work_queue import tier_of_message
+from onward.brokers.rabbitmq.work.work_session import WorkIntake, WorkSession
+
+
+class LetterStore(Protocol):
+    """Stores dead letters. See AsideStream."""
+
+    async def store(self, records: Sequence[AsideRecord], fence: int) -> str | None: ...
+
+
+class WorkSettling:
+    """The settles of one ownership. Runs in the I/O thread."""
+
+    def __init__(self, session: WorkSession, intake: WorkIntake, letters: LetterStore, figures: RabbitFigures) -> None:
+        self.lock = asyncio.Lock()  # the mover holds it too, so that an event that dies again has one letter
+        self._session = session
+        self._work = intake.work
+        self._letters = letters
+        self._figures = figures
+        self._stored: dict[int, float] = {}  # open positions whose record is stored; when to acknowledge them
+
+    async def settle(self, progress: Progress | None, records: Sequence[AsideRecord]) -> dict[int, str]:
+        """Returns the positions whose records were refused, and why. Everything else took effect.
+
+        A repeated call sends no record again. Raises AmqpError or BrokerError if the answer was lost."""
+        async with self.lock:
+            if progress is not None and progress.tries:
+                await self._mark(progress)
+            refused = await self._store(records) if records else {}
+            if progress is not None:
+                self._ack([position for position in progress.fresh if position not in refused], records)
+            return refused
+
+    async def _mark(self, progress: Progress) -> None:
+        """Store which suspects are about to run alone."""
+        suspects = self._session.suspects
+        for position, tries in progress.tries.items():
+            message = self._work.open.get(position)
+            if message is None or tier_of_message(message) != SUSPECTS:
+                continue
+            name = arrived(message).suspect
+            if tries.started == ALONE:
+                await suspects.starts_alone(name)
+            else:
+                await suspects.stays(name)
+
+    async def _store(self, records: Sequence[AsideRecord]) -> dict[int, str]:
+        open_, stored = self._work.open, self._stored
+        fresh = [each for each in records if each.position in open_ and each.position not in stored]
+        refused: dict[int, str] = {}
+        dead = [self._dead(each, open_[each.position]) for each in fresh if each.state is State.DEAD]
+        if dead:
+            why = await self._letters.store(dead, 0)
+            places = [each.position for each in dead]
+            if why is None:
+                stored.update(dict.fromkeys(places, 0.0))
+            else:
+                refused.update(dict.fromkeys(places, why))
+        waiting = [each for each in fresh if each.state is not State.DEAD]
+        if waiting:
+            refused |= await self._send(waiting)
+        return refused
+
+    async def _send(self, records: Sequence[AsideRecord]) -> dict[int, str]:
+        wall = time.time()
+        parcels = [self._parcel(record, self._work.open[record.position], wall) for record in records]
+        answers = await self._session.courier.send(parcels)
+        refused: dict[int, str] = {}
+        for record, parcel, why in zip(records, parcels, answers, strict=True):
+            if why is None:
+                self._stored[record.position] = self._session.courier.safe_at(parcel)
+            else:
+                refused[record.position] = why
+        return refused
+
+    def _parcel(self, record: AsideRecord, message: Received, wall: float) -> WorkParcel:
+        tier = tier_of_message(message)
+        if tier == SUSPECTS:
+            tier = self._session.place.tier(record.event.type)
+        first = _first(arrived(message), record)
+        state = retrying(record.tries, record.due, record.wait_s, wall, first)
+        rung_ms = rung_for(state.waits_ms(wall))
+        properties = resent(message, state.after(rung_ms), id_=record.event.id, type_=record.event.type)
+        return WorkParcel(tier, rung_ms, properties, message.body)
+
+    def _dead(self, record: AsideRecord, message: Received) -> AsideRecord:
+        """The letter with the time of the first failure, which was in another delivery."""
+        first = _first(arrived(message), record)
+        if record.failure is None or first is None or first >= record.failure.first:
+            return record.whole()
+        failure = msgspec.structs.replace(record.failure, first=first)
+        return msgspec.structs.replace(record, failure=failure).whole()
+
+    def _ack(self, positions: Sequence[int], records: Sequence[AsideRecord]) -> None:
+        work, stored = self._work, self._stored
+        now = clock.now()
+        self._measure(positions, now)
+        waiting = [position for position in positions if stored.get(position, 0.0) > now] if stored else []
+        done = work.done([position for position in positions if position not in waiting] if waiting else positions)
+        for position in waiting:
+            message = work.open.pop(position, None)
+            if message is not None:
+                work.acks.ack_at(message.tag, stored[position], now)
+                done.append(message)
+        for position in positions if stored else ():
+            stored.pop(position, None)
+        for message in done:
+            if message.consumer.startswith(SUSPECTS):
+                self._session.suspects.done(arrived(message).suspect)
+        work.prefetch.settled(len(done), now)
+        self._count(done, records)
+
+    def _measure(self, positions: Sequence[int], now: float) -> None:
+        """Count how long these took, from their receive to this settle."""
+        work = self._work
+        taken = Counter(
+            [(message.consumer, work.times.at(each)) for each in positions if (message := work.open.get(each))]
+        )
+        for (consumer, at), count in taken.items():
+            self._figures.took(self._queue(consumer), now - at, count)
+
+    def _queue(self, consumer: str) -> str:
+        place = self._session.place
+        return place.queues.get(consumer.partition("-")[0], place.suspects)
+
+    def _count(self, done: Sequence[Received], records: Iterable[AsideRecord]) -> None:
+        by_tier = Counter([message.consumer for message in done])
+        states: Counter[Status] = Counter(["failed" if each.state is State.DEAD else "retried" for each in records])
+        for consumer, count in by_tier.items():
+            queue = self._queue(consumer)
+            for status, found in states.items():
+                part = min(count, found)
+                self._figures.processed(queue, status, part)
+                count -= part
+                states[status] -= part
+            if count:
+                self._figures.processed(queue, "success", count)
+
+
+def _first(found: Arrived, record: AsideRecord) -> float | None:
+    """The time of the event's first failure."""
+    known = found.state.first_failure
+    return known if known is not None else record.failure.first if record.failure is not None else None
