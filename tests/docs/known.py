@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from onward import Event, Onward
-from onward.brokers.rabbitmq.figures import RabbitFigures
+from onward.brokers.rabbitmq.operate.figures import RabbitFigures
 from onward.brokers.redis.foreign import lost_entries
 from onward.brokers.redis.stream_figures import StreamFigures
 from onward.cli import app as cli

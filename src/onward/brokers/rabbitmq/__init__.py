@@ -10,7 +10,7 @@ operate/           topology as code, `onward doctor`, metrics
 presence.py        who is in a group, and what its members say of themselves
 message.py         events as messages (pure); names.py: names and arguments of queues and exchanges (pure)
 stream_reader.py   reads streams and finds their ends; server_errors.py: what refusals mean (pure)
-ground.py          what all parts share: settings, thread, connections; session_tasks.py: tasks that end together
+ground.py          what all parts share: settings, thread, connections
 io_thread.py       the thread that talks to the server; connecting.py and address.py: how it finds it
 amqp/              the client
 """

@@ -20,12 +20,12 @@ from onward.brokers.rabbitmq.ordered.fair_share import FairShare
 from onward.brokers.rabbitmq.ordered.log_reader import PartitionReader
 from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold
 from onward.brokers.rabbitmq.ordered.seat import TokenSeat
+from onward.brokers.rabbitmq.ordered.session_tasks import SessionTasks
 from onward.brokers.rabbitmq.ordered.tenancy import Tenancy
 from onward.brokers.rabbitmq.ordered.tenancy_parts import TenancyParts
 from onward.brokers.rabbitmq.ordered.token import Token, wait_s
 from onward.brokers.rabbitmq.presence import Presence, PresencePlace, PresenceSelf
 from onward.brokers.rabbitmq.registry.registry_fold import TopicEntry
-from onward.brokers.rabbitmq.session_tasks import SessionTasks
 from onward.errors import BrokerError, GroupDropped, OnwardError
 from onward.event import Partition
 
