@@ -1,7 +1,7 @@
 """Ordered groups. Each group has a token queue for each partition; its newest token is the group's progress.
 
 ordered.py         the subscription of a member, and the groups of a broker; ordered_settle.py: one settle
-membership.py      keeps a member in its group; session_tasks.py: its tasks; fair_share.py: how many partitions it should own
+membership.py      keeps a member in its group; session_tasks.py: its tasks; fair_share.py: its share
 seat.py            a member at one token queue: stands by, takes over, owns; tenancy.py: one ownership
 token.py           tokens and how long a new owner waits (pure); takeover.py: which token counts (pure)
 token_channel.py   consumes a token queue; token_search.py: finds out that a token is missing
