@@ -26,6 +26,7 @@ from onward.brokers.rabbitmq.amqp import (
 )
 
 ANSWER_S = 2.0
+_MOST_GONE = 1_000  # names to remember, the newest
 _TRANSIENT = encoded_properties(Properties(delivery_mode=1))
 
 
@@ -94,7 +95,7 @@ class Presence:
         self._on_change = on_change
         self._others: dict[str, PresenceNote] = {}
         self._observed = Observed()
-        self._gone = set(me.gone)
+        self._gone = dict.fromkeys(me.gone)  # names of members that have no process left
         self._beat = 0
         self._channel: Channel | None = None
 
@@ -181,8 +182,10 @@ class Presence:
 
     def _heard(self, note: PresenceNote) -> bool:
         known = self._others.get(note.owner)
-        fresh = set(note.gone) - self._gone
-        self._gone |= fresh
+        fresh = [name for name in note.gone if name not in self._gone]
+        self._gone |= dict.fromkeys(fresh)
+        while len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
         if note.is_leaving:
             self._others.pop(note.owner, None)
             self._observed.forget({note.owner})
