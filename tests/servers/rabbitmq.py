@@ -160,7 +160,7 @@ class RabbitMQServer(Server):
         """Wait until all queues of the virtual host survive a kill. A node that is killed in the first second of a
         quorum queue does not know the queue's log again; in that of its first stream, it loses all its streams."""
         queues = self.queues(vhost).values()
-        names = [f"{vhost}_{each['name']}" for each in queues if each["type"] == "quorum"]
+        names = [f"{quote(vhost, safe='')}_{each['name']}" for each in queues if each["type"] == "quorum"]
         names += ["rabbit_stream_coordinator"] if any(each["type"] == "stream" for each in queues) else []
 
         def known() -> bool:
