@@ -392,6 +392,23 @@ class TestOnAServer:
 
         played(scene)()
 
+    @played
+    async def test_a_removed_binding_of_a_stream_is_made_again_within_five_seconds(self, shop: Shop) -> None:
+        """A work queue beside it takes the events meanwhile, so the server returns none of them."""
+        broker = await shop.broker(partitions=1)
+        await broker.publish(orders(1))
+        await shop.bind_work_queue()
+        async with shop.connection() as connection:
+            channel = await connection.channel()
+            await channel.unbind_queue(names.stream(TOPIC, 0), names.exchange(TOPIC), names.stream_binding(0))
+        before = len(await shop.stored(partitions=1))
+        await self._publish_for(broker, 5.0)
+        await broker.publish(orders(3, start=100))
+        stored = await shop.stored(partitions=1)
+        assert len(stored) > before
+        assert [each.value for each in stored[-3:]] == [b"100", b"101", b"102"]
+        await shop.close()
+
     async def _publish_for(self, broker: Broker, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:

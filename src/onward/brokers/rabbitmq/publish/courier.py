@@ -128,7 +128,7 @@ class RabbitCourier:
                 link.watch.close()
             patience_s = max(0.0, deadline - clock.now() - _LAST_WORD_S)
             connection = await connected(self._ground.address, name="onward publish", patience_s=patience_s)
-            watch = StreamWatch(connection, self._ground.registry)
+            watch = StreamWatch(connection, self._ground.registry, binds=self._ground.settings.auto_declare)
         try:
             channel = await connection.channel()
             await channel.confirm_select()

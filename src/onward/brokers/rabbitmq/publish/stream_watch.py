@@ -1,14 +1,14 @@
-"""Whether the streams that we publish to exist.
+"""Whether the streams that we publish to exist and are bound.
 
 An event goes to an exchange, and the server reports it as undeliverable only if no queue at all is bound there. With a
-work queue beside it, a stream that was deleted would be missed by nobody.
+work queue beside it, a stream that was deleted, or whose binding was removed, would be missed by nobody.
 """
 
 import asyncio
 import logging
 
 from onward import clock
-from onward.brokers.rabbitmq.amqp import AmqpError, Connection
+from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, Connection
 from onward.brokers.rabbitmq.registry import topic_objects
 from onward.brokers.rabbitmq.registry.registry import TopicRegistry
 from onward.brokers.rabbitmq.registry.registry_fold import TopicEntry
@@ -21,11 +21,14 @@ _IDLE_S = 30.0  # after this time without an event, a topic is no longer looked 
 
 
 class StreamWatch:
-    """Of one connection. It looks at the streams of a topic at first use, and every few seconds while it is used."""
+    """Of one connection. It looks at the streams of a topic at first use, and every few seconds while it is used.
 
-    def __init__(self, connection: Connection, registry: TopicRegistry) -> None:
+    `binds`: it also binds them again each time."""
+
+    def __init__(self, connection: Connection, registry: TopicRegistry, *, binds: bool) -> None:
         self._connection = connection
         self._registry = registry
+        self._binds = binds
         self._missing: dict[str, frozenset[int]] = {}  # by log id
         self._used: dict[str, tuple[TopicEntry, float]] = {}  # by log id: when it was last used
         self._task = asyncio.create_task(self._look_for_ever())
@@ -49,8 +52,16 @@ class StreamWatch:
         if found and current is not None and current.log_id == topic.log_id and current.state == "created":
             await self._registry.create_topic(topic.name, topic.partitions)
             found = await self._found_missing(topic)
+        if self._binds and not found:
+            await self._bind(topic)
         self._missing[topic.log_id] = found
         return found
+
+    async def _bind(self, topic: TopicEntry) -> None:
+        try:
+            await topic_objects.bind_again(self._connection, topic)
+        except ChannelClosed as error:  # a publisher needs no right to bind
+            log.debug("RabbitMQ: the streams of topic %s were not bound again: %s", topic.name, error)
 
     async def _found_missing(self, topic: TopicEntry) -> frozenset[int]:
         """All of them, if the exchange is missing."""

@@ -89,6 +89,16 @@ async def missing(connection: Connection, topic: TopicEntry) -> list[int]:
     return found
 
 
+async def bind_again(connection: Connection, topic: TopicEntry) -> None:
+    """Bind every stream again, because AMQP cannot tell whether a binding was removed. Raises AmqpError."""
+    channel = await connection.channel()
+    for index in range(topic.partitions):
+        await channel.bind_queue(
+            names.stream(topic.name, index), names.exchange(topic.name), names.stream_binding(index)
+        )
+    await channel.close()
+
+
 async def has_exchange(connection: Connection, topic: TopicEntry) -> bool:
     """Raises AmqpError if that cannot be found out."""
     channel = await connection.channel()
