@@ -198,7 +198,15 @@ class RabbitMQServer(Server):
 
     def queues(self, vhost: str) -> dict[str, dict[str, Any]]:
         """The queues of the virtual host by name, as the management API describes them."""
-        return {each["name"]: each for each in self.ask("GET", f"/api/queues/{quote(vhost, safe='')}")}
+        found: dict[str, dict[str, Any]] = {}
+
+        def listed() -> bool:
+            """It fails while a queue is being declared or deleted."""
+            found.update({each["name"]: each for each in self.ask("GET", f"/api/queues/{quote(vhost, safe='')}")})
+            return True
+
+        until(listed, ANSWER_S, f"{self.name} does not list its queues", self.log)
+        return found
 
     def delete_queue(self, vhost: str, name: str) -> None:
         self.ask("DELETE", f"/api/queues/{quote(vhost, safe='')}/{quote(name, safe='')}")

@@ -70,7 +70,8 @@ def test_a_connection_cut_at_any_step_loses_and_inverts_nothing(
             for name, (step, delivered, on_reconnect) in STEPS[kind].items():
                 proxy.cut_at(step, delivered=delivered)
                 if on_reconnect:
-                    await asyncio.to_thread(rabbitmq_server.close_connections, vhost)
+                    proxy.cut()
+                    proxy.mend()
                 await published_until(lambda: proxy.has_cut, shop, f"cut at: {name}")
                 await shop.publish()
                 try:

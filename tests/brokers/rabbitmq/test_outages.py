@@ -66,35 +66,6 @@ async def published(shop: FaultShop) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_rung_that_a_killed_node_has_damaged_is_named_until_it_is_deleted(
-    rabbitmq_server: RabbitMQServer, vhost: str, url: str
-) -> None:
-    """A node that is killed in the first second of a quorum queue keeps the queue, but does not store anything in it
-    any more, and does not say so."""
-
-    async def scene() -> None:
-        async with FaultShop(url, "work").open() as shop:
-            await shop.publish(10)
-            await shop.settled()
-            await asyncio.to_thread(rabbitmq_server.until_durable, vhost)
-            shop.ends = lambda _: "later"
-            await shop.publish(1)
-            while not (rungs := [name for name in rabbitmq_server.queues(vhost) if ".rung." in name]):
-                pass
-            await asyncio.to_thread(rabbitmq_server.kill)
-            await asyncio.to_thread(rabbitmq_server.start)
-            await shop.publish(10)
-            await until(
-                lambda: shop.accepted <= shop.handled or any(name in troubles(shop) for name in rungs),
-                "the queue is named, or not needed",
-                shop,
-            )
-            for name in rungs:
-                await asyncio.to_thread(rabbitmq_server.delete_queue, vhost, name)
-
-    asyncio.run(scene())
-
-
 @kinds
 def test_a_node_that_stops_for_a_while_is_noticed_and_nothing_is_lost(
     rabbitmq_server: RabbitMQServer, url: str, kind: str
