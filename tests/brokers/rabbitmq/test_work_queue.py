@@ -26,7 +26,13 @@ from onward.brokers.rabbitmq.work.retrying import RungDeck, WorkCourier, WorkPar
 from onward.brokers.rabbitmq.work.rungs import Retrying, headers_of
 from onward.brokers.rabbitmq.work.work_message import SUSPECT_HEADER, Fate, arrived, is_special, resent
 from onward.brokers.rabbitmq.work.work_place import SUSPECTS, WorkPlace, check_asks, place_of, rungs
-from onward.brokers.rabbitmq.work.work_queue import TierConsumers, WorkBuffers, WorkChannel, tier_of_message
+from onward.brokers.rabbitmq.work.work_queue import (
+    Acknowledger,
+    TierConsumers,
+    WorkBuffers,
+    WorkChannel,
+    tier_of_message,
+)
 from onward.errors import BadSetting
 from onward.event import Partition, Tries
 from tests.servers.rabbitmq import RabbitMQServer
@@ -114,7 +120,28 @@ def test_the_prefetch_stays_small_after_messages_came_back() -> None:
     prefetch.settled(20, 1.0)
     assert prefetch.count == 20
     prefetch.settled(20, 11.0)
-    assert prefetch.count == 40
+    assert prefetch.count == 80
+
+
+def test_messages_that_we_gave_back_ourselves_do_not_make_the_prefetch_small() -> None:
+    prefetch = Prefetch(10, 58, max_in_flight=1_000, max_bytes=32 << 20)
+    prefetch.received(10, 2_000)
+    prefetch.settled(20, 0.0)
+    prefetch.gave_back(2, 1.0)
+    for _ in range(2):
+        prefetch.came_back(2.0)
+    assert prefetch.count == 80
+    prefetch.came_back(2.0)
+    assert prefetch.count == 20, "one more came back than we gave back"
+
+
+def test_messages_that_we_gave_back_are_expected_for_a_limited_time() -> None:
+    prefetch = Prefetch(10, 58, max_in_flight=1_000, max_bytes=32 << 20)
+    prefetch.received(10, 2_000)
+    prefetch.settled(20, 0.0)
+    prefetch.gave_back(2, 1.0)
+    prefetch.came_back(60.0)
+    assert prefetch.count == 20
 
 
 def test_calls_that_may_take_long_leave_no_message_waiting_for_too_long() -> None:
@@ -385,6 +412,28 @@ def test_consumers_are_replaced_without_losing_or_repeating_a_message(link: Any)
         await courier.send(parcels(3))
         state = await channel.declare_queue(PLACE.queues["normal"], passive=True)
         assert state.messages == 3
+
+    link(play)
+
+
+def test_a_growing_prefetch_returns_no_message(link: Any) -> None:
+    async def play(connection: Connection) -> None:
+        await declared(connection)
+        courier = WorkCourier(connection, PLACE, RungDeck())
+        channel = await connection.channel()
+        acks, got = Acknowledger(channel), list[Received]()
+
+        def take(_: str, messages: list[Received]) -> None:
+            got.extend(messages)
+            acks.ack([each.tag for each in messages])
+
+        consumers = TierConsumers(channel, PLACE, take, lambda queue: None)
+        await courier.send(parcels(3_000))
+        for prefetch in (20, 80, 320, 1_280):
+            await consumers.start(prefetch)
+        await eventually(lambda: len(got) >= 3_000)
+        assert not [each for each in got if each.redelivered]
+        assert sorted(int(each.body) for each in got) == list(range(3_000))
 
     link(play)
 

@@ -47,6 +47,7 @@ _PERSISTENT = b"\x02"
 _length = struct.Struct(">I")
 _long = struct.Struct(">q")
 _flags = struct.Struct(">H")
+_size_at, _long_at = _length.unpack_from, _long.unpack_from
 
 
 class PackedEvent(NamedTuple):
@@ -219,26 +220,26 @@ def scanned(raw: bytes, topic: str) -> Scanned:
         at, end = _table(raw)
         offset, at_ms, key, marks, pairs = None, 0, None, 0, list[tuple[bytes, bytes]]()
         while at < end:
-            stop = at + 1 + raw[at]
-            name, kind, at = raw[at + 1 : stop], raw[stop], stop + 1
-            if kind == _TEXT:
-                start = at + 4
-                at = start + _length.unpack_from(raw, at)[0]
-                mark = _MARKS.get(name)
-                if mark is None:
-                    pairs.append((name, raw[start:at]))
-                elif mark:
-                    marks |= mark
-                    if mark == _IS_KEY:
-                        key = text(raw[start:at])
-            elif kind == _LONG and name in _NUMBERS:
-                if name == _OFFSET:
-                    (offset,) = _long.unpack_from(raw, at)
-                else:
-                    (at_ms,) = _long.unpack_from(raw, at)
-                at += 8
+            start = at + 2 + raw[at]
+            head = raw[at:start]
+            what = _HEADS.get(head)
+            if what is None:
+                if head[-1] != _TEXT:
+                    return _slowly_scanned(raw, topic)
+                at = start + 4 + _size_at(raw, start)[0]
+                pairs.append((head[1:-1], raw[start + 4 : at]))
+            elif what < _IS_NUMBER:
+                at = start + 4 + _size_at(raw, start)[0]
+                if what:
+                    marks |= what
+                    if what == _IS_KEY:
+                        key = text(raw[start + 4 : at])
             else:
-                return _slowly_scanned(raw, topic)
+                at = start + 8
+                if what == _IS_OFFSET:
+                    (offset,) = _long_at(raw, start)
+                else:
+                    (at_ms,) = _long_at(raw, start)
         if at != end:
             raise IndexError
     except (IndexError, struct.error):
@@ -248,10 +249,21 @@ def scanned(raw: bytes, topic: str) -> Scanned:
 
 
 _IS_KEY, _IS_TOMBSTONE, _IS_FOUNDING = 1, 2, 4
-_MARKS = {name.encode(): 0 for name in RESERVED}  # texts that are no headers of the event
-_MARKS |= {KEY.encode(): _IS_KEY, TOMBSTONE.encode(): _IS_TOMBSTONE, FOUNDING.encode(): _IS_FOUNDING}
+_IS_NUMBER = 8
+_IS_OFFSET, _IS_AT = _IS_NUMBER, _IS_NUMBER + 1
 _OFFSET = OFFSET.encode()
-_NUMBERS = frozenset({_OFFSET, AT.encode()})
+
+
+def _head(name: str, kind: int) -> bytes:
+    """How an entry of the headers begins."""
+    return _short(name) + bytes((kind,))
+
+
+_HEADS = {_head(name, _TEXT): 0 for name in RESERVED}  # entries that are no headers of the event
+_HEADS |= {
+    _head(name, _TEXT): mark for name, mark in ((KEY, _IS_KEY), (TOMBSTONE, _IS_TOMBSTONE), (FOUNDING, _IS_FOUNDING))
+}
+_HEADS |= {_head(OFFSET, _LONG): _IS_OFFSET, _head(AT, _LONG): _IS_AT}
 _NO_HEADERS: Mapping[str, str] = {}
 
 

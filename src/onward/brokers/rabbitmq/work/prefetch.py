@@ -9,6 +9,7 @@ _FIRST = 20  # until the size of messages is known
 _LEAST = 20
 _PER_CALL = 2  # for each call that runs at once
 _GROWN = 4  # times the limit of events in flight
+_STEP = 4  # it grows by this factor; each time a consumer is added
 _GROW_AT = 0.5  # of the prefetch, done between two settles
 _SHRINK_AT = 0.1
 _CAUTIOUS_S = 10.0  # after messages came back: a process may have died, and the next may die with many too
@@ -26,6 +27,8 @@ class Prefetch:
         self._size = 0.0  # the average size of a message in bytes; 0: unknown
         self._wanted = self._base
         self._cautious_until = 0.0
+        self._given_back = 0  # messages that we returned ourselves and that have not come back
+        self._given_until = 0.0  # later they are forgotten: other members have them
         self._busy_at = 0.0  # when most of the prefetch was last in use
 
     @property
@@ -41,8 +44,18 @@ class Prefetch:
         # It follows at once when messages become larger, and slowly when they become smaller.
         self._size = average if average > self._size else 0.9 * self._size + 0.1 * average
 
+    def gave_back(self, messages: int, now: float) -> None:
+        """We returned so many messages, for example in a pause. If they come back, no process has died."""
+        if now >= self._given_until:
+            self._given_back = 0
+        self._given_back += messages
+        self._given_until = now + _CAUTIOUS_S
+
     def came_back(self, now: float) -> None:
         """A message arrived that was delivered before."""
+        if self._given_back and now < self._given_until:
+            self._given_back -= 1
+            return
         self._cautious_until = now + _CAUTIOUS_S
         self._wanted = self._base
 
@@ -51,7 +64,7 @@ class Prefetch:
         if messages > _SHRINK_AT * self._wanted:
             self._busy_at = now
         if messages >= _GROW_AT * self._wanted and now >= self._cautious_until:
-            self._wanted = min(self._most, 2 * self._wanted)
+            self._wanted = min(self._most, _STEP * self._wanted)
         elif self._wanted > self._base and now > self._busy_at + _CALM_S:
             self._wanted = max(self._base, self._wanted // 2)
             self._busy_at = now

@@ -77,47 +77,58 @@ def _taken(waiting: deque[Received], count: int) -> list[Received]:
 
 
 class TierConsumers:
-    """A consumer for each queue, all on one channel. The tag of a consumer begins with its tier."""
+    """Consumers for each queue, all on one channel. The tag of a consumer begins with its tier.
+
+    To raise the prefetch, a consumer is added. If the former one were cancelled instead, the server would return
+    messages that are under way to it and count the return, as if a process had died with them."""
 
     def __init__(self, channel: Channel, place: WorkPlace, on_messages: TierMessages, on_cancel: Callable[[str], None]):
         self._channel = channel
         self._place = place
         self._on_messages = on_messages
         self._on_cancel = on_cancel
-        self._tags: dict[str, str] = {}  # by tier
+        self._tags: list[str] = []  # of the consumers whose prefetch can change
+        self._suspects = ""  # the tag of the consumer of the suspects
         self._started = 0
         self._lock = asyncio.Lock()
         self.prefetch = 0  # of each tier; 0: stopped
 
     async def start(self, prefetch: int) -> None:
-        """Start the consumers, or replace them by consumers with another prefetch."""
+        """Start the consumers, or change their prefetch."""
         async with self._lock:
-            self.prefetch = prefetch
-            if SUSPECTS not in self._tags:
-                await self._consume(SUSPECTS, self._place.suspects, 1)
-            for tier, queue in self._place.queues.items():
-                former = self._tags.get(tier)
-                await self._consume(tier, queue, prefetch)
-                if former is not None:
-                    await self._channel.cancel(former)
+            before, self.prefetch = self.prefetch, prefetch
+            if not self._suspects:
+                self._suspects = await self._consume(SUSPECTS, self._place.suspects, 1)
+            if prefetch > before:
+                self._tags += await self._consume_all(prefetch - before)
+            elif prefetch < before:
+                former, self._tags = self._tags, await self._consume_all(prefetch)
+                await self._cancel(former)
 
     async def stop(self) -> None:
         """Stop the consumers. Messages that were under way have arrived when this returns."""
         async with self._lock:
             self.prefetch = 0
-            tags, self._tags = self._tags, {}
-            for tag in tags.values():
-                await self._channel.cancel(tag)
+            tags = [self._suspects, *self._tags] if self._suspects else self._tags
+            self._suspects, self._tags = "", []
+            await self._cancel(tags)
 
-    async def _consume(self, tier: str, queue: str, prefetch: int) -> None:
+    async def _consume_all(self, prefetch: int) -> list[str]:
+        return [await self._consume(tier, queue, prefetch) for tier, queue in self._place.queues.items()]
+
+    async def _consume(self, tier: str, queue: str, prefetch: int) -> str:
         self._started += 1
         await self._channel.qos(prefetch)
-        self._tags[tier] = await self._channel.consume(
+        return await self._channel.consume(
             queue,
             functools.partial(self._on_messages, tier),
             tag=f"{tier}-{self._started}",
             on_cancel=functools.partial(self._on_cancel, queue),
         )
+
+    async def _cancel(self, tags: Iterable[str]) -> None:
+        for tag in tags:
+            await self._channel.cancel(tag)
 
 
 def tier_of_message(message: Received) -> str:
@@ -175,9 +186,17 @@ class TakeTimes:
         if len(self._ends) > self._MOST:
             del self._ends[: self._MOST // 2]
 
-    def at(self, position: int) -> float:
-        ends = self._ends
-        return ends[min(bisect_left(ends, (position,)), len(ends) - 1)][1]
+    def counts(self, positions: Iterable[int]) -> dict[float, int]:
+        """How many of these positions were taken at each time."""
+        ends = self._ends.copy()
+        found: dict[float, int] = {}
+        first, last, at = 1, 0, 0.0  # the last receive that was looked up
+        for position in positions:
+            if not first <= position <= last:
+                index = min(bisect_left(ends, (position,)), len(ends) - 1)
+                first, (last, at) = ends[index - 1][0] + 1 if index else 0, ends[index]
+            found[at] = found.get(at, 0) + 1
+        return found
 
 
 class WorkChannel:
@@ -228,7 +247,9 @@ class WorkChannel:
 
     def surplus(self, *, keep: int = 0) -> list[Received]:
         """The messages that were not taken, without the first `keep` of each tier. They are not handed out any more."""
-        return self.buffers.clear(keep=keep)
+        removed = self.buffers.clear(keep=keep)
+        self.prefetch.gave_back(len(removed), clock.now())
+        return removed
 
     # -- in the application's loop ------------------------------------------------------------------------------------
 

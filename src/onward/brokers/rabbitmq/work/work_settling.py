@@ -132,11 +132,13 @@ class WorkSettling:
     def _measure(self, positions: Sequence[int], now: float) -> None:
         """Count how long these took, from their receive to this settle."""
         work = self._work
-        taken = Counter(
-            [(message.consumer, work.times.at(each)) for each in positions if (message := work.open.get(each))]
-        )
-        for (consumer, at), count in taken.items():
-            self._figures.took(self._queue(consumer), now - at, count)
+        by_consumer: dict[str, list[int]] = {}
+        for position in positions:
+            if message := work.open.get(position):
+                by_consumer.setdefault(message.consumer, []).append(position)
+        for consumer, taken in by_consumer.items():
+            for at, count in work.times.counts(taken).items():
+                self._figures.took(self._queue(consumer), now - at, count)
 
     def _queue(self, consumer: str) -> str:
         place = self._session.place
