@@ -1,6 +1,7 @@
 """Members of ordered groups at a real server: missing tokens, cut logs, lost connections, dropped groups."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -331,3 +332,31 @@ async def test_a_passing_group_leaves_nothing_behind(harness: RabbitHarness) -> 
         assert set(harness.server.queues(harness.vhost)) == before
         await member.subscription.close()
         await broker.drop_group("orders", "onward-passing.tail.1")
+
+
+@played
+async def test_operators_who_look_at_a_group_leave_nothing_in_its_token_queues(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        broker = await opened()
+        member = await taken(broker, 5)
+        await member.subscription.close()
+        channel = await connection.channel()
+        for _ in range(3):
+            (info,) = await broker.groups("orders")
+            assert info.partitions[0].watermark
+        assert (await channel.declare_queue(QUEUE, passive=True)).messages <= 2
+
+
+@played
+async def test_operators_get_an_answer_during_a_memory_alarm(harness: RabbitHarness) -> None:
+    """The server answers nothing on a connection that has sent messages. The next question uses another one."""
+    async with brokers(harness) as opened:
+        broker = await opened()
+        member = await taken(broker, 3)
+        with harness.server.alarmed():
+            for _ in range(2):
+                async with asyncio.timeout(40):
+                    with contextlib.suppress(BrokerError):
+                        await broker.groups("orders")
+                    assert [each.name for each in await broker.topics()] == ["orders"]
+        await member.subscription.close()

@@ -102,6 +102,7 @@ class TestFold:
     def test_entries_of_a_later_version_are_ignored(self) -> None:
         assert decoded(b"\x81\xa4type\xa6future") is None
         assert decoded(b"") is None
+        assert decoded(b"\x81\xa4type\xa5topi\xff") is None, "text that is not UTF-8"
 
     @given(ENTRIES)
     def test_fences_and_generations_never_fall(self, entries: list[RegistryEntry]) -> None:

@@ -317,3 +317,9 @@ def test_the_checks_find_that_an_owner_did_not_wait() -> None:
 
 def test_the_model_knows_leases_that_are_longer_than_a_step() -> None:
     assert LEASE > 10.0
+
+
+def test_a_token_with_an_impossible_fence_is_no_token() -> None:
+    """Its successor could not be encoded, and the partition would stand still."""
+    assert decoded(encoded(token(fence=(1 << 62) + 1))) == Stray(is_newer=False)
+    assert decoded(encoded(token(number=(1 << 62) + 1))) == Stray(is_newer=False)

@@ -4,17 +4,24 @@ import asyncio
 import itertools
 import logging
 import random
+import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
 from onward import clock
 from onward.brokers.rabbitmq.address import RabbitAddress
-from onward.brokers.rabbitmq.amqp import ConnectFailed, Connection, LoginRefused
+from onward.brokers.rabbitmq.amqp import AmqpError, ConnectFailed, Connection, LoginRefused
+from onward.brokers.rabbitmq.server_errors import is_interrupted
 from onward.errors import BadSetting, BrokerError
 
+T = TypeVar("T")
 log = logging.getLogger("onward")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_AGAIN_S = 5.0
+_ANSWER_S = 30.0
+_UNIQUE = re.compile(r"[0-9a-f]{32}|channel \d+")
 _OLDEST = (3, 9)  # the first version with streams
 
 
@@ -47,6 +54,43 @@ async def connected_at_last(address: RabbitAddress, *, name: str, turn: int = 0)
                 log.warning("%s; trying again until it succeeds (%s)", problem, name)
         await asyncio.sleep(pause_s)
     raise AssertionError("pauses never end")
+
+
+async def reconnecting(work: Callable[[], Awaitable[T]]) -> T:
+    """The result of `work`, which must be harmless to repeat and ask for its connection itself. If that connection ends
+    meanwhile, it is done again for some seconds. Raises BrokerError if it takes too long."""
+    end = clock.now() + _AGAIN_S
+    for pause_s in pauses():
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await work()
+        except TimeoutError as error:
+            raise BrokerError(
+                f"RabbitMQ did not answer in {_ANSWER_S:g} s; does it have a memory or disk alarm? Then it answers "
+                "nothing to a client that has sent messages: free memory or disk there"
+            ) from error
+        except (AmqpError, BrokerError) as error:
+            if not is_interrupted(error) or clock.now() + pause_s >= end:
+                raise
+        await asyncio.sleep(pause_s)
+    raise AssertionError("pauses never end")
+
+
+class LoggedCauses:
+    """Logs each cause once. Unique names in the text, such as those of temporary queues, make no other cause."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def report(self, text: str) -> None:
+        cause = _UNIQUE.sub("", text)
+        if cause not in self._known:
+            self._known.add(cause)
+            log.warning("%s", text)
+
+    def clear(self) -> None:
+        """It was well in between, so the next problem is a new one."""
+        self._known.clear()
 
 
 def pauses() -> Iterator[float]:

@@ -43,6 +43,9 @@ class RabbitGround:
         async with self._querying:
             if self._closed:
                 raise Closed(f"the broker on {self.address.name} is closed")
+            if self._query is not None and self._query.blocked is not None:
+                # During an alarm the server answers nothing on a connection that has sent messages.
+                await self._query.close(timeout_s=0.1)
             if self._query is None or self._query.is_closed:
                 self._query = await self._new()
             return self._query

@@ -6,6 +6,7 @@ many answers to wait for.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -241,9 +242,10 @@ async def _answers(channel: Channel, place: PresencePlace, count: int, within_s:
 
     def arrived(messages: list[Received]) -> None:
         for each in messages:
-            note = _decode(each.body)
-            if isinstance(note, PresenceNote):
-                found[note.owner] = note
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):  # of another program
+                note = _decode(each.body)
+                if isinstance(note, PresenceNote):
+                    found[note.owner] = note
         if len(found) >= count and not complete.done():
             complete.set_result(None)
 

@@ -1,6 +1,6 @@
 """What the server means by the errors with which it closes a channel. Pure."""
 
-from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed
+from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, ConnectFailed, ConnectionLost
 
 NOT_FOUND, DIFFERS, REFUSED, LOCKED = 404, 406, 403, 405
 
@@ -15,6 +15,18 @@ def is_passing(error: AmqpError) -> bool:
     return isinstance(error, ChannelClosed) and (
         "down or inaccessible" in error.text or "timeout" in error.text.lower()
     )
+
+
+def is_interrupted(error: BaseException) -> bool:
+    """The connection has ended, and this error, or its cause, says so. On a new connection the same call may succeed.
+
+    RabbitMQ ends a connection with 541 INTERNAL_ERROR if it uses a stream that another one is creating or deleting."""
+    each: BaseException | None = error
+    while each is not None and not isinstance(each, ConnectFailed):
+        if isinstance(each, ConnectionLost):
+            return True
+        each = each.__cause__
+    return False
 
 
 def lacks_replica(error: AmqpError) -> bool:

@@ -1,7 +1,8 @@
 """The asides of a broker: those that its members own, and those that an operator reads."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -11,14 +12,16 @@ from onward.brokers.base import AsideRecord, Count, Filter, Page, State
 from onward.brokers.core.aside_pages import AsideScan, by_partition, count, divided, loadable
 from onward.brokers.core.asides import RecordPlace, fitting
 from onward.brokers.core.folded_aside import BodyRoom, MoveRequest
-from onward.brokers.rabbitmq.amqp import AmqpError, Connection
+from onward.brokers.rabbitmq.amqp import AmqpError, Connection, ConnectionLost
 from onward.brokers.rabbitmq.aside.aside_entries import AsidePlace
 from onward.brokers.rabbitmq.aside.aside_log import AsideStream
 from onward.brokers.rabbitmq.aside.aside_reader import AsideMissing, AsideSource
 from onward.brokers.rabbitmq.aside.aside_writing import EntryChannel
 from onward.brokers.rabbitmq.aside.passing_aside import PassingAside
+from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.names import Place
+from onward.brokers.rabbitmq.server_errors import is_interrupted
 from onward.errors import BrokerError
 from onward.event import Partition
 
@@ -26,7 +29,7 @@ __all__ = ["AsidePlace", "RabbitAside", "RabbitAsides"]
 
 T = TypeVar("T")
 
-_TRIES = 3  # of a call whose stream is deleted meanwhile, or whose connection is lost
+_TRIES = 3  # of a call whose stream is deleted meanwhile
 _AT_ONCE = 16  # asides that are read at the same time
 _MOST_IDS = 10_000  # in one request
 _OTHER_GENERATIONS = range(-2, 2)  # streams that a rewriting may have left, beside the registered one
@@ -113,7 +116,13 @@ class RabbitAsides:
         return {each: aside for each, aside in zip(places, found, strict=True) if aside is not None}
 
     async def caught_up(self, place: AsidePlace) -> AnyAside | None:
-        """None: the place has no records."""
+        """None: the place has no records. BrokerError: it cannot be read."""
+        try:
+            return await reconnecting(partial(self._caught_up, place))
+        except (AmqpError, BrokerError) as error:
+            raise BrokerError(f"RabbitMQ: {place} cannot be read: {error}") from error
+
+    async def _caught_up(self, place: AsidePlace) -> AnyAside | None:
         for left in reversed(range(_TRIES)):
             try:
                 aside = self.owned_by_us(place) or await self._follow(place)
@@ -121,8 +130,8 @@ class RabbitAsides:
                     await aside.catch_up()
                 return aside
             except (AmqpError, BrokerError) as error:
-                if not left:
-                    raise BrokerError(f"RabbitMQ: {place} cannot be read: {error}") from error
+                if not left or is_interrupted(error):
+                    raise
                 await self._ground.registry.catch_up()
         raise AssertionError("the last try returns or raises")
 
@@ -132,17 +141,18 @@ class RabbitAsides:
             if known is not None and not known.is_closed:
                 return known
             if known is not None:
+                del self._followed[place]
                 await known.close()
             generation = self._ground.registry.generation(*place)
-            stream = self._followed[place] = self._stream(await self._ground.query(), place)
+            stream = self._stream(await self._ground.query(), place)
             try:
                 await stream.follow()
             except AsideMissing:
-                del self._followed[place]
                 await self._ground.registry.catch_up()
                 if self._ground.registry.generation(*place) != generation:
                     raise
                 return None
+            self._followed[place] = stream
             return stream
 
     async def delete(self, connection: Connection, topic: str, group: str, places: Iterable[Place]) -> None:
@@ -169,22 +179,29 @@ class RabbitAside:
     async def load(
         self, partition: Partition, *, after: int | None, limit: int, max_bytes: int, dead: bool = False
     ) -> Sequence[AsideRecord]:
-        return await self._run(self._load(partition, after, limit, max_bytes, dead))
+        return await self._run(lambda: self._load(partition, after, limit, max_bytes, dead))
 
     async def scan(self, where: Filter, after: str | None, limit: int) -> Page:
         least = None if after is None else RecordPlace.parse(after)
-        return await self._run(self._scan(where, least, limit))
+        return await self._run(lambda: self._scan(where, least, limit))
 
     async def count(self, where: Filter) -> Count:
-        return await self._run(self._count(where))
+        return await self._run(lambda: self._count(where))
 
     async def move(self, ids: Sequence[str], *, expect: State, to: State, due: float | None) -> int:
-        return await self._run(self._request(MoveRequest(list(ids), expect, to, due)))
+        return await self._asked(MoveRequest(list(ids), expect, to, due))
 
     async def remove(self, ids: Sequence[str], *, expect: State) -> int:
-        return await self._run(self._request(MoveRequest(list(ids), expect, None, None)))
+        return await self._asked(MoveRequest(list(ids), expect, None, None))
 
-    async def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def _run(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """It only reads, so it may be done again."""
+        return await self._answer(reconnecting(read))
+
+    async def _asked(self, request: MoveRequest) -> int:
+        return await self._answer(self._request(request))
+
+    async def _answer(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             return await self._ground.io.run(coroutine)
         except AmqpError as error:
@@ -235,16 +252,19 @@ class RabbitAside:
     async def _ask_once(self, place: AsidePlace, request: MoveRequest) -> int:
         """After a lost connection the same request is written again; it counts once."""
         name = uuid4().hex
-        for left in reversed(range(_TRIES)):
+
+        async def ask() -> int:
             aside = await self._asides.caught_up(place)
             if aside is None:
                 return 0
             try:
                 return await aside.request(name, request)
-            except (AmqpError, BrokerError):
-                if not left or not aside.is_closed:
-                    raise
-        raise AssertionError("the last try returns or raises")
+            except BrokerError as error:
+                if aside.is_closed and not is_interrupted(error):
+                    raise BrokerError(str(error)) from ConnectionLost("its connection has ended")
+                raise
+
+        return await reconnecting(ask)
 
     async def _read(self, topic: str | None) -> Asides:
         await self._ground.registry.catch_up()

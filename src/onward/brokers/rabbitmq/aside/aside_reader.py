@@ -11,7 +11,7 @@ from onward import clock
 from onward.brokers.core.bell import resolve
 from onward.brokers.core.folded_aside import BodyRoom
 from onward.brokers.rabbitmq import names
-from onward.brokers.rabbitmq.amqp import AmqpError, Channel, ChannelClosed, Connection, Received
+from onward.brokers.rabbitmq.amqp import AmqpError, Channel, ChannelClosed, Connection, ConnectionLost, Received
 from onward.brokers.rabbitmq.aside.aside_entries import AsidePlace, EntryBatch, decoded
 from onward.brokers.rabbitmq.aside.aside_fold import AsideFold
 from onward.brokers.rabbitmq.names import Place
@@ -120,7 +120,8 @@ class AsideReader:
                 raise BrokerError(f"RabbitMQ: {self.source.place}: nothing was read for {STALLED_S:g} s") from None
 
     async def close(self) -> None:
-        self._fail(BrokerError(f"RabbitMQ: {self.source.place} is closed"))
+        cause = ConnectionLost("its connection has ended") if self.source.connection.is_closed else None
+        self._fail(BrokerError(f"RabbitMQ: {self.source.place} is closed"), cause)
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
@@ -138,7 +139,7 @@ class AsideReader:
         except BrokerError as error:
             self._fail(error)
         except AmqpError as error:
-            self._fail(BrokerError(f"RabbitMQ: {self.source.place} can no longer be read: {error}"))
+            self._fail(BrokerError(f"RabbitMQ: {self.source.place} can no longer be read: {error}"), error)
 
     async def _ended(self, generation: int, channel: Channel) -> None:
         """Wait for the end of the generation or of the channel."""
@@ -234,9 +235,10 @@ class AsideReader:
         self._listener.moved_on(generation)
         self._wake()
 
-    def _fail(self, error: BrokerError) -> None:
+    def _fail(self, error: BrokerError, cause: AmqpError | None = None) -> None:
         if self.failure is None:
             self.failure = error
+            error.__cause__ = cause or error.__cause__
             self._wake()
 
     def _wake(self) -> None:

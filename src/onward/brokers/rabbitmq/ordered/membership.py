@@ -15,6 +15,7 @@ from onward.brokers.base import AsideRecord, Progress
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError, Connection
 from onward.brokers.rabbitmq.aside.aside_log import AsideLost
+from onward.brokers.rabbitmq.connecting import LoggedCauses, pauses
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.ordered.fair_share import FairShare
 from onward.brokers.rabbitmq.ordered.log_reader import PartitionReader
@@ -34,6 +35,7 @@ log = logging.getLogger("onward")
 _LEAVE_S = 3.0
 _JOIN_S = 0.3
 _LONGEST_TURN_S = 1.0
+_WELL_S = 10.0  # a session that lasted so long was well
 _MOST_CLOSED = 1_000  # tenures to remember
 
 
@@ -56,6 +58,7 @@ class MemberState:
         self.is_leaving = False
         self.failure: OnwardError | None = None
         self.trouble = ""
+        self.causes = LoggedCauses()
         self.connection: Connection | None = None
         self.ready_at = 0.0  # until then ownerships are not reported
 
@@ -193,25 +196,29 @@ class OrderedMembership:
         self._tasks.start(self._run())
 
     async def _run(self) -> None:
+        waits = pauses()
         for turn in itertools.count():
             if self.state.is_leaving or self.state.failure is not None:
                 return
+            since = clock.now()
             self.state.connection = connection = await self._ground.connect(f"group {self.group}", turn=turn)
             try:
                 await self._session(connection)
             except (AmqpError, BrokerError) as error:
+                if clock.now() - since > _WELL_S:
+                    waits = pauses()
+                    self.state.causes.clear()
                 self._report(error)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(next(waits))
             finally:
                 # The connection first: while the server has an alarm, it does not answer to the close of a channel.
                 await connection.close()
                 await self._tasks.end_session()
 
     def _report(self, error: Exception) -> None:
-        why = f"group {self.group} has no connection: {error}"
-        if why != self.state.trouble and not self.state.is_leaving:
-            self.state.trouble = why
-            log.warning("RabbitMQ: %s", why)
+        if not self.state.is_leaving:
+            self.state.trouble = f"group {self.group} has no connection: {error}"
+            self.state.causes.report(f"RabbitMQ: {self.state.trouble}")
 
     async def _session(self, connection: Connection) -> None:
         """Until the connection ends."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from onward.brokers.core.subscription import Keeper, SubscriptionShell
 from onward.brokers.rabbitmq.amqp import AmqpError
 from onward.brokers.rabbitmq.aside.aside import RabbitAsides
 from onward.brokers.rabbitmq.aside.aside_entries import AsidePlace
+from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.ordered import ordered_groups
 from onward.brokers.rabbitmq.ordered.group_start import FirstTokens, first_token, joined, start_tokens
@@ -155,22 +157,22 @@ class OrderedGroups:
         return await self._ground.io.run(self._join(joining, group, start))
 
     async def groups(self, topic: TopicEntry, entries: Sequence[GroupEntry]) -> list[GroupInfo]:
-        return await self._ask(ordered_groups.infos(self._ground, topic, entries))
+        return await self._ask(lambda: ordered_groups.infos(self._ground, topic, entries))
 
     async def owners(self, topic: TopicEntry, group: str) -> list[MemberInfo]:
-        return await self._ask(ordered_groups.owners(self._ground, topic, group))
+        return await self._ask(lambda: ordered_groups.owners(self._ground, topic, group))
 
     async def members(self, topic: TopicEntry, group: str) -> list[str]:
         """The names of the live members."""
-        return await self._ask(ordered_groups.members(self._ground, topic, group))
+        return await self._ask(lambda: ordered_groups.members(self._ground, topic, group))
 
     async def drop_group(self, topic: TopicEntry, entry: GroupEntry) -> None:
         """Raises BrokerError while a member is alive."""
-        await self._ask(ordered_groups.drop(self._ground, self._asides, topic, entry.group))
+        await self._ask(lambda: ordered_groups.drop(self._ground, self._asides, topic, entry.group))
 
-    async def _ask(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
-            return await self._ground.io.run(work)
+            return await self._ground.io.run(reconnecting(work))
         except AmqpError as error:
             raise BrokerError(f"RabbitMQ: {error}") from error
 
@@ -178,10 +180,9 @@ class OrderedGroups:
 
     async def _join(self, member: OrderedMember, group: str, start: Start) -> OrderedSubscription:
         ground, registry = self._ground, self._ground.registry
-        connection = await ground.query()
         tokens: dict[Partition, Token] = {}
         for topic in member.topics:
-            tokens |= await joined(connection, registry, topic, group, start)
+            tokens |= await reconnecting(partial(self._joined, topic, group, start))
         holdings: OrderedHoldings = Holdings(Bell())
         parts = TenancyParts(
             group=group,
@@ -198,11 +199,16 @@ class OrderedGroups:
         membership.start()
         return OrderedSubscription(membership, holdings, ground, parts.stalled)
 
+    async def _joined(self, topic: TopicEntry, group: str, start: Start) -> FirstTokens:
+        return await joined(await self._ground.query(), self._ground.registry, topic, group, start)
+
+    async def _passing_tokens(self, topic: TopicEntry, start: Start) -> FirstTokens:
+        return await start_tokens(await self._ground.query(), topic, start)
+
     async def _pass(self, topics: Sequence[TopicEntry], group: str, start: Start) -> OrderedSubscription:
-        connection = await self._ground.query()
         tokens: dict[Partition, Token] = {}
         for topic in topics:
-            tokens |= await start_tokens(connection, topic, start)
+            tokens |= await reconnecting(partial(self._passing_tokens, topic, start))
         holdings: OrderedHoldings = Holdings(Bell())
         asides = {each: self._asides.passing(AsidePlace(each.topic, group, each.index)) for each in tokens}
         parts = PassingParts(group, self._ground.settings.lease_s, holdings, asides, set(), self._epochs)

@@ -114,11 +114,13 @@ async def _peeked(connection: Connection, topic: TopicEntry, group: str, index: 
     """The token of a partition that has no owner. None if it cannot be read now."""
     try:
         desk = await _opened(connection, topic, group, index)
-    except AmqpError:
+    except ChannelClosed:
         return None
     try:
         async with asyncio.timeout(within_s):
-            return await desk.newest()
+            token = await desk.newest()
+        desk.tidy()
+        return token
     except (TimeoutError, TokenLost):
         return None
     finally:
@@ -135,7 +137,7 @@ async def _opened(connection: Connection, topic: TopicEntry, group: str, index: 
 async def _end(connection: Connection, topic: TopicEntry, index: int) -> int | None:
     try:
         return await end_of(connection, names.stream(topic.name, index))
-    except (AmqpError, BrokerError):
+    except (ChannelClosed, BrokerError):
         return None
 
 

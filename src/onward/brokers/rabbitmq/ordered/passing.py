@@ -11,6 +11,7 @@ from onward.brokers.base import AsideRecord, Assigned, Progress
 from onward.brokers.core.holdings import Hold
 from onward.brokers.rabbitmq.amqp import AmqpError, Connection
 from onward.brokers.rabbitmq.aside.passing_aside import PassingAside
+from onward.brokers.rabbitmq.connecting import pauses
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.ordered.group_start import FirstTokens
 from onward.brokers.rabbitmq.ordered.log_anchors import AnchorTrail
@@ -92,7 +93,7 @@ class PassingMembership:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        while True:
+        for pause_s in pauses():
             connection = await self._ground.connect(f"group {self.group}")
             try:
                 await self._session(connection)
@@ -104,6 +105,7 @@ class PassingMembership:
                     await reader.close()
                 self._parts.holdings.drop(self._parts.holdings.all(), fenced=True)
                 await connection.close()
+            await asyncio.sleep(pause_s)
 
     async def _session(self, connection: Connection) -> None:
         for partition in self._tokens:

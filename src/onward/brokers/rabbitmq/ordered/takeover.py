@@ -75,8 +75,10 @@ class Takeover:
 
     def _spare(self) -> tuple[int, ...]:
         """If many messages are unacknowledged: all but the newest token."""
-        if len(self.unacked) <= MANY_UNACKED:
-            return ()
+        return self.spare() if len(self.unacked) > MANY_UNACKED else ()
+
+    def spare(self) -> tuple[int, ...]:
+        """All but the newest token. Nobody needs them once that one is known."""
         spare = tuple(tag for tag in self.unacked if tag != self._newest_tag)
         self.unacked = [self._newest_tag] if self.newest is not None else []
         return spare

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 _DRIFT = 1.01  # two clocks that measure the same lease may differ by this factor
+_LARGEST = 1 << 62  # fence or number; a token with a larger one is damaged or forged
 _ANCHORS = 8
 _SPREAD = 8  # each older anchor is up to this many times as far back as the one before
 
@@ -101,9 +102,10 @@ def encoded(message: Token | Probe) -> bytes:
 
 def decoded(body: bytes) -> TokenMessage:
     try:
-        return _decode(body)
+        message = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return Stray(is_newer=_is_ours(body))
+    return Stray(is_newer=False) if isinstance(message, Token) and max(message.order) > _LARGEST else message
 
 
 def _is_ours(body: bytes) -> bool:

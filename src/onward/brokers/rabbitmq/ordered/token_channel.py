@@ -95,6 +95,12 @@ class TokenChannel:
         self._send(encoded(token))
         await self.unless_lost(self._waiter)
 
+    def tidy(self) -> None:
+        """Remove everything but the newest token, so that those who only look leave no probe behind."""
+        if not self.lost.done():
+            for tag in self._takeover.spare():
+                self._channel.ack(tag)
+
     def nudge(self) -> None:
         """Send a message that has no effect. If the queue is empty and we are its active consumer, we find that out."""
         if not self.lost.done():

@@ -105,7 +105,7 @@ def decoded(body: bytes) -> RegistryEntry | None:
     """None: it is of a later version, or not ours."""
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -19,6 +19,7 @@ from onward.brokers.rabbitmq.amqp import (
     encoded_properties,
     properties_of,
 )
+from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.registry.registry_fold import Founded, RegistryEntry, RegistryFold, decoded, encoded
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.brokers.rabbitmq.stream_reader import EmptyStream, end_of, follow, offset_of
@@ -48,7 +49,7 @@ class RegistryLog:
     async def open(self) -> None:
         """Create the stream if it does not exist, and read it to its end. Raises BrokerError."""
         try:
-            await self._found(await self._query())
+            await reconnecting(self._found)
         except AmqpError as error:
             raise BrokerError(explained(error, _WHAT)) from error
         self._follower = asyncio.create_task(self._follow())
@@ -71,10 +72,7 @@ class RegistryLog:
     async def _catch_up(self) -> None:
         try:
             async with asyncio.timeout(_ANSWER_S):
-                try:
-                    end = await self._end()
-                except ConnectionLost:  # the server ends the shared connection for one bad question
-                    end = await self._end()
+                end = await reconnecting(self._end)
                 if end < self._position:
                     self._restart(f"it ends at {end}, and we have read it up to {self._position}")
                 while self._position < end:
@@ -138,8 +136,9 @@ class RegistryLog:
         finally:
             await channel.close()
 
-    async def _found(self, connection: Connection) -> None:
+    async def _found(self) -> None:
         """Only a missing stream is declared, so a user without that permission can use an existing one."""
+        connection = await self._query()
         channel = await connection.channel()
         try:
             await channel.declare_queue(names.REGISTRY, passive=True)

@@ -15,6 +15,7 @@ from onward.brokers.rabbitmq.work.work_place import SUSPECTS, WorkPlace
 
 _BURST = 1_000  # messages that are sent before their confirms are awaited
 _BURST_BYTES = 4 << 20
+_ANSWER_S = 10.0
 _YOUNG_S = 3.0  # the server may forget a queue that is younger than this when it is killed
 
 
@@ -92,12 +93,28 @@ class WorkCourier:
             if (why := await self._declare(parcel)) is not None:
                 refused[self._target(parcel)] = why
         chosen = [parcel for parcel in parcels if self._target(parcel) not in refused]
-        channel = await self._open()
-        sent = iter(await channel.publish([self._outbound(parcel) for parcel in chosen]))
+        sent = iter(await self._published([self._outbound(parcel) for parcel in chosen]))
         return [
             refused[target] if (target := self._target(parcel)) in refused else _explained(target, next(sent))
             for parcel in parcels
         ]
+
+    async def _published(self, messages: Sequence[Outbound]) -> Sequence[str | None]:
+        """The answers of the server. A damaged queue never answers; then all of these count as not stored, and may be
+        sent twice. During an alarm the server does not answer either, but it will."""
+        channel = await self._open()
+        publishing = asyncio.ensure_future(channel.publish(messages))
+        try:
+            while not publishing.done():
+                await asyncio.wait([publishing], timeout=_ANSWER_S)
+                if not publishing.done() and self._connection.blocked is None:
+                    return [f"no answer in {_ANSWER_S:g} s"] * len(messages)
+            return publishing.result()
+        finally:
+            if not publishing.done():
+                publishing.cancel()
+                await asyncio.wait([publishing])
+                await channel.close()  # a late answer must not be taken for that of another message
 
     def _missing(self, parcels: Iterable[WorkParcel]) -> list[WorkParcel]:
         """One parcel for each rung that is not declared yet."""

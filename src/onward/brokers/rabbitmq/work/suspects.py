@@ -71,7 +71,7 @@ class StartLog:
             for message in messages:
                 try:
                     start = _decode(message.body)
-                except msgspec.MsgspecError:  # of another program
+                except (msgspec.MsgspecError, UnicodeDecodeError):  # of another program
                     continue
                 found[start.suspect] = start
 

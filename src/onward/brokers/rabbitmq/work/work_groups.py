@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from uuid import uuid4
 
 from onward.brokers.base import Asks, GroupInfo, MemberInfo, Standing, Start, Supervised
@@ -10,6 +11,7 @@ from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
 from onward.brokers.rabbitmq.amqp import AmqpError
 from onward.brokers.rabbitmq.aside.aside import RabbitAsides
+from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate.figures import RabbitFigures
 from onward.brokers.rabbitmq.operate.topology import Declared
@@ -83,7 +85,7 @@ class WorkGroups:
         return [MemberInfo.parse(text) for text in await self.members(topic, group)]
 
     async def members(self, topic: str, group: str) -> list[str]:
-        return await self._ground.io.run(self._members(topic, group))
+        return await self._ground.io.run(reconnecting(partial(self._members, topic, group)))
 
     async def drop_group(self, topic: str, group: str) -> None:
         """Delete the group's queues with their messages, and its dead letters. Raises BrokerError while a member is
@@ -92,7 +94,7 @@ class WorkGroups:
             raise BrokerError(
                 f"group {group} of topic {topic} has members ({', '.join(sorted(members))}); stop them first"
             )
-        await self._ground.io.run(self._drop(topic, group))
+        await self._ground.io.run(reconnecting(partial(self._drop, topic, group)))
 
     async def _members(self, topic: str, group: str) -> list[str]:
         try:
@@ -102,6 +104,9 @@ class WorkGroups:
 
     async def _drop(self, topic: str, group: str) -> None:
         connection = await self._ground.query()
-        await self._asides.delete(connection, topic, group, ["work"])
+        try:
+            await self._asides.delete(connection, topic, group, ["work"])
+        except AmqpError as error:
+            raise BrokerError(f"RabbitMQ: the dead letters of group {group} cannot be deleted: {error}") from error
         await work_objects.delete(connection, topic, group)
         await self._ground.registry.drop_group(topic, group, 0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 from uuid import uuid4
@@ -12,7 +11,7 @@ from onward.brokers.base import Asks, Assigned, MemberInfo
 from onward.brokers.core.holdings import Hold, Holdings
 from onward.brokers.rabbitmq.amqp import AmqpError
 from onward.brokers.rabbitmq.aside.aside import AsidePlace, RabbitAsides
-from onward.brokers.rabbitmq.connecting import pauses
+from onward.brokers.rabbitmq.connecting import LoggedCauses, pauses, reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate.figures import RabbitFigures
 from onward.brokers.rabbitmq.presence import Presence, PresencePlace, PresenceSelf
@@ -26,8 +25,6 @@ from onward.brokers.rabbitmq.work.work_session import WorkConnections, WorkIntak
 from onward.brokers.rabbitmq.work.work_settling import WorkSettling
 from onward.errors import BrokerError, GroupDropped, OnwardError
 from onward.event import Partition
-
-log = logging.getLogger("onward")
 
 _TEND_S = 0.5
 _PAUSE_S = 0.05  # a pause that is shorter does not stop the consumers
@@ -110,10 +107,13 @@ class WorkMember:
 
     async def start(self) -> None:
         """Declare what the group needs, then join it and stay. Raises BrokerError if that cannot be declared."""
-        ground = self._tools.ground
-        await ground.registry.catch_up()
-        self.place = await work_objects.declare(await ground.query(), ground.registry, self.place, joins=True)
+        await self._tools.ground.registry.catch_up()
+        self.place = await reconnecting(self._declared)
         self._life.task = asyncio.create_task(self._run())
+
+    async def _declared(self) -> WorkPlace:
+        ground = self._tools.ground
+        return await work_objects.declare(await ground.query(), ground.registry, self.place, joins=True)
 
     async def wake(self) -> None:
         """Look at what has changed, at once and after a pause has lasted."""
@@ -142,24 +142,26 @@ class WorkMember:
             await asyncio.wait([task])
 
     async def _run(self) -> None:
-        waits = pauses()
-        while not self._life.is_leaving:
+        waits, life = pauses(), self._life
+        while not life.is_leaving:
+            await self._until_polled()
             since = clock.now()
             try:
-                await self._until_polled()
                 await self._serve()
             except GroupDropped as error:
                 self.failure = error
                 self._holdings.bell.ring()
                 return
             except (AmqpError, BrokerError) as error:
+                if clock.now() - since > _WELL_S:
+                    waits = pauses()
+                    life.causes.clear()
                 self._report(str(error))
-            if clock.now() - since > _WELL_S:
-                waits = pauses()
-            if not self._life.is_leaving:
+            life.wake.clear()  # the end of the session has set it
+            if not life.is_leaving:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(next(waits)):
-                        await self._life.wake.wait()
+                        await life.wake.wait()
 
     async def _until_polled(self) -> None:
         """Wait while nothing is received: events that were delivered now would have to be taken away again."""
@@ -260,9 +262,8 @@ class WorkMember:
             await _adjust(hold.own, stop=paused_at is not None and now >= paused_at + _PAUSE_S)
 
     def _report(self, why: str) -> None:
-        if why != self._life.trouble:
-            log.warning("%s; trying again until it succeeds", why)
         self._life.trouble = why
+        self._life.causes.report(f"{why}; trying again until it succeeds")
 
 
 class MemberLife:
@@ -273,6 +274,7 @@ class MemberLife:
         self.is_asleep = False  # it waits until something is received
         self.is_leaving = False
         self.trouble = ""  # why it is not connected
+        self.causes = LoggedCauses()
         self.wake = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
