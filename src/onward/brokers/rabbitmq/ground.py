@@ -1,6 +1,7 @@
 """What all parts of the broker share: the thread for I/O, the settings, and connections."""
 
 import asyncio
+import weakref
 
 from onward.brokers.rabbitmq.address import RabbitAddress
 from onward.brokers.rabbitmq.amqp import Connection
@@ -31,12 +32,15 @@ class RabbitGround:
         )
         self._query: Connection | None = None
         self._querying = asyncio.Lock()
+        self._opened: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
 
     async def connect(self, name: str, *, turn: int = 0) -> Connection:
         """A new connection, tried for ever. `turn`: which host to try first, for a caller that needs another node. The
         caller closes it."""
-        return await connected_at_last(self.address, name=f"onward {name}", turn=turn)
+        connection = await connected_at_last(self.address, name=f"onward {name}", turn=turn)
+        self._opened.add(connection)
+        return connection
 
     async def query(self) -> Connection:
         """The connection for declares and for what operators ask. Raises BrokerError if there is none in 5 s."""
@@ -52,12 +56,14 @@ class RabbitGround:
 
     async def _new(self) -> Connection:
         patience_s = min(PATIENCE_S, self.settings.publish_timeout_s)
-        return await connected(self.address, name="onward query", patience_s=patience_s)
+        connection = await connected(self.address, name="onward query", patience_s=patience_s)
+        self._opened.add(connection)
+        return connection
 
     async def close(self) -> None:
-        """Close the shared connections. The thread ends later, with `io.close`."""
+        """Close every connection, also one whose owner was cancelled. The thread ends later, with `io.close`."""
         self._closed = True
         await self.registry.close()
         async with self._querying:
-            if self._query is not None:
-                await self._query.close()
+            for connection in tuple(self._opened):
+                await connection.close()

@@ -182,6 +182,7 @@ class TopicRegistry:
 
     async def add_group(self, topic: str, group: str, kind: GroupKind) -> GroupEntry:
         """The group, added if it does not exist. Raises BrokerError if it exists with another kind."""
+        await self.catch_up()  # another process may have dropped it
         known = self.groups(topic).get(group)
         if known is None:
             await self._log.append(GroupAdded(topic, group, kind))
