@@ -156,7 +156,7 @@ class Presence:
         self._send(self._place.exchange, "", self._note(leaving=leaving))
 
     def close(self) -> None:
-        """Say nothing more, and answer nobody."""
+        """Send no more notes, and answer no more calls."""
         self._channel = None
 
     def _note(self, *, leaving: bool = False) -> PresenceNote:

@@ -87,7 +87,7 @@ _Read = Received | ReturnedMessage | Confirm | ServerMethod | None
 
 
 class _Content:
-    """A message of which not all frames have come."""
+    """A message whose frames have not all arrived."""
 
     __slots__ = ("body", "has_header", "left", "method", "properties")
 

@@ -164,7 +164,7 @@ class TokenSeat:
             finding.cancel()
 
     def _accepts(self) -> bool:
-        """Whether to take a partition that nobody has to wait for. The others are taken in any case, so that the wait
+        """Whether to take a partition that is free at once. The others are taken in any case, so that the wait
         for a dead owner begins only once."""
         if self._office.accepts(self.partition):
             self._passes.clear()

@@ -78,7 +78,7 @@ class Takeover:
         return self.spare() if len(self.unacked) > MANY_UNACKED else ()
 
     def spare(self) -> tuple[int, ...]:
-        """All but the newest token. Nobody needs them once that one is known."""
+        """All but the newest token. They are not needed once that one is known."""
         spare = tuple(tag for tag in self.unacked if tag != self._newest_tag)
         self.unacked = [self._newest_tag] if self.newest is not None else []
         return spare

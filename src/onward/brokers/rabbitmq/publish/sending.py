@@ -39,7 +39,7 @@ class RabbitSending:
         self._answers = window.answers
         self._waiting = deque(range(len(window.items)))  # not sent yet, in order
         self._open: dict[int, int] = {}  # by publish number: sent and not answered
-        self._failed: set[Key] = set()  # keys of which an event was not accepted
+        self._failed: set[Key] = set()  # keys with an event that was not accepted
 
     @property
     def is_done(self) -> bool:

@@ -1,7 +1,7 @@
 """Whether the streams that we publish to exist and are bound.
 
 An event goes to an exchange, and the server reports it as undeliverable only if no queue at all is bound there. With a
-work queue beside it, a stream that was deleted, or whose binding was removed, would be missed by nobody.
+work queue beside it, a stream that was deleted, or whose binding was removed, would not be noticed.
 """
 
 import asyncio
