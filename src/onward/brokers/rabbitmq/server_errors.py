@@ -1,6 +1,13 @@
 """What the server means by the errors with which it closes a channel. Pure."""
 
+import re
+
 from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, ConnectFailed, ConnectionLost
+from onward.brokers.rabbitmq.operate.differences import in_words
+
+_NO_STREAMS = re.compile(r"unsupported queue type 'stream'|'rabbit_stream_queue'.*feature flag is disabled", re.DOTALL)
+_STREAMS_CURE = "upgrade it to 3.10 or later, or run `rabbitmqctl enable_feature_flag stream_queue`"
+_DIFFERS_CURE = "another program uses this name: delete it at the server, or use another name or virtual host"
 
 NOT_FOUND, DIFFERS, REFUSED, LOCKED = 404, 406, 403, 405
 
@@ -22,7 +29,7 @@ def is_interrupted(error: BaseException) -> bool:
 
     RabbitMQ ends a connection with 541 INTERNAL_ERROR if it uses a stream that another one is creating or deleting."""
     each: BaseException | None = error
-    while each is not None and not isinstance(each, ConnectFailed):
+    while each is not None and not isinstance(each, ConnectFailed) and not lacks_streams(each):
         if isinstance(each, ConnectionLost):
             return True
         each = each.__cause__
@@ -34,15 +41,27 @@ def lacks_replica(error: AmqpError) -> bool:
     return isinstance(error, ChannelClosed) and "does not have a replica" in error.text
 
 
+def lacks_streams(error: BaseException) -> bool:
+    """The server has no streams: it is too old, or the feature flag is off."""
+    return isinstance(error, ChannelClosed | ConnectionLost) and bool(_NO_STREAMS.search(error.text))
+
+
 def explained(error: AmqpError, what: str) -> str:
     """The error with its cure. `what`: the thing that was asked for, such as "stream onward.orders.0"."""
+    if lacks_streams(error):
+        return f"{what}: this server has no streams; {_STREAMS_CURE}"
     if not isinstance(error, ChannelClosed):
         return f"{what}: {error}"
-    match error.code:
-        case 403 if "ACCESS_REFUSED" in error.text:
-            cure = "allow it with `rabbitmqctl set_permissions`, or use another user"
-        case 406:
-            cure = "it exists with other arguments: delete it, or use another name"
-        case _:
-            cure = ""
-    return f"{what}: {error.text}{f'; {cure}' if cure else ''}"
+    if error.code == REFUSED and "ACCESS_REFUSED" in error.text:
+        return f"{what}: {error.text}; allow it with `rabbitmqctl set_permissions`, or use another user"
+    if error.code == DIFFERS and (why := _difference(error.text, what)):
+        return f"{what}: {why}; {_DIFFERS_CURE}"
+    return f"{what}: {error.text}"
+
+
+def _difference(text: str, what: str) -> str:
+    """How the object at the server differs. Empty: the server says something else."""
+    if (found := in_words(text)) is not None:
+        name, difference = found
+        return f"{'it' if name.split(' ', 1)[1] in what.split() else name} exists and differs: {difference}"
+    return "it exists and is no stream" if "x-stream-offset" in text else ""

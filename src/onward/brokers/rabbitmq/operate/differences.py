@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 # "inequivalent arg 'x-max-length' for queue 'a' in vhost '/': received '1' but current is the value '5' of type 'long'"
 _INEQUIVALENT = re.compile(
-    r"inequivalent arg '(?P<name>[^']*)' for (?:queue|exchange) '.*' in vhost '.*': "
+    r"inequivalent arg '(?P<name>[^']*)' for (?P<object>(?:queue|exchange) '.*') in vhost '.*': "
     r"received (?P<wanted>.*) but current is (?P<live>.*)",
     re.DOTALL,
 )
@@ -33,6 +33,16 @@ def of_reply(text: str, wanted: Mapping[str, Any]) -> Difference | None:
         return None
     name = found["name"]
     return Difference(name, wanted.get(name), _value(found["live"], wanted.get(name)))
+
+
+def in_words(text: str) -> tuple[str, Difference] | None:
+    """The object that exists, such as "queue orders", and how it differs, from the same reply. None: it names none."""
+    found = _INEQUIVALENT.search(text)
+    if found is None:
+        return None
+    name, default = found["name"], _DEFAULTS.get(found["name"])
+    wanted, live = _value(found["wanted"], None), _value(found["live"], None)
+    return found["object"].replace("'", ""), Difference(name, wanted or default, live or default)
 
 
 def of_tables(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> list[Difference]:
