@@ -19,6 +19,7 @@ from onward.brokers.rabbitmq.work import work_objects
 from onward.brokers.rabbitmq.work.mover import Mover
 from onward.brokers.rabbitmq.work.prefetch import Prefetch
 from onward.brokers.rabbitmq.work.retrying import RungDeck
+from onward.brokers.rabbitmq.work.route_watch import RouteWatch
 from onward.brokers.rabbitmq.work.work_place import CONSUMER_TIMEOUT_S, WorkPlace
 from onward.brokers.rabbitmq.work.work_queue import WorkChannel, tier_of_message
 from onward.brokers.rabbitmq.work.work_session import WorkConnections, WorkIntake, WorkSelf, WorkSession
@@ -40,6 +41,7 @@ class WorkOwnership(NamedTuple):
     session: WorkSession
     intake: WorkIntake
     settling: WorkSettling
+    routes: RouteWatch
 
     @property
     def work(self) -> WorkChannel:
@@ -93,9 +95,12 @@ class WorkMember:
         hold = self._hold
         if hold is None:
             return [self._life.trouble] if self._life.trouble else []
-        blocked = hold.own.session.links.sending.blocked
+        session = hold.own.session
+        if session.ended.done():
+            return [session.why_ended]
+        blocked = session.links.sending.blocked
         alarm = f"RabbitMQ has an alarm ({blocked}): retries and dead letters of {self.place} wait" if blocked else ""
-        return [each for each in (hold.own.session.diversions.trouble, alarm) if each]
+        return [each for each in (session.diversions.trouble, hold.own.routes.trouble, alarm) if each]
 
     def polled(self) -> None:
         life = self._life
@@ -126,10 +131,10 @@ class WorkMember:
         hold, self._hold = self._hold, None
         if hold is not None:
             self._holdings.drop([hold], fenced=False)
-            session, intake, _ = hold.own
+            session = hold.own.session
             with contextlib.suppress(AmqpError, BrokerError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
-                    await session.leave(intake)
+                    await session.leave(hold.own.intake)
             session.end("released")
 
     async def close(self) -> None:
@@ -182,7 +187,7 @@ class WorkMember:
         session.ended.add_done_callback(lambda _: self._life.wake.set())
         try:
             await self._check_group()
-            place = await work_objects.declare(links.sending, ground.registry, place, joins=False)
+            await work_objects.declare(links.sending, ground.registry, place, joins=False)
             hold = await self._join(session)
             if not self._life.is_leaving:
                 self._hold = hold
@@ -190,12 +195,14 @@ class WorkMember:
                 self._life.trouble = ""
                 await self._tend(session, hold)
         finally:
+            if session.ended.done():
+                self._life.trouble = session.why_ended
             hold_, self._hold = self._hold, None
             if hold_ is not None:
                 self._holdings.drop([hold_], fenced=True)
             await session.close()
         if not self._life.is_leaving:
-            raise BrokerError(f"RabbitMQ: {place}: {session.ended.result()}")
+            raise BrokerError(session.why_ended)
 
     async def _check_group(self) -> None:
         registry, place = self._tools.ground.registry, self.place
@@ -221,10 +228,12 @@ class WorkMember:
         session.spawn(self._ping(session))
         session.spawn(self._announce(presence))
         session.spawn(Mover(session, tools.asides, settling.lock).run())
+        routes = RouteWatch(session.links.sending, tools.ground.registry, session.place, creates=settings.auto_declare)
+        session.spawn(routes.run())
         assigned = Assigned(
             Partition(place.topic, 0), next(tools.epochs), None, uuid4().hex, stored=None, unclean=False, shared=True
         )
-        return Hold(assigned, WorkOwnership(session, intake, settling), position=0)
+        return Hold(assigned, WorkOwnership(session, intake, settling, routes), position=0)
 
     def _rang(self) -> None:
         self._holdings.bell.ring()

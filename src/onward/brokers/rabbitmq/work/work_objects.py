@@ -1,21 +1,25 @@
 """The queues, exchanges and bindings of a work group at the server: declare, change, delete."""
 
+import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from onward.brokers.rabbitmq import names, presence
-from onward.brokers.rabbitmq.amqp import AmqpError, Channel, Connection
+from onward.brokers.rabbitmq.amqp import AmqpError, Channel, ChannelClosed, Connection
+from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel
 from onward.brokers.rabbitmq.registry.registry import TopicRegistry
+from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntry
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.brokers.rabbitmq.work.suspects import STARTS_ARGUMENTS
-from onward.brokers.rabbitmq.work.tiers import NORMAL_TIER, TRIED, WorkRoute
+from onward.brokers.rabbitmq.work.tiers import NORMAL_TIER, TRIED, TierExchange, WorkRoute
 from onward.brokers.rabbitmq.work.work_place import WorkPlace, own_exchanges, own_queues, rungs
 from onward.errors import BrokerError
 
 log = logging.getLogger("onward")
 
+_LEARNT_S = 0.2  # until publishers, which follow the registry, know of a new group
 _TIER = "tier:"  # in the routes of the registry: the group has had this tier, and its queue may have messages
 
 
@@ -26,22 +30,37 @@ async def declare(connection: Connection, registry: TopicRegistry, place: WorkPl
     joined. Raises BrokerError with the thing, the cause and the cure."""
     what = f"the queues of {place}"
     try:
+        known = registry.groups(place.topic).get(place.group)
+        missing = await _missing(connection, place, known) if place.is_own and known is not None else []
         channel = await connection.channel()
-        place = await _declare_queues(channel, registry, place)
+        place = await _declare_queues(channel, known, place)
         await channel.close()
+        for queue in missing:
+            log.warning("RabbitMQ: queue %s was missing and is declared again; the messages in it are lost", queue)
         entry = await registry.add_group(place.topic, place.group, "work")
         if place.is_own:
             what = f"the bindings of {place}"
             channel = await connection.channel()
-            await _route(channel, registry, place, entry.routes, joins=joins or not entry.routes)
+            await _route(channel, registry, place, entry, joins=joins or not entry.routes)
             await channel.close()
+        if known is None:
+            await asyncio.sleep(_LEARNT_S)
     except AmqpError as error:
         raise BrokerError(_cured(error, what, place)) from error
     return place
 
 
-async def _declare_queues(channel: Channel, registry: TopicRegistry, place: WorkPlace) -> WorkPlace:
-    known = registry.groups(place.topic).get(place.group)
+async def _missing(connection: Connection, place: WorkPlace, known: GroupEntry) -> list[str]:
+    """The queues that the group has had and that do not exist."""
+    probe = ProbeChannel(connection)
+    former = [tier for tier in TRIED if f"{_TIER}{tier}" in known.routes]
+    queues = [names.work_queue(place.topic, place.group, tier) for tier in (None, *former)]
+    found = [queue for queue in (*queues, place.suspects) if not await probe.has_queue(queue)]
+    await probe.close()
+    return found
+
+
+async def _declare_queues(channel: Channel, known: GroupEntry | None, place: WorkPlace) -> WorkPlace:
     if place.is_own and known is not None:
         place = _with_former_tiers(place, known.routes)
     for queue in place.queues.values():
@@ -53,8 +72,7 @@ async def _declare_queues(channel: Channel, registry: TopicRegistry, place: Work
     await channel.declare_queue(place.starts, arguments=STARTS_ARGUMENTS)
     await presence.declare(channel, place.topic, place.group)
     for exchange in reversed(place.routing.exchanges):
-        alternate = {"alternate-exchange": exchange.alternate} if exchange.alternate else {}
-        await channel.declare_exchange(exchange.name, exchange.kind, arguments=alternate)
+        await declare_tier(channel, exchange)
     return place
 
 
@@ -64,34 +82,59 @@ def _with_former_tiers(place: WorkPlace, routes: Sequence[str]) -> WorkPlace:
     return msgspec.structs.replace(place, queues={**place.queues, **queues}) if former else place
 
 
+async def declare_tier(channel: Channel, exchange: TierExchange) -> None:
+    alternate = {"alternate-exchange": exchange.alternate} if exchange.alternate else {}
+    await channel.declare_exchange(exchange.name, exchange.kind, arguments=alternate)
+
+
+def bindings_of(known: GroupEntry) -> set[str]:
+    """The bindings that the group may have at the server, as texts of WorkRoute."""
+    return {each for each in known.routes if not each.startswith(_TIER)}
+
+
 async def _route(
-    channel: Channel, registry: TopicRegistry, place: WorkPlace, known: Collection[str], *, joins: bool
+    channel: Channel, registry: TopicRegistry, place: WorkPlace, known: GroupEntry, *, joins: bool
 ) -> None:
     """Bind as wanted, and then unbind what was wanted before. In between an event may arrive in two tiers, but none is
     lost. The registry always has every binding that may exist, because AMQP cannot list them."""
-    wanted = {str(route) for route in place.routing.routes}
-    tiers = {each for each in known if each.startswith(_TIER)}
+    before = bindings_of(known)
+    wanted = {str(route) for route in place.routing.routes} if joins else before
+    tiers = {each for each in known.routes if each.startswith(_TIER)}
     tiers |= {f"{_TIER}{tier}" for tier in place.queues if tier != NORMAL_TIER}
-    before = {each for each in known if not each.startswith(_TIER)}
-    if not joins:
-        wanted = before
-    if wanted | tiers != set(known):
+    if wanted | tiers != set(known.routes):
         await registry.set_routes(place.topic, place.group, sorted(wanted | before | tiers))
-    for route in map(WorkRoute.parse, sorted(wanted)):  # again, because a queue that was deleted has lost its bindings
-        source = route.source or place.exchange
-        if route.to_exchange:
-            await channel.bind_exchange(route.target, source, route.key)
-        else:
-            await channel.bind_queue(route.target, source, route.key)
-    for route in map(WorkRoute.parse, sorted(before - wanted)):
-        source = route.source or place.exchange
-        if route.to_exchange:
-            await channel.unbind_exchange(route.target, source, route.key)
-        else:
-            await channel.unbind_queue(route.target, source, route.key)
+    await bind(channel, place.exchange, wanted)  # again, because a queue that was deleted has lost its bindings
+    await unbind(channel, place.exchange, before - wanted)
     if before - wanted:
         log.info("%s: its routes have changed", place)
         await registry.set_routes(place.topic, place.group, sorted(wanted | tiers))
+
+
+async def route_again(connection: Connection, topic: TopicEntry, groups: Iterable[GroupEntry]) -> None:
+    """Create the exchange of the topic, and bind the queues of its work groups. Raises AmqpError."""
+    exchange = names.exchange(topic.name)
+    channel = await connection.channel()
+    await channel.declare_exchange(exchange, "topic", arguments=topic.exchange_arguments)
+    for group in groups:
+        try:
+            await bind(channel, exchange, bindings_of(group))
+        except ChannelClosed as error:  # its queue is missing: a member declares and binds it again
+            log.debug("RabbitMQ: group %s of topic %s was not bound again: %s", group.group, topic.name, error)
+            channel = await connection.channel()
+    await channel.close()
+
+
+async def bind(channel: Channel, exchange: str, routes: Iterable[str]) -> None:
+    """`exchange`: of the topic."""
+    for route in map(WorkRoute.parse, sorted(routes)):
+        make = channel.bind_exchange if route.to_exchange else channel.bind_queue
+        await make(route.target, route.source or exchange, route.key)
+
+
+async def unbind(channel: Channel, exchange: str, routes: Iterable[str]) -> None:
+    for route in map(WorkRoute.parse, sorted(routes)):
+        remove = channel.unbind_exchange if route.to_exchange else channel.unbind_queue
+        await remove(route.target, route.source or exchange, route.key)
 
 
 async def delete(connection: Connection, topic: str, group: str) -> None:

@@ -98,6 +98,11 @@ class WorkSession:
     def watch(self, closing: "asyncio.Future[AmqpError]") -> None:
         closing.add_done_callback(lambda done: self.end(str(done.result())))
 
+    @property
+    def why_ended(self) -> str:
+        """After its end, in any thread."""
+        return f"RabbitMQ: {self.place}: {self.ended.result()}"
+
     def end(self, why: str) -> None:
         if not self.ended.done():
             self.ended.set_result(why)
