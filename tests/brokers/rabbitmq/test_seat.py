@@ -1,14 +1,16 @@
 """Tokens at a real server: standing by, taking over, writing, and every way to lose a token."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
 
 from onward.brokers.rabbitmq import names
-from onward.brokers.rabbitmq.amqp import ChannelClosed, Connection
+from onward.brokers.rabbitmq.amqp import ChannelClosed, Connection, ConnectionLost
 from onward.brokers.rabbitmq.ordered.token import Awaited, Probe, Token
 from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
@@ -248,3 +250,37 @@ async def test_an_unclean_token_names_the_owner_that_is_waited_for(harness: Rabb
         assert newest.awaits == me
         assert newest.claimed("next:1").awaits == me
         await until(lambda: True)
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+@played
+async def test_a_call_that_fails_while_it_is_cancelled_is_not_reported_as_forgotten(
+    harness: RabbitHarness, cancels: int
+) -> None:
+    """A broker that closes during a takeover cancels the claim of the aside, whose connection ends at the same time."""
+    forgotten: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context))
+    fails = asyncio.Event()
+
+    async def claim() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await fails.wait()
+            raise ConnectionLost("closed by us") from None
+
+    async with queue(harness) as connection:
+        desk = await stand_by(connection)
+        taking = asyncio.ensure_future(desk.unless_lost(claim()))
+        await asyncio.sleep(0)
+        for _ in range(cancels):
+            taking.cancel()
+            await asyncio.sleep(0.01)
+        fails.set()
+        await asyncio.wait([taking])
+        assert taking.cancelled()
+        await desk.close()
+    await asyncio.sleep(0.01)
+    del taking
+    gc.collect()
+    assert not forgotten

@@ -1,7 +1,6 @@
 """How many partitions of a topic a member should own, as far as it knows the other members."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from onward import clock
 from onward.brokers.core.share import quotas
@@ -10,13 +9,6 @@ from onward.brokers.rabbitmq.presence import Presence
 from onward.brokers.rabbitmq.registry.registry_fold import TopicEntry
 
 _ANYWAY_S = 30.0  # how long a partition that no other member took is not given back
-
-
-class Surplus(NamedTuple):
-    """The seats whose partitions this member should give back. Nothing of the unannounced ones can have run."""
-
-    unannounced: list[TokenSeat]
-    announced: list[TokenSeat]
 
 
 class FairShare:
@@ -42,14 +34,11 @@ class FairShare:
             if seat.tenancy is not None and seat.tenancy.hold is None:
                 seat.tenancy.wake()
 
-    def surplus(self) -> Surplus:
-        busy = self._busy()
-        staying = [seat for seat in busy if not _is_leaving(seat)]
+    def surplus(self) -> list[TokenSeat]:
+        """The seats whose partitions this member should give back: first those of which nothing can have run."""
+        staying = [seat for seat in self._busy() if not _is_leaving(seat)]
         count = len(staying) - self._quota()
-        ranked = sorted(staying, key=lambda seat: (_is_announced(seat), -seat.partition.index))[: max(0, count)]
-        return Surplus(
-            [seat for seat in ranked if not _is_announced(seat)], [seat for seat in ranked if _is_announced(seat)]
-        )
+        return sorted(staying, key=lambda seat: (_is_announced(seat), -seat.partition.index))[: max(0, count)]
 
     def _busy(self) -> list[TokenSeat]:
         return [seat for seat in self._seats if seat.is_busy]

@@ -33,7 +33,6 @@ from onward.event import Partition
 log = logging.getLogger("onward")
 
 _LEAVE_S = 3.0
-_JOIN_S = 0.3
 _LONGEST_TURN_S = 1.0
 _WELL_S = 10.0  # a session that lasted so long was well
 _MOST_CLOSED = 1_000  # tenures to remember
@@ -60,7 +59,6 @@ class MemberState:
         self.trouble = ""
         self.causes = LoggedCauses()
         self.connection: Connection | None = None
-        self.ready_at = 0.0  # until then ownerships are not reported
 
     @property
     def alarm(self) -> str | None:
@@ -226,9 +224,6 @@ class OrderedMembership:
         for share in self._shares.values():
             await share.presence.open(connection)
         self.state.trouble = ""
-        # So a member that joins has claimed all its partitions before the first event runs, and gives back what is too
-        # much before anything of it can have run.
-        self.state.ready_at = clock.now() + _JOIN_S
         beat_at = 0.0
         while not connection.is_closed and self.state.failure is None:
             now = clock.now()
@@ -271,8 +266,7 @@ class OrderedMembership:
         else:
             self._tasks.stop(seat.partition for seat in self._seats.values() if not seat.is_busy)
             for seat in self._seats.values():
-                if seat.is_busy and not _is_announced(seat):
-                    self._tasks.beside(seat.give_up(drained=True))
+                seat.withdraw()
         for share in self._shares.values():
             share.wake()
         for reader in tuple(self._parts.stalled):
@@ -294,12 +288,8 @@ class OrderedMembership:
                 self._tasks.beside(self._seats[hold.partition].give_up(drained=False))
 
     def _rebalance(self, share: FairShare) -> None:
-        surplus = share.surplus()
-        for seat in surplus.unannounced:
-            self._tasks.beside(seat.give_up(drained=True))
-        holds = [seat.tenancy.hold for seat in surplus.announced if seat.tenancy is not None]
-        revoked = [hold for hold in holds if hold is not None]
-        if revoked:
+        announced = [seat.withdraw() for seat in share.surplus()]
+        if revoked := [hold for hold in announced if hold is not None]:
             self._parts.holdings.revoke(revoked, grace_s=self._parts.settings.revoke_grace_s)
 
     def _announce(self, *, leaving: bool = False) -> None:
@@ -355,11 +345,6 @@ class OrderedMembership:
         await channel.close()
 
 
-def _is_announced(seat: TokenSeat) -> bool:
-    hold = seat.tenancy.hold if seat.tenancy is not None else None
-    return hold is not None and hold.announced
-
-
 class SeatDesk:
     """The member, as one of its seats sees it."""
 
@@ -369,10 +354,6 @@ class SeatDesk:
     @property
     def is_open(self) -> bool:
         return self._membership.state.is_open
-
-    @property
-    def ready_at(self) -> float:
-        return self._membership.state.ready_at
 
     def accepts(self, partition: Partition) -> bool:
         return self._membership.share_of(partition).has_room()

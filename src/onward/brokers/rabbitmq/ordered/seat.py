@@ -4,6 +4,7 @@ Every member of a group has a seat at every partition. The server makes one of t
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from typing import Protocol
@@ -11,6 +12,7 @@ from typing import Protocol
 from onward import clock
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, Connection
+from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold
 from onward.brokers.rabbitmq.ordered.tenancy import Tenancy
 from onward.brokers.rabbitmq.ordered.tenancy_parts import TenancyParts
 from onward.brokers.rabbitmq.ordered.token import Token
@@ -34,10 +36,6 @@ class SeatOffice(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether this member takes partitions."""
-
-    @property
-    def ready_at(self) -> float:
-        """The earliest time to report an ownership."""
 
     def accepts(self, partition: Partition) -> bool:
         """Whether this member should own one more."""
@@ -95,6 +93,13 @@ class TokenSeat:
         if self.tenancy is not None:
             await self.tenancy.end(drained=drained)
 
+    def withdraw(self) -> OrderedHold | None:
+        """Give the partition back at once, unless receive has reported it. That ownership is returned: it must be
+        revoked, so that the member can release it."""
+        if self.tenancy is None or self.tenancy.withdraw():
+            return None
+        return self.tenancy.hold
+
     async def run(self, connection: Connection) -> None:
         """Until the connection ends, the member takes no more partitions, or the task is cancelled."""
         while not connection.is_closed and self._office.is_open:
@@ -148,20 +153,15 @@ class TokenSeat:
 
     async def _newest(self, desk: TokenChannel) -> Token | None:
         """Wait for our turn. If no member seems to have the token, the queue may be empty: a nudge finds that out."""
-        finding = asyncio.ensure_future(desk.newest())
         if self._is_new_queue:
             self._is_new_queue = False
             desk.nudge()
-        try:
-            while True:
-                pause_s = random.uniform(1.0, 1.5) * self._parts.settings.lease_s
-                await asyncio.wait([finding], timeout=pause_s)
-                if finding.done():
-                    return finding.result()
-                if not desk.is_active and not self._office.is_claimed_elsewhere(self.partition):
-                    desk.nudge()
-        finally:
-            finding.cancel()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(random.uniform(1.0, 1.5) * self._parts.settings.lease_s):
+                    return await desk.newest()
+            if not desk.is_active and not self._office.is_claimed_elsewhere(self.partition):
+                desk.nudge()
 
     def _accepts(self) -> bool:
         """Whether to take a partition that is free at once. The others are taken in any case, so that the wait
@@ -185,7 +185,6 @@ class TokenSeat:
             await self.tenancy.run(
                 lambda: self._office.wait_s(self.partition, token),
                 lambda: self._office.took_over(self.partition, token),
-                ready_at=self._office.ready_at,
             )
         finally:
             if self.tenancy is not None and self.tenancy.reader is not None:

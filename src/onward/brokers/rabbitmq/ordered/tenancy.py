@@ -96,12 +96,19 @@ class Tenancy:
         if not self._desk.lost.done():
             await self._orders.end(drained=drained)
 
+    def withdraw(self) -> bool:
+        """Begin to give the partition back as it was, because nothing of it can have run. False: receive has reported
+        it, so the member must release it."""
+        if self.hold is not None and not self._parts.holdings.withhold(self.hold):
+            return False
+        self._orders.begin_end(drained=True)
+        return True
+
     # -- the task ---------------------------------------------------------------------------------------------------
 
-    async def run(self, wait_s: Callable[[], float], on_claim: Callable[[], None], *, ready_at: float = 0.0) -> None:
+    async def run(self, wait_s: Callable[[], float], on_claim: Callable[[], None]) -> None:
         """Until the end. Raises TokenLost if another member may be the owner; BrokerError or AmqpError if the log
-        cannot be read. `wait_s`: how long to wait for the last owner, from now. `ready_at`: the earliest time to report
-        the ownership."""
+        cannot be read. `wait_s`: how long to wait for the last owner, from now."""
         found_at, base = clock.now(), self._found.token
         try:
             claim = base.claimed(self._me.tenure)
@@ -110,10 +117,10 @@ class Tenancy:
             await self._desk.write(claim)
             on_claim()
             await self._witness()
-            while clock.now() < (ready_at := found_at + wait_s()):
-                if await self._rest(ready_at):
+            while clock.now() < (until := found_at + wait_s()):
+                if await self._rest(until):
                     return await self._finish()
-            await self._begin(ready_at)
+            await self._begin()
             while not await self._rest(float("inf")):
                 pass
             await self._finish()
@@ -181,7 +188,7 @@ class Tenancy:
 
     # -- becoming the owner -----------------------------------------------------------------------------------------
 
-    async def _begin(self, ready_at: float) -> None:
+    async def _begin(self) -> None:
         desk, aside, base = self._desk, self._found.aside, self._found.token
         start = await desk.unless_lost(checked(self._connection, names.stream(*self.partition), desk.held))
         if start.note:
@@ -191,6 +198,8 @@ class Tenancy:
             await desk.write(token.next())
         if aside.log_id != token.log_id:
             await desk.unless_lost(aside.bury(token.log_id, token.fence))
+        if self._orders.is_ending:
+            return  # receive must not report it any more
         aside.on_moves = self._moved
         unclean = not base.is_clean or start.verdict is LogVerdict.CUT
         assigned = Assigned(
@@ -202,7 +211,7 @@ class Tenancy:
             unclean,
         )
         own = OrderedOwn(AnchorTrail(token.anchors), desk.sure_until)
-        self.hold = Hold(assigned, own, position=token.watermark, ready_at=ready_at)
+        self.hold = Hold(assigned, own, position=token.watermark)
         self.reader = PartitionReader(self.hold, self._parts.holdings, self._parts.stalled, desk.lose)
         self.reader.start(self._connection, is_empty=start.is_empty)
         self._parts.holdings.add(self.hold)

@@ -109,6 +109,7 @@ class TokenChannel:
     async def unless_lost(self, awaited: "asyncio.Future[T] | Coroutine[Any, Any, T]") -> T:
         """The result, or TokenLost. A coroutine is cancelled by the loss."""
         future = asyncio.ensure_future(awaited)
+        future.add_done_callback(_seen)  # if this call is cancelled, no one else looks at its error
         either: list[asyncio.Future[Any]] = [future, self.lost]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -117,8 +118,6 @@ class TokenChannel:
                 future.cancel()
                 await asyncio.wait([future])
         if self.lost.done():
-            if future.done() and not future.cancelled():
-                future.exception()  # it is not needed any more
             raise TokenLost(self.lost.result())
         return future.result()
 
@@ -183,3 +182,8 @@ class TokenChannel:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _seen(future: "asyncio.Future[Any]") -> None:
+    if not future.cancelled():
+        future.exception()

@@ -41,13 +41,16 @@ class WriteOrders:
 
     async def end(self, *, drained: bool) -> None:
         """Returns when the ownership has ended. The first call decides how."""
-        if self._closed:
-            return
-        if self._ended is None:
+        self.begin_end(drained=drained)
+        if self._ended is not None:
+            await asyncio.wait([self._ended])
+
+    def begin_end(self, *, drained: bool) -> None:
+        """As `end`, but does not wait."""
+        if self._ended is None and not self._closed:
             self._ended = asyncio.get_running_loop().create_future()
             self._drained = drained
             self.wake()
-        await asyncio.wait([self._ended])
 
     def wake(self) -> None:
         if not self._wake.done():
