@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from onward import Event, GiveUp, Onward, Retry
-from onward.brokers.base import Filter, State
+from onward.brokers.base import AsideRecord, Filter, State
 from onward.errors import PublishError
 from onward.testing.scenario import event
 
@@ -35,8 +35,15 @@ def some_fail(n: int) -> str:
     return "never" if n % 10 == 9 else "later" if n % 7 == 3 else "fine"
 
 
+def rarely_fail(n: int) -> str:
+    """The same, for so many events that their keys cannot wait so often."""
+    return "never" if n % 101 == 9 else "later" if n % 61 == 3 else "fine"
+
+
 class FaultShop:
     """`runs`: the handled events, in order. `ends(n)`: how event number n ends: fine, later or never."""
+
+    keys = KEYS
 
     def __init__(self, url: str, kind: str, ends: Callable[[int], str] = no_failure, **settings: Any) -> None:
         self.app = Onward(url, **(SETTINGS | settings))
@@ -77,7 +84,7 @@ class FaultShop:
         """Publish the next events, and note which of them were accepted."""
         numbers = range(self._next, self._next + count)
         self._next += count
-        events = [event(TOPIC, f"key-{n % KEYS}", n) for n in numbers]
+        events = [event(TOPIC, f"key-{n % self.keys}", n) for n in numbers]
         try:
             await self.app.broker.publish(events)
         except PublishError as error:
@@ -108,6 +115,9 @@ class FaultShop:
         where = Filter(states=frozenset({State.DEAD}))
         page = await self.app.broker.aside(GROUP).scan(where, None, 10_000)
         return {int(record.event.value or b"") for record in page.records}
+
+    async def records(self, group: str) -> Sequence[AsideRecord]:
+        return (await self.app.broker.aside(group).scan(Filter(), None, 10_000)).records
 
     def check(self) -> None:
         assert self.handled <= self.accepted | self.unknown, "a refused event was handled"
