@@ -55,29 +55,15 @@ T20  test_redis_servers::test_durability_is_what_the_server_has
 T22  test_redis_pure::TestKeys::test_the_keys_of_a_partition_share_its_tag
 """
 
-import asyncio
-import importlib
-import re
-from functools import reduce
-
 from onward import Onward
-from onward.testing.scenario import event
-from tests.brokers.redis_stage import Stage, play, staged
+from tests.brokers.redis_stage import play, staged
+from tests.brokers.trap_tables import named_tests, stopped_in_the_middle
 from tests.servers.redis import RedisServer
 
 
-def test_the_table_names_tests_that_exist() -> None:
-    rows = re.findall(r"^(?:[ST]\d+)? +(\w+)((?:::\w+)+)$", __doc__ or "", re.MULTILINE)
-    assert len(rows) == (__doc__ or "").count("::test_")
-    for module, names in rows:
-        found = importlib.import_module(f"tests.brokers.{module}")
-        assert callable(reduce(getattr, names.split("::")[1:], found))
-
-
-def test_the_table_has_every_scenario_and_trap() -> None:
-    named = re.findall(r"^([ST])(\d+)", __doc__ or "", re.MULTILINE)
-    assert [int(number) for kind, number in named if kind == "S"] == list(range(1, 19))
-    assert [int(number) for kind, number in named if kind == "T"] == [3, *range(7, 15), 18, 19, 20, 22]
+def test_the_table_has_every_scenario_and_trap_with_tests_that_exist() -> None:
+    named = named_tests(__doc__ or "", "tests.brokers")
+    assert named == {"S": list(range(1, 19)), "T": [3, *range(7, 15), 18, 19, 20, 22]}
 
 
 def test_handlers_that_stop_finish_what_they_began_and_the_next_owner_repeats_nothing(
@@ -87,7 +73,8 @@ def test_handlers_that_stop_finish_what_they_began_and_the_next_owner_repeats_no
 
     async def scene() -> None:
         async with staged(redis_server, partitions=2) as stage:
-            started, ended = await _stopped_in_the_middle(stage)
+            app = Onward(stage.url, **stage.options)
+            started, ended = await stopped_in_the_middle(app, stage.topic, 60, group=stage.group)
             assert sorted(started) == sorted(ended)
             assert len(ended) < 60
             member = await (await stage.member(await stage.broker())).hold(2)
@@ -97,23 +84,3 @@ def test_handlers_that_stop_finish_what_they_began_and_the_next_owner_repeats_no
             assert sorted(member.values + ended) == list(range(60))
 
     play(scene())
-
-
-async def _stopped_in_the_middle(stage: Stage) -> tuple[list[int], list[int]]:
-    """The events that began and those that ended in an application that is stopped while it handles 60."""
-    app = Onward(stage.url, **stage.options)
-    started: list[int] = []
-    ended: list[int] = []
-
-    @app.handler(stage.topic, group=stage.group, concurrency=4)
-    async def slow(n: int) -> None:
-        started.append(n)
-        await asyncio.sleep(0.1)
-        ended.append(n)
-        if len(ended) == 6:
-            app.stop()
-
-    async with app:
-        await app.broker.publish([event(stage.topic, f"key-{n % 8}", n) for n in range(60)])
-        await app.run()
-    return started, ended
