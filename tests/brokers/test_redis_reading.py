@@ -295,7 +295,7 @@ def test_without_a_group_nothing_is_trimmed_and_a_passing_one_holds_back_nothing
     monkeypatch.setattr(trimmer, "_INTERVAL_S", 0.1)
 
     async def scene() -> None:
-        async with staged(redis_server, retention_s=0.0, lease_s=1.0) as stage:
+        async with staged(redis_server, retention_s=0.0, lease_s=10.0) as stage:
             broker = await stage.broker()
             await _filled(stage, broker, 2_000)
             stage.group = f"{PASSING}tail.1"

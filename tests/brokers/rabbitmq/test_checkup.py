@@ -167,16 +167,14 @@ def test_too_few_consumers_and_a_short_consumer_timeout_are_reported() -> None:
     assert "x-consumer-timeout=60000 on queue abs.process: a handler that runs longer loses its consumer" in timeout[1]
 
 
-def test_a_lost_binding_of_a_stream_or_a_work_queue_is_an_error() -> None:
-    """While another queue is bound, the server accepts events that reach no stream."""
-    stream, work = STREAM._replace(keys=("0.#",)), WORK._replace(keys=())
+def test_a_lost_binding_of_a_work_queue_is_an_error() -> None:
+    """The server accepts events that reach no queue. Streams need no binding."""
     live = managed(queue(STREAM.name, "stream"), queue(WORK.name))
-    facts = FACTS._replace(expected=[stream, work], managed=live)
+    facts = FACTS._replace(expected=[STREAM, WORK._replace(keys=())], managed=live)
     assert bad(facts) == [
-        ("error", f"no binding with 0.#, so events are lost (a partition of topic orders): queue {STREAM.name}"),
         ("error", f"no binding with any key, so events are lost ({WORK.what}): queue {WORK.name}"),
     ]
-    bound = [Binding("onward.orders", STREAM.name, "0.#"), Binding("onward.orders", WORK.name, "*.#")]
+    bound = [Binding("onward.orders", WORK.name, "#")]
     assert not bad(facts._replace(managed=live._replace(bindings=bound)))
 
 
@@ -324,7 +322,8 @@ def test_the_queues_of_topics_and_groups_are_expected() -> None:
         "abs.mail.bulk",
     }
     assert found["abs.mail.bulk"].consumers == 3
-    assert found[names.stream("orders", 1)].keys == ("1.#",)
+    assert found[names.stream("orders", 1)].keys is None, "streams are published to directly"
+    assert found[names.work_queue("orders", "mail")].keys == ()
 
 
 # -- on a server ----------------------------------------------------------------------------------------------------

@@ -59,7 +59,6 @@ def test_two_things_never_have_the_same_name(
 def test_long_names_fit(topic: str, group: str) -> None:
     for name in of(topic, group, 4_095).values():
         assert len(name.removeprefix("exchange ").encode()) <= names.MAX_NAME_BYTES
-    assert len(names.routing_key(4_095, "t" * names.MAX_TYPE_BYTES)) <= names.MAX_NAME_BYTES
 
 
 def test_the_usual_names_can_be_read() -> None:

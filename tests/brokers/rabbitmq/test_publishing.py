@@ -22,6 +22,7 @@ from onward.brokers.rabbitmq.publish.sending import RabbitPacked, RabbitSending,
 from onward.brokers.rabbitmq.stream_reader import end_of, read
 from onward.errors import Backlogged, BrokerError, Closed, PartitionsDiffer, PublishError, TooLarge
 from onward.event import Event
+from onward.testing.failure_shop import eventually
 from onward.testing.scenario import event
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
 from tests.brokers.rabbitmq.stage import played, until
@@ -32,9 +33,10 @@ __all__ = ["harness"]
 TOPIC = "orders"
 
 
-def window(*keys: str | None, exchange: str = "onward.orders") -> RabbitWindow:
+def window(*keys: str | None) -> RabbitWindow:
     events = [event(TOPIC, key, n) for n, key in enumerate(keys)]
-    return Window([Outgoing(each, 0, 10, RabbitPacked(exchange, "0", packed(each))) for each in events], 0.0)
+    streams = [RabbitPacked("onward.orders.0", "onward.orders", packed(each)) for each in events]
+    return Window([Outgoing(each, 0, 10, found) for each, found in zip(events, streams, strict=True)], 0.0)
 
 
 def fates(found: RabbitWindow) -> list[str]:
@@ -49,9 +51,10 @@ def fates(found: RabbitWindow) -> list[str]:
 class TestSending:
     """Pure: which events are accepted, refused or unknown."""
 
-    def begun(self, found: RabbitWindow) -> RabbitSending:
+    def begun(self, found: RabbitWindow, copies: int = 1) -> RabbitSending:
+        """`copies`: how many messages each event is."""
         sending = RabbitSending(found)
-        sending.sent(1, sending.burst(100, 1 << 20))
+        sending.sent(1, [at for at in sending.burst(100, 1 << 20) for _ in range(copies)])
         return sending
 
     def answer(
@@ -107,20 +110,50 @@ class TestSending:
         sending.refuse("over")
         assert [found.answers[0], found.answers[1]] != [None, None]
 
-    def test_an_event_that_is_too_large_for_the_server_is_found_by_its_size(self) -> None:
+    @pytest.mark.parametrize("copies", [1, 2])
+    def test_an_event_that_is_too_large_for_the_server_is_found_by_its_size(self, copies: int) -> None:
         found = window(None, None, None)
         items = list(found.items)
         large = items[1].packed.message._replace(body=b"x" * 100)
         items[1] = items[1]._replace(packed=items[1].packed._replace(message=large))
         found.items = items
-        sending = self.begun(found)
+        sending = self.begun(found, copies)
         text = "PRECONDITION_FAILED - message size 100 is larger than configured max size 50"
         sending.ended(ChannelClosed("closed", code=406, text=text))
         assert sending.burst(100, 1 << 20) == [2]
-        assert [found.answers[0] is not None, found.answers[1] is not None] == [True, True]
-        refusal = found.answers[1]
-        assert refusal is not None
-        assert not refusal.unknown
+        sending.drop([2], "over")
+        assert fates(found) == ["unknown", "refused", "refused"]
+
+    def test_an_event_is_accepted_when_its_stream_and_its_copy_are(self) -> None:
+        found = window("a", "b")
+        sending = self.begun(found, copies=2)
+        self.answer(sending, 1, 1)
+        assert not found.answers
+        self.answer(sending, 2, 3)
+        assert found.answers == {0: None}
+        assert sending.in_flight == 1
+        self.answer(sending, 4, 4)
+        assert sending.is_done
+        assert fates(found) == ["accepted"] * 2
+
+    @pytest.mark.parametrize("failed", [1, 2])
+    def test_if_only_one_message_of_an_event_is_refused_the_event_is_unknown(self, failed: int) -> None:
+        for order in ((1, 2), (2, 1)):
+            found = window("a", "a")
+            sending = self.begun(found, copies=2)
+            for number in order:
+                self.answer(sending, number, number, "no route" if number == failed else None)
+            self.answer(sending, 3, 4)
+            assert sending.is_done
+            assert fates(found) == ["unknown", "unknown"], "the second one is behind it"
+
+    def test_without_its_exchange_events_are_unknown_because_the_streams_may_have_them(self) -> None:
+        found = window("a", "b")
+        sending = self.begun(found, copies=2)
+        self.answer(sending, 1, 1)
+        sending.ended(ChannelClosed("closed", code=404, text="NOT_FOUND - no exchange 'onward.orders' in vhost '/'"))
+        assert sending.is_done
+        assert fates(found) == ["unknown"] * 2
 
     def test_with_the_connection_all_answers_are_lost(self) -> None:
         found = window("a", "b", None)
@@ -166,11 +199,18 @@ class Shop(NamedTuple):
                 await read(connection, stream, offset="first", until=await end_of(connection, stream), on_messages=note)
         return found
 
-    async def bind_work_queue(self, topic: str = TOPIC) -> None:
+    async def add_work_group(self, topic: str = TOPIC) -> str:
+        """Its queue, which has no members."""
+        broker = await self.broker(partitions=None)
+        member = await broker.subscribe([topic], group="mail", member="m", ordering="none", start="earliest")
+        await member.close()
+        return names.work_queue(topic, "mail")
+
+    async def has_ready(self, queue: str, count: int) -> bool:
+        """Whether so many messages wait in it."""
         async with self.connection() as connection:
             channel = await connection.channel()
-            await channel.declare_queue("work", arguments=names.WORK_ARGUMENTS)
-            await channel.bind_queue("work", names.exchange(topic), "*.#")
+            return (await channel.declare_queue(queue, passive=True)).messages == count
 
     async def delete(self, *queues: str, exchanges: Sequence[str] = ()) -> None:
         async with self.connection() as connection:
@@ -227,20 +267,25 @@ class TestOnAServer:
 
     @played
     async def test_a_returned_event_is_refused_and_named(self, shop: Shop) -> None:
-        """The stream exists, but its binding is gone."""
-        broker = await shop.broker(partitions=1)
-        await broker.publish(orders(1))
-        async with shop.connection() as connection:
-            channel = await connection.channel()
-            await channel.unbind_queue(names.stream(TOPIC, 0), names.exchange(TOPIC), names.stream_binding(0))
-            with pytest.raises(
-                PublishError, match=r"onward\.orders\.0 is not bound to exchange onward\.orders"
-            ) as raised:
-                await broker.publish(orders(3, start=1))
-            assert len(raised.value.refused) == 3
-            await channel.bind_queue(names.stream(TOPIC, 0), names.exchange(TOPIC), names.stream_binding(0))
-        await broker.publish(orders(1, start=1))
-        assert len(await shop.stored(partitions=1)) == 2
+        broker = await shop.broker(partitions=2)
+        await broker.publish(orders(2, keys=2))
+        await self._settled(broker)
+        await shop.delete(names.stream(TOPIC, 0), names.stream(TOPIC, 1))
+        with pytest.raises(PublishError, match=r"stream onward\.orders\.\d does not exist .*NO_ROUTE") as raised:
+            await broker.publish(orders(3, start=2))
+        assert len(raised.value.refused) == 3
+        await shop.close()
+
+    @played
+    async def test_a_topic_with_a_work_group_is_copied_to_its_queue(self, shop: Shop) -> None:
+        """A publisher that runs already learns of the group."""
+        broker = await shop.broker()
+        await broker.publish(orders(10))
+        queue = await shop.add_work_group()
+        sent = orders(1_000, keys=7, start=10)
+        await broker.publish(sent)
+        await eventually(lambda: shop.has_ready(queue, 1_000), "the queue has the copies")
+        assert len(await shop.stored()) == 1_010
         await shop.close()
 
     @played
@@ -368,52 +413,29 @@ class TestOnAServer:
         assert answers[0] is None
         await shop.close()
 
-    @pytest.mark.parametrize("work_queue", [False, True])
-    def test_a_deleted_stream_is_refused_within_five_seconds(self, shop: Shop, work_queue: bool) -> None:
-        """A work queue that is bound beside it takes the events, so the server returns none of them."""
+    @pytest.mark.parametrize("work_group", [False, True])
+    def test_a_deleted_stream_is_noticed_at_once(self, shop: Shop, work_group: bool) -> None:
+        """Also if a work queue takes the copies."""
 
         async def scene() -> None:
             broker = await shop.broker(partitions=1)
             await broker.publish(orders(1))
+            if work_group:
+                await shop.add_work_group()
             await self._settled(broker)
-            if work_queue:
-                await shop.bind_work_queue()
             await shop.delete(names.stream(TOPIC, 0))
-            began = time.monotonic()
-            with pytest.raises(PublishError, match=r"onward\.orders\.0.*(Drop the topic|not bound)"):
-                await self._publish_for(broker, 6.0)
-            assert time.monotonic() - began < 5.5
-            with pytest.raises(PublishError, match=r"onward\.orders\.0"):
+            with pytest.raises(PublishError, match=r"stream onward\.orders\.0 does not exist") as raised:
+                await broker.publish(orders(1, start=1))
+            assert len(raised.value.unknown) == work_group, "the queue has the copy"
+            with pytest.raises(PublishError, match="Drop the topic") as raised:
                 await (await shop.broker(partitions=1)).publish(orders(1))
+            assert len(raised.value.refused) == 1
             await broker.drop_topic(TOPIC)
             await broker.publish(orders(1))
             assert len(await shop.stored(partitions=1)) == 1
             await shop.close()
 
         played(scene)()
-
-    @played
-    async def test_a_removed_binding_of_a_stream_is_made_again_within_five_seconds(self, shop: Shop) -> None:
-        """A work queue beside it takes the events meanwhile, so the server returns none of them."""
-        broker = await shop.broker(partitions=1)
-        await broker.publish(orders(1))
-        await shop.bind_work_queue()
-        async with shop.connection() as connection:
-            channel = await connection.channel()
-            await channel.unbind_queue(names.stream(TOPIC, 0), names.exchange(TOPIC), names.stream_binding(0))
-        before = len(await shop.stored(partitions=1))
-        await self._publish_for(broker, 5.0)
-        await broker.publish(orders(3, start=100))
-        stored = await shop.stored(partitions=1)
-        assert len(stored) > before
-        assert [each.value for each in stored[-3:]] == [b"100", b"101", b"102"]
-        await shop.close()
-
-    async def _publish_for(self, broker: Broker, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            await broker.publish(orders(1))
-            await asyncio.sleep(0.1)
 
     async def _settled(self, broker: Broker) -> None:
         """Until a missing stream is no longer created again."""
@@ -422,14 +444,34 @@ class TestOnAServer:
         await until(lambda: (topic := registry.topic(TOPIC)) is not None and topic.state == "ready")
 
     @played
-    async def test_a_deleted_exchange_is_refused_and_named(self, shop: Shop) -> None:
+    async def test_without_work_groups_the_exchange_of_a_topic_is_not_used(self, shop: Shop) -> None:
         broker = await shop.broker()
         await broker.publish(orders(1))
-        await self._settled(broker)
         await shop.delete(exchanges=[names.exchange(TOPIC)])
-        with pytest.raises(PublishError, match=r"onward\.orders"):
+        await broker.publish(orders(10, keys=10, start=1))
+        assert len(await shop.stored()) == 11
+        await shop.close()
+
+    @played
+    async def test_a_deleted_exchange_is_made_again_with_the_bindings_of_all_work_groups(self, shop: Shop) -> None:
+        broker = await shop.broker()
+        await broker.publish(orders(1))
+        queue = await shop.add_work_group()
+        await shop.delete(exchanges=[names.exchange(TOPIC)])
+        with pytest.raises(PublishError, match=r"no exchange 'onward\.orders'") as raised:
             await broker.publish(orders(10, keys=10))
-        with pytest.raises(PublishError, match="Drop the topic") as raised:
+        assert len(raised.value.unknown) == 10, "the streams may have them"
+        await broker.publish(orders(10, keys=10))
+        await eventually(lambda: shop.has_ready(queue, 10), "the queue has the copies")
+        await shop.close()
+
+    @played
+    async def test_without_auto_declare_a_deleted_exchange_is_refused_and_named(self, shop: Shop) -> None:
+        await (await shop.broker()).publish(orders(1))
+        await shop.add_work_group()
+        await shop.delete(exchanges=[names.exchange(TOPIC)])
+        broker = await shop.broker(auto_declare=False)
+        with pytest.raises(PublishError, match=r"exchange onward\.orders does not: it was deleted") as raised:
             await broker.publish(orders(10, keys=10))
         assert len(raised.value.refused) == 10
         await shop.close()

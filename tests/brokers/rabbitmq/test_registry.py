@@ -159,16 +159,14 @@ class TestOnAServer:
                 assert [topic.log_id for topic in each.registry.topics()] == [made[0].log_id]
 
     @played
-    async def test_a_new_stream_has_a_founding_message_and_its_exchange_leads_to_it(self, url: str) -> None:
+    async def test_a_new_stream_has_a_founding_message(self, url: str) -> None:
         async with grounded(url) as one:
             await one.io.run(one.registry.create_topic("t", 2))
 
             async def check() -> list[int]:
                 connection = await one.query()
                 channel = await connection.channel()
-                sent = Outbound(
-                    names.exchange("t"), names.routing_key(1, "any.type"), encoded_properties(Properties()), b""
-                )
+                sent = Outbound("", names.stream("t", 1), encoded_properties(Properties()), b"")
                 assert await channel.publish([sent, sent]) == [None, None]
                 return [await end_of(connection, names.stream("t", index)) for index in range(2)]
 

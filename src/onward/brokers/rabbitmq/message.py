@@ -69,7 +69,7 @@ def packed(event: Event, extra: Mapping[str, str] | None = None) -> PackedEvent:
     if len(type_) > MAX_TYPE_BYTES:
         raise Unserialisable(
             f"the type of event {event.id} has {len(type_)} bytes; RabbitMQ takes {MAX_TYPE_BYTES} at most, because it "
-            "is part of the routing key"
+            "is the routing key"
         )
     flags = _HAS_CONTENT_TYPE | _HAS_HEADERS | _HAS_MODE
     rest = [_PERSISTENT]

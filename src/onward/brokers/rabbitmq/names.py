@@ -1,8 +1,8 @@
 """The names of our queues and exchanges at the server, and the arguments of our queues. Pure.
 
-A topic has one exchange, `onward.<topic>`, and one stream per partition, `onward.<topic>.<index>`. What belongs to a
-group as well is named `onward.<topic>:<group>:<rest>`. Topics and groups may contain dots, but no colon, so two
-different things never have the same name.
+A topic has one stream per partition, `onward.<topic>.<index>`, and one exchange for its work queues, `onward.<topic>`,
+whose routing keys are the types of events. What belongs to a group as well is named `onward.<topic>:<group>:<rest>`.
+Topics and groups may contain dots, but no colon, so two different things never have the same name.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ Place = int | Literal["work"]  # of a token or an aside: the index of a partitio
 PREFIX = "onward."
 REGISTRY = "onward.registry"
 MAX_NAME_BYTES = 255  # of AMQP, also for routing keys
-MAX_TYPE_BYTES = 200  # of an event, so that its routing key fits
+MAX_TYPE_BYTES = 200  # of an event
 
 # Left out, newer servers delete a message at its 21st delivery without an ack. -1 deletes it on 3.10 at the second.
 _NO_DELIVERY_LIMIT = 1_000_000_000
@@ -54,15 +54,6 @@ def exchange(topic: str) -> str:
 
 def stream(topic: str, index: int) -> str:
     return f"{PREFIX}{topic}.{index}"
-
-
-def stream_binding(index: int) -> str:
-    """The key that binds a partition's stream to the exchange of its topic."""
-    return f"{index}.#"
-
-
-def routing_key(index: int, type_: str) -> str:
-    return f"{index}.{type_}" if type_ else str(index)
 
 
 def token_queue(topic: str, place: Place, group: str) -> str:

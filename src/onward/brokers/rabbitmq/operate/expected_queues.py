@@ -25,8 +25,7 @@ def expected_queues(
 
 def _streams(topic: str, partitions: int) -> Iterator[ExpectedQueue]:
     for index in range(partitions):
-        keys = (names.stream_binding(index),)
-        yield ExpectedQueue(names.stream(topic, index), "log", f"a partition of topic {topic}", keys=keys)
+        yield ExpectedQueue(names.stream(topic, index), "log", f"a partition of topic {topic}")
 
 
 def _of_group(group: GroupEntry, partitions: int | None, declared: Declared) -> Iterator[ExpectedQueue]:

@@ -99,7 +99,7 @@ class Queue(msgspec.Struct, frozen=True):
     @property
     def tier_queues(self) -> Mapping[str, str]:
         """The name of the queue of each tier; without tiers, of the normal one."""
-        return routing(self.name, (), self.tiers, "").queues
+        return routing(self.name, (), self.tiers).queues
 
 
 class Binding(msgspec.Struct, frozen=True):
@@ -189,7 +189,7 @@ class Declared(msgspec.Struct, frozen=True):
 
     def plain(self) -> PlainTopology:
         """Raises BadSetting if a tier needs the name of another object."""
-        tiered = {name: routing(name, (), queue.tiers, "") for name, queue in self.queues.items() if queue.tiers}
+        tiered = {name: routing(name, (), queue.tiers) for name, queue in self.queues.items() if queue.tiers}
         exchanges = [*self.exchanges.values(), *(each for found in tiered.values() for each in _tier_exchanges(found))]
         queues = [each for queue in self.queues.values() for each in _tier_queues(queue)]
         entries = {name: found.exchanges[0].name for name, found in tiered.items()}

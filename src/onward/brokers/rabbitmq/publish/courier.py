@@ -1,10 +1,14 @@
-"""Sends windows of events in the I/O thread: in bursts, on one channel, with a confirm for each event."""
+"""Sends windows of events in the I/O thread: in bursts, on one channel, with a confirm for each message.
+
+A message is returned only if no queue at all takes it, so a work queue beside a stream would hide that the stream is
+missing. Therefore an event goes to its stream directly, and work queues get a copy by the exchange of the topic.
+"""
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from onward import clock
@@ -128,7 +132,7 @@ class RabbitCourier:
                 link.watch.close()
             patience_s = max(0.0, deadline - clock.now() - _LAST_WORD_S)
             connection = await connected(self._ground.address, name="onward publish", patience_s=patience_s)
-            watch = StreamWatch(connection, self._ground.registry, binds=self._ground.settings.auto_declare)
+            watch = StreamWatch(connection, self._ground.registry, creates=self._ground.settings.auto_declare)
         try:
             channel = await connection.channel()
             await channel.confirm_select()
@@ -141,7 +145,7 @@ class RabbitCourier:
 
     async def _refuse_missing(self, sending: RabbitSending, window: RabbitWindow, link: PublishLink) -> None:
         """Refuse the events whose topic or stream does not exist. Exchanges of the application have no streams."""
-        for topic in {item.event.topic for item in window.items if names.is_ours(item.packed.exchange)}:
+        for topic in {item.event.topic for item in window.items if item.packed.stream is not None}:
             entry = self._ground.registry.topic(topic)
             if entry is None:
                 sending.refuse(f"topic {topic} was dropped meanwhile; publish again", topic)
@@ -175,15 +179,33 @@ class RabbitCourier:
         """Fill the room for events in flight."""
         while sending.has_waiting and sending.in_flight <= MOST_IN_FLIGHT - _BURST:
             burst = sending.burst(_BURST, _BURST_BYTES)
-            at_ms = time.time_ns() // 1_000_000
-            messages = []
-            for at in burst:
-                exchange, key, message = window.items[at].packed
-                messages.append(Outbound(exchange, key, message.properties(at_ms), message.body))
+            messages, events = self._messages(window, burst)
             try:
-                sending.sent(channel.send(messages), burst)
+                sending.sent(channel.send(messages), events)
             except ValueError as error:  # nothing of the burst was sent
                 sending.drop(burst, f"RabbitMQ cannot carry one of these events: {error}")
+
+    def _messages(self, window: RabbitWindow, burst: Sequence[int]) -> tuple[list[Outbound], list[int]]:
+        """The messages of these events, and the event of each message."""
+        at_ms = time.time_ns() // 1_000_000
+        messages: list[Outbound] = []
+        events: list[int] = []
+        for at in burst:
+            event, (stream, exchange, packed) = window.items[at].event, window.items[at].packed
+            properties = packed.properties(at_ms)
+            if stream is not None:
+                messages.append(Outbound("", stream, properties, packed.body))
+                events.append(at)
+            if stream is None or self._is_copied(event.topic):
+                messages.append(Outbound(exchange, event.type, properties, packed.body, mandatory=stream is None))
+                events.append(at)
+        return messages, events
+
+    def _is_copied(self, topic: str) -> bool:
+        """Whether there may be queues behind the exchange of the topic."""
+        registry = self._ground.registry
+        entry = registry.topic(topic)
+        return registry.has_work_groups(topic) or (entry is not None and bool(entry.exchange_arguments))
 
     def _blocked_text(self) -> str:
         alarm = self.alarm
@@ -217,10 +239,9 @@ def _lost(topic: TopicEntry, missing: Collection[int]) -> str:
 def _explained(why: str, item: RabbitOutgoing) -> str:
     if "NO_ROUTE" not in why:
         return f"event {item.event.id}: {why}"
-    if names.is_ours(item.packed.exchange):
-        stream = names.stream(item.event.topic, item.partition)
-        return f"stream {stream} is not bound to exchange {item.packed.exchange}, or was deleted ({why})"
+    if item.packed.stream is not None:
+        return f"stream {item.packed.stream} does not exist ({why})"
     return (
-        f"no queue of exchange {item.packed.exchange} takes the routing key {item.packed.routing_key!r}; declare a "
+        f"no queue of exchange {item.packed.exchange} takes the routing key {item.event.type!r}; declare a "
         "Binding for it, or an alternate exchange"
     )

@@ -51,8 +51,8 @@ class RabbitPublisher:
             )
         event = event.whole()
         if route.entry is None:  # an exchange of the application
-            return Outgoing(event, 0, size, RabbitPacked(route.exchange, event.type, packed(event)))
+            return Outgoing(event, 0, size, RabbitPacked(None, route.exchange, packed(event)))
         index = keyless % route.partitions if event.key is None else partition_of(event.key, route.partitions)
         return Outgoing(
-            event, index, size, RabbitPacked(route.exchange, names.routing_key(index, event.type), packed(event))
+            event, index, size, RabbitPacked(names.stream(event.topic, index), route.exchange, packed(event))
         )

@@ -1,13 +1,15 @@
 """What became of the events of one window. Pure.
 
-Messages are sent in bursts on one channel. When the server closes the channel because of one message, it has ignored
-everything behind that message: these events are sent again on a new channel. For what was sent before, the answer is
-lost.
+An event is a message to its stream, and another one to the exchange of its topic if there are work groups. It is
+accepted when all its messages are. Messages are sent in bursts on one channel. When the server closes the channel
+because of one message, it has ignored everything behind that message: these events are sent again on a new channel. For
+what was sent before, the answer is lost.
 """
 
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from onward.brokers.core.publishing import BEHIND, Key, Outgoing, Refusal, Window
@@ -22,10 +24,10 @@ _OVERTAKEN = Refusal(
 
 
 class RabbitPacked(NamedTuple):
-    """An event, ready to be sent."""
+    """An event, ready to be sent. `stream` is None if its topic is an exchange of the application."""
 
+    stream: str | None
     exchange: str
-    routing_key: str
     message: PackedEvent
 
 
@@ -39,6 +41,7 @@ class RabbitSending:
         self._answers = window.answers
         self._waiting = deque(range(len(window.items)))  # not sent yet, in order
         self._open: dict[int, int] = {}  # by publish number: sent and not answered
+        self._split: dict[int, bool] = {}  # events with two messages: whether one of these was accepted
         self._failed: set[Key] = set()  # keys with an event that was not accepted
 
     @property
@@ -65,18 +68,22 @@ class RabbitSending:
             most_bytes -= self._items[at].size
         return found
 
-    def sent(self, first: int, burst: Sequence[int]) -> None:
-        """`first`: the publish number of the first event of the burst."""
-        self._open.update(zip(range(first, first + len(burst)), burst, strict=True))
+    def sent(self, first: int, events: Sequence[int]) -> None:
+        """`first`: the publish number of the first message. `events`: of each message, its event."""
+        self._open.update(zip(range(first, first + len(events)), events, strict=True))
+        self._split |= {at: False for at, following in pairwise(events) if at == following}
 
     def answered(self, answer: PublishAnswer, explain: Callable[[str, RabbitOutgoing], str]) -> None:
         """The server has answered. `explain`: the reason in words, for this event."""
         for number in range(answer.first, answer.last + 1):
             at = self._open.pop(number, None)
-            if at is None:
+            if at is None or at in self._answers:
                 continue
             if answer.why is not None:
-                self._fail(at, Refusal(explain(answer.why, self._items[at]), unknown=answer.unknown))
+                unknown = answer.unknown or at in self._split
+                self._fail(at, Refusal(explain(answer.why, self._items[at]), unknown=unknown))
+            elif self._split.get(at, True) is False:
+                self._split[at] = True
             elif self._failed and self._items[at].lane in self._failed:
                 self._answers[at] = _OVERTAKEN
             else:
@@ -86,15 +93,17 @@ class RabbitSending:
         """The channel has ended. Events that the server has surely ignored are sent again."""
         numbers = sorted(self._open)
         suspects = [number for number in numbers if self._is_suspect(self._items[self._open[number]], error)]
-        if not suspects:
+        if not suspects or not isinstance(error, ChannelClosed):
             self.lose(str(error))
             return
-        last = suspects[0] if _TOO_LARGE.search(str(error)) else suspects[-1]
-        again = [self._open.pop(number) for number in numbers if number > last]
+        last = suspects[0] if _TOO_LARGE.search(error.text) else suspects[-1]
+        sent = {self._open[number] for number in numbers if number <= last}
+        again = dict.fromkeys(at for at in self._open.values() if at not in sent)
+        self._open = {number: at for number, at in self._open.items() if at in sent}
         if last == suspects[0]:
             at = self._open.pop(last)
-            self.lose(f"the channel was closed because of another event: {error}")
             self._fail(at, Refusal(str(error)))
+            self.lose(f"the channel was closed because of another event: {error}")
         else:
             self.lose(str(error))
         self._waiting.extendleft(reversed(again))
@@ -102,7 +111,8 @@ class RabbitSending:
     def lose(self, why: str) -> None:
         """The answers for everything that was sent are lost."""
         for at in self._open.values():
-            self._fail(at, Refusal(why, unknown=True))
+            if at not in self._answers:
+                self._fail(at, Refusal(why, unknown=True))
         self._open.clear()
 
     def refuse(self, why: str, topic: str | None = None, partitions: Collection[int] | None = None) -> None:
@@ -132,7 +142,7 @@ class RabbitSending:
         if not isinstance(error, ChannelClosed):
             return False
         if (found := _NO_EXCHANGE.search(error.text)) is not None:
-            return found[1] in (item.packed.exchange, "")
+            return found[1] == item.packed.exchange
         if (found := _TOO_LARGE.search(error.text)) is not None:
             return len(item.packed.message.body) == int(found[1])
         return False

@@ -99,6 +99,10 @@ class TopicRegistry:
         """By name."""
         return self._log.fold.groups(topic)
 
+    def has_work_groups(self, topic: str) -> bool:
+        """Whether there are queues that get copies of the topic's events; also if that is not known now."""
+        return not self._log.is_current or any(each.kind == "work" for each in self.groups(topic).values())
+
     def group_topics(self, group: str) -> list[str]:
         """The topics in which the group exists, sorted. Exchanges of other programs are among them."""
         return self._log.fold.topics_of(group)

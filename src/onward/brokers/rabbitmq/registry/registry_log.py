@@ -38,6 +38,7 @@ class RegistryLog:
     def __init__(self, query: Callable[[], Awaitable[Connection]]) -> None:
         self.fold = RegistryFold()
         self.on_change: list[Callable[[], None]] = []  # called when entries have arrived
+        self.is_current = False  # what other processes append arrives here within moments
         self._query = query
         self._position = 0  # the next offset to read
         self._appended: dict[str, asyncio.Future[None]] = {}  # our entries that were not read back yet, by message id
@@ -161,8 +162,11 @@ class RegistryLog:
                     await self._query(), names.REGISTRY, offset=self._position or "first", on_messages=self._arrived
                 )
                 try:
+                    await self.catch_up()
+                    self.is_current = True
                     await asyncio.wait([channel.closing])
                 finally:
+                    self.is_current = False
                     await channel.close()
             except (AmqpError, BrokerError) as error:
                 log.debug("%s: %s", _WHAT, error)

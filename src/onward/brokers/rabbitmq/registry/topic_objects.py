@@ -1,4 +1,4 @@
-"""The exchange and the streams of a topic at the server: create, check, delete."""
+"""The streams and the exchange of a topic at the server: create, check, delete."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,6 @@ async def create(connection: Connection, topic: TopicEntry, *, is_new: bool) -> 
             stream = names.stream(topic.name, index)
             what = f"stream {stream}"
             await channel.declare_queue(stream, arguments=topic.arguments)
-            await channel.bind_queue(stream, name, names.stream_binding(index))
         what = f"the first message of the streams of topic {topic.name}"
         empty = await _empty(connection, topic, wait_s=0.0 if is_new else _FIRST_MESSAGE_S)
         reasons = await channel.publish([_founding(topic, index) for index in empty])
@@ -87,16 +86,6 @@ async def missing(connection: Connection, topic: TopicEntry) -> list[int]:
             channel = await connection.channel()
     await channel.close()
     return found
-
-
-async def bind_again(connection: Connection, topic: TopicEntry) -> None:
-    """Bind every stream again, because AMQP cannot tell whether a binding was removed. Raises AmqpError."""
-    channel = await connection.channel()
-    for index in range(topic.partitions):
-        await channel.bind_queue(
-            names.stream(topic.name, index), names.exchange(topic.name), names.stream_binding(index)
-        )
-    await channel.close()
 
 
 async def has_exchange(connection: Connection, topic: TopicEntry) -> bool:

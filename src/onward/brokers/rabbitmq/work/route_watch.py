@@ -35,7 +35,7 @@ class RouteWatch:
 
     async def run(self) -> None:
         """Until it is cancelled. Raises AmqpError if the connection ends."""
-        while self._place.is_own:
+        while True:
             await asyncio.sleep(INTERVAL_S)
             await self._look()
 
@@ -63,8 +63,8 @@ class RouteWatch:
                     f"exchange {place.exchange} does not exist, so {place} gets no events; create it with "
                     "`onward topology apply --app MODULE:APP`, or turn auto_declare on"
                 )
-            arguments = topic.exchange_arguments
-            await probe.ask(lambda channel: channel.declare_exchange(place.exchange, "topic", arguments=arguments))
+            groups = [each for each in self._registry.groups(place.topic).values() if each.kind == "work"]
+            await work_objects.route_again(self._connection, topic, groups)
             self._warn(place.exchange)
         await self._declare_tiers(probe)
         routes = work_objects.bindings_of(group)

@@ -59,9 +59,9 @@ class WorkRouting(NamedTuple):
     routes: Sequence[WorkRoute]
 
 
-def routing(queue: str, keys: Sequence[str], tiers: Mapping[str, str], tier_prefix: str) -> WorkRouting:
+def routing(queue: str, keys: Sequence[str], tiers: Mapping[str, str]) -> WorkRouting:
     """`queue`: the name of the queue for normal events. `keys`: of the bindings to the topic's exchange. `tiers`: by
-    tier, the pattern of its types. `tier_prefix`: before a pattern, in the keys of the tiers."""
+    tier, the pattern of its types."""
     queues = {tier: f"{queue}.{tier}" for tier in WEIGHTS if tier in tiers or tier == NORMAL_TIER}
     queues[NORMAL_TIER] = queue
     if not tiers:
@@ -72,39 +72,34 @@ def routing(queue: str, keys: Sequence[str], tiers: Mapping[str, str], tier_pref
     exchanges = [TierExchange(entries[tier], "topic", entries[following]) for tier, following in pairwise(chain)]
     exchanges.append(TierExchange(entries[NORMAL_TIER], "fanout", None))
     routes = [WorkRoute(entries[NORMAL_TIER], queue, "")]
-    routes += [
-        WorkRoute(entries[tier], queues[tier], _tier_key(tier_prefix, tiers[tier])) for tier in TRIED if tier in tiers
-    ]
+    routes += [WorkRoute(entries[tier], queues[tier], binding_key(tiers[tier])) for tier in TRIED if tier in tiers]
     routes += [WorkRoute("", entries[chain[0]], key, to_exchange=True) for key in keys]
     return WorkRouting(queues, exchanges, routes)
-
-
-def _tier_key(prefix: str, pattern: str) -> str:
-    """`*` also matches an event without a type, whose routing key is only the partition."""
-    return f"{prefix}#" if pattern == "*" else prefix + binding_key(pattern)
 
 
 def binding_key(pattern: str) -> str:
     """The key of a topic exchange that matches every type which `pattern` matches.
 
     In a pattern `*` is any text. Between dots that is the same as one or more words. As a part of a word it is not, so
-    there the key matches more types, and the control plane filters them."""
+    there the key matches more types, and the control plane filters them. A single `*` is also no type at all."""
+    if pattern and not pattern.strip("*"):
+        return "#"
     words = [ANY_TEXT if "*" in word else word for word in pattern.split(".")]
     key = ".".join(words)
-    if len(key.encode()) > _LONGEST_KEY - 2:  # the partition comes before it
+    if len(key.encode()) > _LONGEST_KEY:
         raise BadSetting(f"the pattern {pattern[:40]!r}… of event types is too long for a binding; use a shorter one")
     return key
 
 
 def topic_keys(types: Sequence[str]) -> list[str]:
-    """The keys that bind a group to the exchange of a topic, whose routing keys are `<partition>.<type>`."""
-    return [ANY_TEXT] if not types or "*" in types else sorted({f"*.{binding_key(each)}" for each in types})
+    """The keys that bind a group to a topic exchange, whose routing keys are the types."""
+    return ["#"] if not types or "*" in types else sorted({binding_key(each) for each in types})
 
 
 def foreign_keys(kind: str, types: Sequence[str], exchange: str) -> list[str]:
     """The keys that bind a group to an exchange of another program, whose routing keys are the types."""
     if kind == "topic":
-        return sorted({binding_key(each) for each in types}) if types else ["#"]
+        return topic_keys(types)
     if kind != "direct":
         return [""]
     if not types or any("*" in each for each in types):

@@ -229,7 +229,8 @@ class WorkMember:
         session.spawn(self._announce(presence))
         session.spawn(Mover(session, tools.asides, settling.lock).run())
         routes = RouteWatch(session.links.sending, tools.ground.registry, session.place, creates=settings.auto_declare)
-        session.spawn(routes.run())
+        if place.is_own:
+            session.spawn(routes.run())
         assigned = Assigned(
             Partition(place.topic, 0), next(tools.epochs), None, uuid4().hex, stored=None, unclean=False, shared=True
         )

@@ -69,7 +69,7 @@ def place_of(topic: str, group: str, asks: Asks | None, exchange: Exchange | Non
     keys = topic_keys(types) if exchange is None else foreign_keys(exchange.kind, types, exchange.name)
     if tiers and exchange is not None and exchange.kind != "topic":
         raise BadSetting(f"tiers={dict(tiers)!r}: exchange {exchange.name} is no topic exchange; remove the tiers")
-    plan = routing(names.work_queue(topic, group), keys, tiers, "*." if exchange is None else "")
+    plan = routing(names.work_queue(topic, group), keys, tiers)
     return WorkPlace(topic, group, plan.queues, source, tiers, plan, is_typed=exchange is not None)
 
 
