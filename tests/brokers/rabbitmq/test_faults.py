@@ -13,7 +13,8 @@ from tests.servers.rabbitmq import RabbitMQServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-EVENT = "\x0donward.orders"  # the exchange of the topic, with its length before it
+COPY = "\x0donward.orders"  # the exchange of the topic, with its length before it
+STREAM = "\x0fonward.orders."  # the name of a stream, in the same way
 
 
 def sent(method: tuple[int, int], text: str = "") -> Callable[[Frame], bool]:
@@ -26,20 +27,20 @@ def received(method: tuple[int, int], text: str = "") -> Callable[[Frame], bool]
 
 # Where a connection is cut: the frame, whether it still arrives, and whether it is only sent after a reconnect.
 COMMON = {
-    "publish, not stored": (sent(PUBLISH, EVENT), False, False),
-    "publish, stored": (sent(PUBLISH, EVENT), True, False),
+    "publish, not stored": (sent(PUBLISH, STREAM), False, False),
+    "publish, stored": (sent(PUBLISH, STREAM), True, False),
     "confirm": (received(ACK), False, False),
-    "delivery": (received(DELIVER, EVENT), False, False),
+    "consume": (sent(CONSUME), False, True),
+    "consume-ok": (received(CONSUME_OK), False, True),
     "ack, lost": (sent(ACK), False, False),
     "ack, arrived": (sent(ACK), True, False),
     "record, not stored": (sent(PUBLISH, ".aside."), False, False),
     "record, stored": (sent(PUBLISH, ".aside."), True, False),
-    "consume": (sent(CONSUME), False, True),
-    "consume-ok": (received(CONSUME_OK), False, True),
 }
 STEPS = {
     "ordered": COMMON
     | {
+        "delivery": (received(DELIVER, STREAM), False, False),
         "token, not stored": (sent(PUBLISH, ".token"), False, False),
         "token, stored": (sent(PUBLISH, ".token"), True, False),
         "token, back": (received(DELIVER, ".token"), False, False),
@@ -48,6 +49,9 @@ STEPS = {
     },
     "work": COMMON
     | {
+        "copy, not stored": (sent(PUBLISH, COPY), False, False),
+        "copy, stored": (sent(PUBLISH, COPY), True, False),
+        "delivery": (received(DELIVER, COPY), False, False),
         "retry, not stored": (sent(PUBLISH, ".rung."), False, False),
         "retry, stored": (sent(PUBLISH, ".rung."), True, False),
     },
