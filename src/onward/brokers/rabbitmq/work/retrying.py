@@ -5,17 +5,19 @@ delivered twice. The other order could lose it.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from onward import clock
 from onward.brokers.rabbitmq import names
-from onward.brokers.rabbitmq.amqp import Channel, ChannelClosed, Connection, Outbound
+from onward.brokers.rabbitmq.amqp import AmqpError, Channel, ChannelClosed, Connection, Outbound
 from onward.brokers.rabbitmq.work.work_place import SUSPECTS, WorkPlace
 
 _BURST = 1_000  # messages that are sent before their confirms are awaited
 _BURST_BYTES = 4 << 20
 _ANSWER_S = 10.0
+_CLOSE_S = 1.0
 _YOUNG_S = 3.0  # the server may forget a queue that is younger than this when it is killed
 
 
@@ -114,7 +116,10 @@ class WorkCourier:
             if not publishing.done():
                 publishing.cancel()
                 await asyncio.wait([publishing])
-                await channel.close()  # a late answer must not be taken for that of another message
+                self._channel = None  # a late answer must not be taken for that of another message
+                with contextlib.suppress(TimeoutError, AmqpError):  # a channel with a damaged queue never closes
+                    async with asyncio.timeout(_CLOSE_S):
+                        await channel.close()
 
     def _missing(self, parcels: Iterable[WorkParcel]) -> list[WorkParcel]:
         """One parcel for each rung that is not declared yet."""
