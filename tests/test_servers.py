@@ -30,7 +30,7 @@ from tests.servers.guard import descendants
 from tests.servers.needs import MORE, PROJECT, SERVERS, Need
 from tests.servers.redis import RedisServer
 from tests.servers.redis_pair import RedisPair
-from tests.servers.server import Server, ServerFailed, until
+from tests.servers.server import Server, ServerFailed, free_port, until
 
 PATIENT_S, IMPATIENT_S = 30, 1
 LOST = (OSError, RedisError, psycopg.Error, pymysql.Error, KafkaException, aio_pika.exceptions.AMQPError)
@@ -275,6 +275,14 @@ def test_a_server_does_not_mistake_another_for_itself(redis_server: RedisServer)
         rival.port = redis_server.port
         with pytest.raises(ServerFailed, match="taken"):
             rival.start()
+
+
+def test_no_other_test_run_takes_the_port_of_a_server_that_is_down() -> None:
+    port = free_port()
+    use = f"server._ports = iter([{port}, *range(19_000, 19_100)])"
+    code = f"from tests.servers import server; {use}; print(server.free_port())"
+    other = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert int(other.stdout) in range(19_000, 19_100)
 
 
 def test_a_promoted_replica_has_what_it_had_copied(redis_pair: RedisPair) -> None:

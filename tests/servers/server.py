@@ -24,8 +24,9 @@ PROBE_S = 2.0
 LOG_TAIL_LINES = 30
 
 # Below the ports that the kernel gives to clients: a client that retries a dead server must not connect to itself, and
-# no client may take the port of a server between its kill and its restart.
-_ports = iter(SystemRandom().sample(range(20_000, 32_000), 12_000))
+# no client may take the port of a server between its kill and its restart. From 30,000 on are those of `rabbitmqctl`.
+_ports = iter(SystemRandom().sample(range(20_000, 30_000), 10_000))
+_claims: list[socket.socket] = []
 
 
 class ServerFailed(Exception):
@@ -160,8 +161,20 @@ def together(servers: Iterable[S], work: Callable[[S], object]) -> None:
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on, never the same twice in one run."""
-    return next(port for port in _ports if is_free(port))
+    """A loopback port that nothing listens on and that no other test run uses, never the same twice in one run."""
+    return next(port for port in _ports if is_free(port) and _claimed(port))
+
+
+def _claimed(port: int) -> bool:
+    """Keep the port from other test processes until this one ends, also while its server is down."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0onward-test-port-{port}")
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
+    return True
 
 
 def is_free(port: int) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import pytest
 
 from onward.brokers.base import Assigned, Fenced, Supervised
 from onward.brokers.rabbitmq import names
+from onward.brokers.rabbitmq.ordered import group_start
 from onward.brokers.rabbitmq.ordered.token import Anchor, Awaited, Token
 from onward.clock import now
 from onward.errors import BrokerError, GroupDropped
@@ -314,6 +315,20 @@ async def test_two_members_that_create_a_group_at_once_start_it_once(harness: Ra
             await asyncio.gather(*[each.receive() for each in members])  # each may have to release a partition
         assigned = [each for member in members for each in member.history if isinstance(each, Assigned)]
         assert all(not each.unclean for each in assigned)
+
+
+def test_a_token_queue_that_refuses_its_first_token_gets_it_again() -> None:
+    """As a quorum queue does that somebody else declares at the same moment."""
+    answers: list[list[str | None]] = [[None, "nack", "nack"], ["nack", None], [None]]
+    published: list[Sequence[int]] = []
+
+    class Refusing:
+        async def publish(self, messages: Sequence[int]) -> list[str | None]:
+            published.append(messages)
+            return answers[len(published) - 1]
+
+    assert asyncio.run(group_start.stored(Refusing(), [1, 2, 3])) is None  # type: ignore[arg-type, list-item]
+    assert published == [[1, 2, 3], [2, 3], [2]]
 
 
 @played

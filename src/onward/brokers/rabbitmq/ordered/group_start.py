@@ -1,12 +1,13 @@
 """Creates an ordered group: its token queues, and the first token of each partition."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from onward.brokers.base import Start
 from onward.brokers.rabbitmq import names, presence
-from onward.brokers.rabbitmq.amqp import AmqpError, Connection, Outbound, Properties, encoded_properties
+from onward.brokers.rabbitmq.amqp import AmqpError, Channel, Connection, Outbound, Properties, encoded_properties
 from onward.brokers.rabbitmq.ordered.log_start import start_of
 from onward.brokers.rabbitmq.ordered.token import Token, encoded
 from onward.brokers.rabbitmq.registry.registry import TopicRegistry
@@ -16,6 +17,8 @@ from onward.errors import BrokerError
 from onward.event import Partition
 
 _PERSISTENT = encoded_properties(Properties(delivery_mode=2, content_type="application/msgpack"))
+
+_ATTEMPTS, _PAUSE_S = 50, 0.1
 
 FirstTokens = Mapping[Partition, Token]
 
@@ -66,14 +69,25 @@ async def _create(
         for index in range(topic.partitions):
             await channel.declare_queue(names.token_queue(topic.name, index, group), arguments=names.TOKEN_ARGUMENTS)
         tokens = await start_tokens(connection, topic, start, fence)
-        reasons = await channel.publish(
-            [
-                Outbound("", names.token_queue(*partition, group), _PERSISTENT, encoded(token))
-                for partition, token in tokens.items()
-            ]
-        )
-        if refused := next(filter(None, reasons), None):
+        first = [
+            Outbound("", names.token_queue(*partition, group), _PERSISTENT, encoded(token))
+            for partition, token in tokens.items()
+        ]
+        if refused := await stored(channel, first):
             raise BrokerError(f"group {group} of topic {topic.name} cannot be created: {refused}")
         return tokens
     finally:
         await channel.close()
+
+
+async def stored(channel: Channel, messages: Sequence[Outbound]) -> str | None:
+    """Store the messages. Returns why the server refuses one of them.
+
+    A quorum queue that somebody else declares at this moment refuses messages until it has started."""
+    for _ in range(_ATTEMPTS):
+        reasons = await channel.publish(messages)
+        messages = [message for message, reason in zip(messages, reasons, strict=True) if reason]
+        if not messages:
+            return None
+        await asyncio.sleep(_PAUSE_S)
+    return next(filter(None, reasons))
