@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src/onward"
-FREE = {"onward.event", "onward.errors", "onward.settings", "onward.clock", "onward.context"}
+FREE = {"onward.event", "onward.errors", "onward.settings", "onward.clock", "onward.loops", "onward.context"}
 FREE |= {"onward.error_report"}
 CONTRACTS = {"onward.brokers.base", "onward.engines.base", "onward.failure.retry", "onward.inbox.base"}
 HOMES: dict[str, str | tuple[str, ...]] = {  # third-party clients and where they may be imported
@@ -64,7 +64,7 @@ def belongs(name: str, allowed: set[str]) -> bool:
     return any(name == each or name.startswith(each + ".") for each in allowed)
 
 
-@pytest.mark.parametrize("name", ["event", "errors", "error_report", "settings", "clock", "context"])
+@pytest.mark.parametrize("name", ["event", "errors", "error_report", "settings", "clock", "context", "loops"])
 def test_the_ground_floor_imports_nothing_above_it(name: str) -> None:
     assert all(belongs(each, FREE) for each in ours(SRC / f"{name}.py"))
 

@@ -17,6 +17,7 @@ from onward.cli import find, leash, policy
 from onward.cli.exit_limit import limit_exit
 from onward.cli.health import METRICS, place_of
 from onward.errors import OnwardError
+from onward.loops import new_loop
 
 if TYPE_CHECKING:
     from onward.app import Onward
@@ -106,7 +107,7 @@ def finish(app: "Onward", work: Coroutine[Any, Any, None]) -> None:
     """Run the work in an event loop of its own to its end, and limit how long that takes after a stop signal."""
     ended = limit_exit(app.settings.drain_timeout_s)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(work)
     except OnwardError:
         raise
@@ -167,15 +168,6 @@ async def _report(app: "Onward", held: leash.Leash) -> None:
                 failed.add(type(error))
                 log.exception("a report to the supervisor failed")
         await asyncio.sleep(REPORT_S if sent else REPORT_S / 20)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop if it is installed: it does the same with less CPU time."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def _supervise(command: list[str], workers: int, reload: bool, place: "Address | None") -> int:

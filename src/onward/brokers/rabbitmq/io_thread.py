@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from onward.errors import Closed
+from onward.loops import new_loop
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class IoThread:
             if self._closed:
                 return False
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._loop = new_loop()
                 self._thread = threading.Thread(target=self._serve, args=(self._loop,), name=self._name, daemon=True)
                 self._thread.start()
             self._loop.call_soon_threadsafe(function)
