@@ -12,7 +12,9 @@ import pytest
 from onward.brokers.base import Assigned, Fenced, Supervised
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.ordered import group_start
+from onward.brokers.rabbitmq.ordered.membership import OrderedMembership
 from onward.brokers.rabbitmq.ordered.token import Anchor, Awaited, Token
+from onward.brokers.rabbitmq.ordered.token_search import TokenSearch
 from onward.clock import now
 from onward.errors import BrokerError, GroupDropped
 from onward.testing.scenario import Member
@@ -85,6 +87,46 @@ async def test_nobody_waits_for_a_member_that_is_gone(harness: RabbitHarness) ->
         await write(connection, _by(newest, Awaited("x:1", "x", 60.0)))
         again = await joined(await opened(), supervised=Supervised("slot", "y", frozenset({"x"})))
         assert next(iter(again.assigned.values())).unclean
+
+
+@played
+async def test_a_token_with_an_impossible_lease_is_a_trouble_and_its_wait_is_bounded(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        member = await taken(await opened(), 5)
+        await member.release(list(member.assigned), drained=True)
+        await member.subscription.close()
+        newest = await peeked(connection)
+        assert newest is not None
+        await write(connection, _by(newest, Awaited("x:1", "x", 1e9)))
+        again = await Member.join(await opened(), "orders", "group")
+        await again.until(lambda: "lease of 1e+09 s" in "".join(again.subscription.troubles()))
+        assert "waits up to 3,636 s" in "".join(again.subscription.troubles())
+
+
+@pytest.mark.parametrize("part", [(TokenSearch, "real"), (OrderedMembership, "_session")])
+@played
+async def test_an_unexpected_error_is_a_trouble_and_is_tried_again(
+    harness: RabbitHarness, part: tuple[type, str]
+) -> None:
+    broken = True
+    method = getattr(*part)
+
+    async def failing(*args: Any) -> Any:
+        if broken:
+            raise KeyError("surprise")
+        return await method(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*part, failing)
+        async with brokers(harness) as opened:
+            broker = await opened()
+            await broker.publish([event("orders", 0)])
+            member = await Member.join(broker, "orders", "group")
+            await member.until(lambda: "KeyError('surprise')" in "".join(member.subscription.troubles()))
+            broken = False
+            await member.hold(1)
+            await member.take(1)
+            assert not member.subscription.troubles()
 
 
 def _by(token: Token, awaits: Awaited) -> Token:
@@ -318,7 +360,7 @@ async def test_two_members_that_create_a_group_at_once_start_it_once(harness: Ra
 
 
 def test_a_token_queue_that_refuses_its_first_token_gets_it_again() -> None:
-    """As a quorum queue does that somebody else declares at the same moment."""
+    """As a quorum queue does that another process declares at the same moment."""
     answers: list[list[str | None]] = [[None, "nack", "nack"], ["nack", None], [None]]
     published: list[Sequence[int]] = []
 

@@ -83,7 +83,7 @@ async def _create(
 async def stored(channel: Channel, messages: Sequence[Outbound]) -> str | None:
     """Store the messages. Returns why the server refuses one of them.
 
-    A quorum queue that somebody else declares at this moment refuses messages until it has started."""
+    A quorum queue that another process declares at this moment refuses messages until it has started."""
     for _ in range(_ATTEMPTS):
         reasons = await channel.publish(messages)
         messages = [message for message, reason in zip(messages, reasons, strict=True) if reason]
