@@ -12,7 +12,7 @@ import pytest
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import ChannelClosed, Connection, ConnectionLost
 from onward.brokers.rabbitmq.ordered.token import Awaited, Probe, Token
-from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost
+from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost, TokenRefused
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
 from tests.brokers.rabbitmq.stage import played, until
 from tests.brokers.rabbitmq.token_stage import connected, emptied, peeked, write
@@ -134,6 +134,18 @@ async def test_a_late_lower_token_of_a_former_owner_changes_nothing(
         newest = await peeked(connection)
         assert newest is not None
         assert newest.watermark == 8
+
+
+@played
+async def test_a_token_that_the_server_refuses_is_a_loss_of_its_own_kind(harness: RabbitHarness) -> None:
+    async with queue(harness) as connection:
+        desk = await own(connection)
+        desk.queue = "onward.nowhere"  # the server returns what is sent there
+        with pytest.raises(TokenRefused, match="did not store"):
+            await desk.write(settled(desk, 8))
+        with pytest.raises(TokenRefused):
+            await desk.write(settled(desk, 9))
+        await desk.close()
 
 
 @played

@@ -8,6 +8,7 @@ import pytest
 
 from onward.brokers.rabbitmq.ordered.takeover import MANY_UNACKED, Reaction, Takeover, Tenure, TokenStep
 from onward.brokers.rabbitmq.ordered.token import (
+    LONGEST_LEASE_S,
     Anchor,
     Awaited,
     Probe,
@@ -18,6 +19,7 @@ from onward.brokers.rabbitmq.ordered.token import (
     encoded,
     newer,
     thinned,
+    wait_note,
     wait_s,
 )
 from tests.brokers.rabbitmq.token_simulator import LEASE, Rules, Violation, World
@@ -244,6 +246,16 @@ def test_an_owner_that_has_ended_by_itself_is_waited_for_only_by_the_grace() -> 
 def test_a_member_without_a_process_is_not_waited_for() -> None:
     assert waits(Awaited("x:1", "x", 15.0), gone=frozenset({"x"})) == 0.0
     assert waits(Awaited("x:1", "x", 15.0), gone=frozenset({"y"})) > 15.0
+
+
+@pytest.mark.parametrize("lease_s", [1e9, 3_601.0, -1.0, float("nan"), float("inf")])
+def test_a_lease_that_no_member_can_have_is_waited_for_as_the_longest_one(lease_s: float) -> None:
+    damaged = Awaited("x:1", "x", lease_s)
+    assert waits(damaged) == pytest.approx(1.01 * LONGEST_LEASE_S + 1.0)
+    assert "damaged or forged" in wait_note(damaged, waits(damaged))
+    longest = Awaited("x:1", "x", LONGEST_LEASE_S)
+    assert waits(longest) == waits(damaged)
+    assert "member x" in wait_note(longest, waits(longest))
 
 
 # -- anchors ----------------------------------------------------------------------------------------------------------

@@ -206,16 +206,20 @@ class OrderedMembership:
                 if clock.now() - since > _WELL_S:
                     waits = pauses()
                     self.state.causes.clear()
-                self._report(error)
+                self._report(f"group {self.group} has no connection: {error}")
+                await asyncio.sleep(next(waits))
+            except Exception as error:
+                log.exception("RabbitMQ: group %s: the session of a member failed", self.group)
+                self._report(f"group {self.group}: unexpected error, tried again: {error!r}; the log has its traceback")
                 await asyncio.sleep(next(waits))
             finally:
                 # The connection first: while the server has an alarm, it does not answer to the close of a channel.
                 await connection.close()
                 await self._tasks.end_session()
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, trouble: str) -> None:
         if not self.state.is_leaving:
-            self.state.trouble = f"group {self.group} has no connection: {error}"
+            self.state.trouble = trouble
             self.state.causes.report(f"RabbitMQ: {self.state.trouble}")
 
     async def _session(self, connection: Connection) -> None:

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
+import msgspec
+
 from onward.brokers.base import (
     PASSING,
     AsideRecord,
@@ -34,11 +36,13 @@ from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold, OrderedHol
 from onward.brokers.rabbitmq.ordered.ordered_settle import OrderedSettle
 from onward.brokers.rabbitmq.ordered.passing import PassingMembership, PassingParts
 from onward.brokers.rabbitmq.ordered.tenancy_parts import TenancyParts
-from onward.brokers.rabbitmq.ordered.token import Token
+from onward.brokers.rabbitmq.ordered.token import LONGEST_LEASE_S, Token
 from onward.brokers.rabbitmq.registry.registry import TopicRegistry
 from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntry
+from onward.brokers.rabbitmq.server_errors import undeclared
 from onward.errors import BrokerError, Closed
 from onward.event import Partition
+from onward.settings import Settings
 
 T = TypeVar("T")
 
@@ -122,6 +126,11 @@ class OrderedSubscription(SubscriptionShell[OrderedOwn]):
                 self._holdings.held.clear()
 
 
+def _bounded_lease(settings: Settings) -> Settings:
+    """No token may name a longer lease."""
+    return msgspec.structs.replace(settings, lease_s=min(settings.lease_s, LONGEST_LEASE_S))
+
+
 async def _bounded(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
     async with asyncio.timeout(timeout_s):
         return await work
@@ -187,7 +196,7 @@ class OrderedGroups:
         parts = TenancyParts(
             group=group,
             member=MemberInfo.parse(member.text).name,
-            settings=ground.settings,
+            settings=_bounded_lease(ground.settings),
             holdings=holdings,
             asides=self._asides,
             epochs=self._epochs,
@@ -200,7 +209,11 @@ class OrderedGroups:
         return OrderedSubscription(membership, holdings, ground, parts.stalled)
 
     async def _joined(self, topic: TopicEntry, group: str, start: Start) -> FirstTokens:
-        return await joined(await self._ground.query(), self._ground.registry, topic, group, start)
+        registry = self._ground.registry
+        await registry.catch_up()
+        if not self._ground.settings.auto_declare and group not in registry.groups(topic.name):
+            raise BrokerError(undeclared(f"group {group} of topic {topic.name}"))
+        return await joined(await self._ground.query(), registry, topic, group, start)
 
     async def _passing_tokens(self, topic: TopicEntry, start: Start) -> FirstTokens:
         return await start_tokens(await self._ground.query(), topic, start)

@@ -15,8 +15,8 @@ from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, Connection
 from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold
 from onward.brokers.rabbitmq.ordered.tenancy import Tenancy
 from onward.brokers.rabbitmq.ordered.tenancy_parts import TenancyParts
-from onward.brokers.rabbitmq.ordered.token import Token
-from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost
+from onward.brokers.rabbitmq.ordered.token import Token, wait_note
+from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost, TokenRefused
 from onward.brokers.rabbitmq.ordered.token_search import TokenSearch
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.errors import BrokerError
@@ -27,6 +27,7 @@ log = logging.getLogger("onward")
 _PAUSE_S = 0.05  # before standing by again
 _PASS_PAUSE_S = 0.2
 _FAULT_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_LONG_WAIT_S = 30.0  # a wait for the last owner that the operator should know of
 _MOST_PASSES, _PASSES_S = 3, 1.0  # then a member accepts a partition although it has enough
 
 
@@ -107,7 +108,7 @@ class TokenSeat:
                 pause_s = await self._live(connection)
             except TokenLost as lost:
                 log.debug("RabbitMQ: %s stands by again: %s", self.partition, lost.why)
-                pause_s = self._fault(lost.why) if "did not store" in lost.why else _PAUSE_S
+                pause_s = self._fault(lost.why) if isinstance(lost, TokenRefused) else _PAUSE_S
             except ChannelClosed as error:
                 pause_s = self._fault(explained(error, f"queue {self._queue}"))
                 if is_missing(error):
@@ -116,15 +117,21 @@ class TokenSeat:
                 pause_s = self._fault(str(error))
             except AmqpError:
                 return  # the connection has ended
+            except Exception as error:
+                log.exception("RabbitMQ: %s of group %s failed", self.partition, self._parts.group)
+                pause_s = self._fault(f"unexpected error, tried again: {error!r}; the log has its traceback")
             await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s)
 
     def _fault(self, why: str) -> float:
         """Returns how long to pause."""
+        self._warn(why)
+        self._faults += 1
+        return min(_LONGEST_PAUSE_S, _FAULT_PAUSE_S * self._faults)
+
+    def _warn(self, why: str) -> None:
         if why != self.trouble:
             self.trouble = why
             log.warning("RabbitMQ: %s of group %s: %s", self.partition, self._parts.group, why)
-        self._faults += 1
-        return min(_LONGEST_PAUSE_S, _FAULT_PAUSE_S * self._faults)
 
     async def _declared(self) -> float:
         try:
@@ -183,10 +190,19 @@ class TokenSeat:
         try:
             self.tenancy = Tenancy(self.partition, self._parts, connection, desk, found)
             await self.tenancy.run(
-                lambda: self._office.wait_s(self.partition, token),
+                lambda: self._wait_s(token),
                 lambda: self._office.took_over(self.partition, token),
             )
         finally:
+            if self.standing is not None:
+                self.trouble = ""  # it was the owner, or has waited for the last one
             if self.tenancy is not None and self.tenancy.reader is not None:
-                self.trouble, self._faults = "", 0  # it was the owner
+                self.trouble, self._faults = "", 0
             await found.aside.close()
+
+    def _wait_s(self, token: Token) -> float:
+        """How long to wait for the last owner, from the moment its token was found. A long wait is a trouble."""
+        waits_s = self._office.wait_s(self.partition, token)
+        if token.awaits is not None and waits_s > _LONG_WAIT_S:
+            self._warn(wait_note(token.awaits, waits_s))
+        return waits_s

@@ -142,7 +142,7 @@ class Tenancy:
         renew_at = desk.sure_until - self._parts.settings.lease_s * (1 - 1 / _RENEWALS)
         await orders.wait(min(renew_at, until) - clock.now(), desk.lost)
         if desk.lost.done():
-            raise TokenLost(desk.lost.result())
+            raise desk.loss()
         if orders.is_ending:
             return True
         if orders.has_settles or clock.now() >= renew_at:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 _DRIFT = 1.01  # two clocks that measure the same lease may differ by this factor
+LONGEST_LEASE_S = 3_600.0  # a token with a longer one is damaged or forged
 _LARGEST = 1 << 62  # fence or number; a token with a larger one is damaged or forged
 _ANCHORS = 8
 _SPREAD = 8  # each older anchor is up to this many times as far back as the one before
@@ -134,8 +135,23 @@ def wait_s(awaits: Awaited | None, *, gone: Collection[str], closed: Collection[
     tenures that this process has ended itself."""
     if awaits is None or awaits.member in gone:
         return 0.0
-    lease_s = 0.0 if awaits.tenure in closed else awaits.lease_s
+    lease_s = 0.0 if awaits.tenure in closed else awaits.lease_s if _is_possible(awaits.lease_s) else LONGEST_LEASE_S
     return _DRIFT * lease_s + grace_s
+
+
+def _is_possible(lease_s: float) -> bool:
+    return 0.0 <= lease_s <= LONGEST_LEASE_S  # False for a value that is not a number
+
+
+def wait_note(awaits: Awaited, waits_s: float) -> str:
+    """Why a new owner waits so long, for the operator."""
+    waiting = f"this member waits up to {waits_s:,.0f} s, because events of the last owner may still run"
+    if not _is_possible(awaits.lease_s):
+        return (
+            f"its token is damaged or forged: it names a lease of {awaits.lease_s:g} s, and no member has more than "
+            f"{LONGEST_LEASE_S:,.0f} s. Find out which program writes to its token queue; {waiting}"
+        )
+    return f"its last owner (member {awaits.member}) ended without releasing it; {waiting}"
 
 
 def thinned(anchors: Iterable[Anchor]) -> tuple[Anchor, ...]:

@@ -30,6 +30,10 @@ class TokenLost(Exception):
         self.why = why
 
 
+class TokenRefused(TokenLost):
+    """The server did not store the token."""
+
+
 class TokenChannel:
     """Stands by until the server makes it the active consumer, finds the newest token, then writes tokens.
 
@@ -39,7 +43,7 @@ class TokenChannel:
         loop = asyncio.get_running_loop()
         self.queue = queue
         self.tenure: Tenure | None = None
-        self.lost: asyncio.Future[str] = loop.create_future()
+        self.lost: asyncio.Future[TokenLost] = loop.create_future()  # what it raises from then on
         self.on_lost: Callable[[str], None] = lambda _: None
         self.name = tenure
         self._lease_s = lease_s
@@ -87,7 +91,7 @@ class TokenChannel:
     async def write(self, token: Token) -> None:
         """Store this token. The first one is the claim. Raises TokenLost if it does not come back."""
         if self.lost.done():
-            raise TokenLost(self.lost.result())
+            raise self.loss()
         if self.tenure is None:
             self.tenure = Tenure(self.name, self._takeover.unacked)
         self._waiter = asyncio.get_running_loop().create_future()
@@ -118,14 +122,19 @@ class TokenChannel:
                 future.cancel()
                 await asyncio.wait([future])
         if self.lost.done():
-            raise TokenLost(self.lost.result())
+            raise self.loss()
         return future.result()
 
-    def lose(self, why: str) -> None:
+    def loss(self) -> TokenLost:
+        """Why it was lost, as a new error for each caller."""
+        lost = self.lost.result()
+        return type(lost)(lost.why)
+
+    def lose(self, why: str, kind: type[TokenLost] = TokenLost) -> None:
         """Give the token up, for example because it must have ended by now."""
         self._stop_timer()
         if not self.lost.done():
-            self.lost.set_result(why)
+            self.lost.set_result(kind(why))
             self.on_lost(why)
 
     async def close(self) -> None:
@@ -161,7 +170,7 @@ class TokenChannel:
         """A confirm proves nothing, because the server also confirms the token of a former owner. A refusal counts."""
         for answer in answers:
             if answer.why is not None:
-                self.lose(f"the server did not store the token in {self.queue}: {answer.why}")
+                self.lose(f"the server did not store the token in {self.queue}: {answer.why}", TokenRefused)
 
     def _cancelled(self) -> None:
         self.lose(f"the server cancelled the consumer of {self.queue}, or the queue was deleted")
