@@ -1,6 +1,7 @@
 """What the server means by the errors with which it closes a channel. Pure."""
 
 import re
+from collections.abc import Sequence
 
 from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, ConnectFailed, ConnectionLost
 from onward.brokers.rabbitmq.operate.differences import in_words
@@ -8,6 +9,8 @@ from onward.brokers.rabbitmq.operate.differences import in_words
 _NO_STREAMS = re.compile(r"unsupported queue type 'stream'|'rabbit_stream_queue'.*feature flag is disabled", re.DOTALL)
 _STREAMS_CURE = "upgrade it to 3.10 or later, or run `rabbitmqctl enable_feature_flag stream_queue`"
 _DIFFERS_CURE = "another program uses this name: delete it at the server, or use another name or virtual host"
+
+APPLY = "create it with `onward topology apply --app MODULE:APP`"
 
 NOT_FOUND, DIFFERS, REFUSED, LOCKED = 404, 406, 403, 405
 
@@ -57,6 +60,12 @@ def explained(error: AmqpError, what: str) -> str:
     if error.code == DIFFERS and (why := _difference(error.text, what)):
         return f"{what}: {why}; {_DIFFERS_CURE}"
     return f"{what}: {error.text}"
+
+
+def undeclared(what: str, missing: Sequence[str] = ()) -> str:
+    """The error of a thing that does not exist, or lacks parts, while auto_declare is off."""
+    why = f"has no {', '.join(missing)}" if missing else "does not exist"
+    return f"{what} {why}, and auto_declare is off; {APPLY}, or turn auto_declare on"
 
 
 def _difference(text: str, what: str) -> str:
