@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from onward.testing.scenario import Kit, Process, event
 from tests.brokers.redis_harness import Addressed, RedisHarness
 from tests.brokers.redis_stage import own_server, play
 from tests.servers.redis import RedisServer
-from tests.storm import STORM_S
+from tests.storm import STORM_S, check_fences, read
 
 KEYS = 50
 BATCH = 100
@@ -66,21 +66,6 @@ def member_of_storm(kit: Kit, server: Addressed, path: Path) -> "StormMember":
     member = StormMember(server, kit.topic, path)
     kit.adopt(member)
     return member
-
-
-class Handled(NamedTuple):
-    key: str
-    n: int
-    partition: int
-    position: int
-    fence: int
-    pid: int
-    id: str
-
-
-def read(path: Path) -> list[Handled]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [msgspec.convert(line.split(), Handled, strict=False) for line in lines]
 
 
 class StormMember(Process):
@@ -217,16 +202,4 @@ async def balanced(server: RedisServer, topic: str, path: Path, ledger: Ledger) 
             first.setdefault(each.key, {}).setdefault(each.id)
     for key, events in there.items():
         assert list(first[key]) == [each.id for each in events], f"{key} ran out of order"
-    _check_fences(done)
-
-
-def _check_fences(done: list[Handled]) -> None:
-    """A fence belongs to one ownership, and nothing starts under a lower one once a higher one has begun."""
-    highest: dict[int, int] = {}
-    late = 0
-    owners = {(each.partition, each.fence, each.pid) for each in done}
-    assert len(owners) == len({owner[:2] for owner in owners}), "two members had one fence"
-    for each in done:
-        late += each.fence < highest.get(each.partition, 0)
-        highest[each.partition] = max(each.fence, highest.get(each.partition, 0))
-    assert not late, f"{late} runs under a superseded fence"
+    check_fences(done)

@@ -1,4 +1,4 @@
-"""Members that are killed with kill -9 under load, for ONWARD_STORM_S seconds.
+"""Members, or the node, that are killed with kill -9 under load, for ONWARD_STORM_S seconds.
 
 An ordered group and a work group handle the same topic. Some events fail once, and some become dead letters."""
 
@@ -154,3 +154,21 @@ def test_members_that_are_killed_lose_and_invert_nothing(rabbitmq_server: Rabbit
         storm = Storm(rabbitmq_server, vhost, tmp_path, seeded())
         asyncio.run(storm.run(kill_a_member))
         check(storm)
+
+
+async def kill_the_node(storm: Storm) -> None:
+    await asyncio.to_thread(storm.server.kill)
+    await asyncio.sleep(storm.rng.uniform(0, 1))
+    await asyncio.to_thread(storm.server.start)
+    storm.kills += MEMBERS  # each of them loses its connections
+
+
+def test_a_node_that_is_killed_loses_and_inverts_nothing(tmp_path: Path) -> None:
+    server = RabbitMQServer()
+    try:
+        server.start()
+        storm = Storm(server, "/", tmp_path, seeded())
+        asyncio.run(storm.run(kill_the_node))
+        check(storm)
+    finally:
+        server.close()
