@@ -1104,6 +1104,7 @@ def test_acknowledgements_that_a_server_lost_are_made_again() -> None:
                 assert stage.pending() == {}
                 await asyncio.to_thread(server.forget, size)
                 assert list(stage.pending()) == added
+                await until(lambda: any("b" in each["flags"] for each in stage.client.client_list()))  # the doorbell
                 await member.until(lambda: stage.pending() == {})
 
     play(scene())

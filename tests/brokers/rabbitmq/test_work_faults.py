@@ -7,15 +7,19 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 
-from onward import Onward
+from onward import Onward, Retry
 from onward.brokers.base import State
 from onward.brokers.rabbitmq.amqp import Channel, Outbound
 from onward.testing.failure_shop import eventually, until
-from tests.brokers.rabbitmq.test_work_app import QUEUE, Desk, is_empty, letters, publish
+from tests.brokers.rabbitmq.test_work_app import QUEUE, RETRY, Desk, is_empty, letters, publish
 from tests.servers.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQServer
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
+
+
+MANY_RETRIES = Retry(attempts=50, first_delay_s=0.2, factor=1, jitter=0)
+EVENTS, CUTS = 40, 3
 
 
 @pytest.fixture
@@ -55,10 +59,11 @@ def _cut(proxy: Proxy) -> None:
 
 @contextlib.asynccontextmanager
 async def behind_proxy(
-    server: RabbitMQServer, vhost: str, fails: Callable[[int], bool]
+    server: RabbitMQServer, vhost: str, fails: Callable[[int], bool], retry: Retry = RETRY
 ) -> AsyncIterator[tuple[Desk, Proxy]]:
     with server.proxy() as proxy:
-        async with Desk(server.url_of(vhost, proxy.url), fails, lease_s=2.0).open() as desk:
+        desk = Desk(server.url_of(vhost, proxy.url), fails, lease_s=2.0, declared={"retry": retry})
+        async with desk.open():
             yield desk, proxy
 
 
@@ -68,14 +73,21 @@ def test_a_cut_while_a_record_is_stored_loses_nothing(
     rabbitmq_server: RabbitMQServer, vhost: str, where: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with behind_proxy(rabbitmq_server, vhost, lambda n: n < 3) as (desk, proxy):
+        unsold = {0, 1, 2}
+        retry = MANY_RETRIES if where == ".rung." else RETRY
+        async with behind_proxy(rabbitmq_server, vhost, lambda n: n in unsold, retry) as (desk, proxy):
             with cutting(monkeypatch, proxy, lambda each: _is_record(each, where), after=after) as cuts:
                 await publish_all(rabbitmq_server.url_of(vhost), 20)
                 await until(lambda: set(desk.done) == set(range(3, 20)), "all others are handled")
-                await eventually(lambda: _dead(desk, 3), "three events are dead letters")
+                if where == ".rung.":
+                    await until(lambda: bool(cuts), "a retry is sent to a rung")
+                    unsold.clear()
+                    await until(lambda: set(desk.done) == set(range(20)), "the retries are handled")
+                else:
+                    await eventually(lambda: _dead(desk, 3), "three events are dead letters")
                 await eventually(lambda: is_empty(rabbitmq_server.url_of(vhost)), "all events are settled")
             assert cuts
-        assert all(attempt <= 3 for _, attempt, _ in desk.tried)
+        assert all(attempt <= retry.attempts for _, attempt, _ in desk.tried)
 
     asyncio.run(main())
 
@@ -88,6 +100,25 @@ def _is_record(message: Outbound, where: str) -> bool:
 async def _dead(desk: Desk, count: int) -> bool:
     """Whether these are the events of the dead letters. An event may be there twice if an answer was lost."""
     return {letter.event.value for letter in await desk.records(State.DEAD)} == {b'{"n":%d}' % n for n in range(count)}
+
+
+def test_cuts_do_not_multiply_the_attempts_of_failing_events(rabbitmq_server: RabbitMQServer, vhost: str) -> None:
+    """An event has one message at any time, but for the moment in which a copy of it is stored."""
+
+    async def main() -> None:
+        retry = Retry(attempts=5, first_delay_s=0.2, factor=2, jitter=0)
+        async with behind_proxy(rabbitmq_server, vhost, lambda n: True, retry) as (desk, proxy):
+            await publish_all(rabbitmq_server.url_of(vhost), EVENTS)
+            for _ in range(CUTS):
+                before = len(desk.tried)
+                await until(lambda: len(desk.tried) >= before + EVENTS, "events are tried")  # noqa: B023
+                await asyncio.to_thread(_cut, proxy)
+            await eventually(lambda: _dead(desk, EVENTS), "all are dead letters")
+            await eventually(lambda: is_empty(rabbitmq_server.url_of(vhost)), "all events are settled")
+        most = EVENTS * (retry.attempts + CUTS)  # a cut repeats the attempts that ran, and those that were not stored
+        assert EVENTS * retry.attempts <= len(desk.tried) <= most + EVENTS
+
+    asyncio.run(main())
 
 
 def test_a_cut_while_events_are_acknowledged_runs_some_again_and_loses_none(
@@ -221,7 +252,7 @@ def test_an_unreachable_server_is_a_trouble_until_it_is_back(rabbitmq_server: Ra
 
 CONSUME = """
 import asyncio, resource, sys
-from onward import Onward
+from onward import Onward, Retry
 url, count = sys.argv[1], int(sys.argv[2])
 app = Onward(url)
 done = 0

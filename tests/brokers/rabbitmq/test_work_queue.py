@@ -335,6 +335,7 @@ def test_a_rung_brings_messages_back_to_their_queue(link: Any) -> None:
     async def play(connection: Connection) -> None:
         await declared(connection)
         courier = WorkCourier(connection, PLACE, RungDeck())
+        await courier.declare("normal", 200)
         async with consuming(connection) as (work, _):
             before = asyncio.get_running_loop().time()
             assert await courier.send(parcels(500, rung_ms=200)) == [None] * 500
@@ -348,25 +349,42 @@ def test_a_rung_that_was_deleted_is_declared_again(link: Any) -> None:
     async def play(connection: Connection) -> None:
         channel = await declared(connection)
         courier = WorkCourier(connection, PLACE, RungDeck())
-        await courier.send(parcels(1, rung_ms=50))
+        await courier.declare("normal", 50)
         await channel.delete_queue(PLACE.rung("normal", 50))
+        (why,) = await courier.send(parcels(1, rung_ms=50))
+        assert why is not None
+        assert PLACE.rung("normal", 50) in why
+        assert not courier.is_ready("normal", 50)
+        assert not courier.trouble
+        await courier.declare("normal", 50)
         assert await courier.send(parcels(3, rung_ms=50)) == [None] * 3
 
     link(play)
 
 
-def test_a_rung_of_another_program_is_an_error_that_names_it(link: Any) -> None:
+def test_a_rung_of_another_program_is_a_trouble_that_names_it(link: Any) -> None:
     async def play(connection: Connection) -> None:
         channel = await declared(connection)
         await channel.declare_queue(PLACE.rung("normal", 50))
         courier = WorkCourier(connection, PLACE, RungDeck())
-        first, second = await courier.send([*parcels(1, rung_ms=50), *parcels(1)])
-        assert first is not None
-        assert PLACE.rung("normal", 50) in first
-        assert "delete it" in first
-        assert second is None
+        await courier.declare("normal", 50)
+        assert not courier.is_ready("normal", 50)
+        assert PLACE.rung("normal", 50) in courier.trouble
+        assert "delete it" in courier.trouble
+        assert await courier.send(parcels(1)) == [None]
 
     link(play)
+
+
+def test_a_rung_that_refuses_a_message_is_left_alone_and_a_trouble_until_it_stores_one() -> None:
+    deck = RungDeck()
+    deck.declared("rung")
+    deck.refused("rung", "no answer")
+    assert deck.has("rung")
+    assert not deck.is_ready("rung")
+    assert deck.trouble == "no answer"
+    deck.stored("rung")
+    assert not deck.trouble
 
 
 def test_a_missing_work_queue_is_no_silent_success(link: Any) -> None:
@@ -384,12 +402,10 @@ def test_a_new_rung_is_not_trusted_at_once(link: Any) -> None:
 
     async def play(connection: Connection) -> None:
         await declared(connection)
-        deck = RungDeck()
-        courier = WorkCourier(connection, PLACE, deck)
-        (parcel,) = parcels(1, rung_ms=50)
-        await courier.send([parcel])
-        assert courier.safe_at(parcel) > 0
-        assert courier.safe_at(parcel._replace(rung_ms=None)) == 0
+        courier = WorkCourier(connection, PLACE, RungDeck())
+        await courier.declare("normal", 50)
+        assert not courier.is_ready("normal", 50)
+        await eventually(lambda: courier.is_ready("normal", 50))
 
     link(play)
 

@@ -90,6 +90,8 @@ class RedisDoorbell:
     def _listen(self) -> None:
         self._link.connect()
         if not self._client:
+            with self._changed:
+                self._armed = {}  # until the reader has looked whether the server has lost anything
             (self._client,) = self._link.ask(("CLIENT", "ID"))
             self._know_news()
         with self._changed:

@@ -43,11 +43,11 @@ class ConsumerCalls(NamedTuple):
 
 
 class PublishWait:
-    """Messages that `publish` waits for."""
+    """Messages that were sent. `reasons`: None for each that the server has accepted, otherwise why not."""
 
     def __init__(self, first: int, count: int) -> None:
         self.first = first
-        self.reasons: list[str | None] = [None] * count
+        self.reasons: list[str | None] = ["no answer"] * count
         self.open = count
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -211,17 +211,19 @@ class Channel:
         Raises ChannelClosed or ConnectionLost if the channel ends first: some may be stored. `on_answers` gets these
         answers too.
         """
-        if self._confirms is None:
-            await self.confirm_select()
         if not messages:
             return []
+        wait = await self.publishing(messages)
+        await wait.answered
+        return wait.reasons
+
+    async def publishing(self, messages: Sequence[Outbound]) -> PublishWait:
+        """As publish, but the caller waits for `answered`, for as long as it likes."""
+        if self._confirms is None:
+            await self.confirm_select()
         wait = PublishWait(self.send(messages), len(messages))
         self._waits.append(wait)
-        try:
-            await wait.answered
-        finally:
-            self._waits.remove(wait)
-        return wait.reasons
+        return wait
 
     async def close(self) -> None:
         """Idempotent. Messages that were not acknowledged go back to their queues."""
@@ -287,5 +289,7 @@ class Channel:
         for wait in self._waits:
             for each in answers:
                 wait.take(each)
+        if self._waits:
+            self._waits = [wait for wait in self._waits if not wait.answered.done()]
         if answers and self.on_answers is not None:
             self.on_answers(answers)

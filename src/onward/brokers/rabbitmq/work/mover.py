@@ -28,7 +28,7 @@ from onward.brokers.rabbitmq.aside.aside_entries import AsidePlace
 from onward.brokers.rabbitmq.aside.aside_log import AsideStream
 from onward.brokers.rabbitmq.message import packed
 from onward.brokers.rabbitmq.work.retrying import WorkParcel
-from onward.brokers.rabbitmq.work.rungs import headers_of, retrying, rung_for
+from onward.brokers.rabbitmq.work.rungs import headers_of, retrying
 from onward.brokers.rabbitmq.work.work_session import WorkSession
 from onward.errors import BrokerError
 from onward.event import Tries
@@ -141,9 +141,8 @@ class Mover:
     def _parcel(self, record: AsideRecord, wall: float) -> WorkParcel:
         event = record.event
         state = retrying(Tries(), record.due, None, wall, None)
-        rung_ms = rung_for(state.waits_ms(wall))
-        made = packed(event, None if rung_ms is None else headers_of(state.after(rung_ms)))
-        return WorkParcel(self._session.place.tier(event.type), rung_ms, made.properties(int(wall * 1_000)), made.body)
+        made = packed(event, headers_of(state) if state.waits_ms(wall) else None)
+        return WorkParcel(self._session.place.tier(event.type), None, made.properties(int(wall * 1_000)), made.body)
 
 
 async def _first(*futures: "asyncio.Future[Any]") -> None:

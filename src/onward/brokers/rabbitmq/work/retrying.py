@@ -19,6 +19,8 @@ _BURST_BYTES = 4 << 20
 _ANSWER_S = 10.0
 _CLOSE_S = 1.0
 _YOUNG_S = 3.0  # the server may forget a queue that is younger than this when it is killed
+_DAMAGED_S = 30.0  # a rung that refused a message is not used for so long
+_NO_ROUTE = ": 312 "  # the code with which the server returns a message for a queue that does not exist
 
 
 class WorkParcel(NamedTuple):
@@ -31,23 +33,38 @@ class WorkParcel(NamedTuple):
 
 
 class RungDeck:
-    """The rungs that this process has declared, and when. They outlive a connection."""
+    """The rungs that this process has declared. They outlive a connection."""
 
     def __init__(self) -> None:
-        self._since: dict[str, float] = {}
+        self._ready_at: dict[str, float] = {}
+        self._damaged: dict[str, str] = {}  # why a rung is not used
+
+    @property
+    def trouble(self) -> str:
+        """Why a rung is not used, empty if all are. Any thread may ask."""
+        return next(iter(self._damaged.copy().values()), "")
 
     def has(self, rung: str) -> bool:
-        return rung in self._since
+        return rung in self._ready_at
 
-    def add(self, rung: str) -> None:
-        self._since[rung] = clock.now()
+    def is_ready(self, rung: str) -> bool:
+        """Whether what is in this rung survives a kill of the server."""
+        return clock.now() >= self._ready_at.get(rung, float("inf"))
+
+    def declared(self, rung: str) -> None:
+        self._ready_at[rung] = clock.now() + _YOUNG_S
+
+    def stored(self, rung: str) -> None:
+        self._damaged.pop(rung, None)
+
+    def refused(self, rung: str, why: str) -> None:
+        """Leave it alone for a while."""
+        self._ready_at[rung] = clock.now() + _DAMAGED_S
+        self._damaged[rung] = why
 
     def forget(self, rung: str) -> None:
-        self._since.pop(rung, None)
-
-    def safe_at(self, rung: str) -> float:
-        """When what is in this rung surely survives a kill of the server."""
-        return self._since.get(rung, 0.0) + _YOUNG_S
+        """It does not exist any more."""
+        self._ready_at.pop(rung, None)
 
 
 class WorkCourier:
@@ -60,6 +77,34 @@ class WorkCourier:
         self._channel: Channel | None = None
         self._lock = asyncio.Lock()
 
+    @property
+    def is_blocked(self) -> bool:
+        """The server has an alarm and stores nothing."""
+        return self._connection.blocked is not None
+
+    @property
+    def trouble(self) -> str:
+        return self._deck.trouble
+
+    def is_ready(self, tier: str, rung_ms: int) -> bool:
+        """Whether messages can be sent to this rung. Otherwise declare it; that takes a few seconds."""
+        return self._deck.is_ready(self._place.rung(tier, rung_ms))
+
+    async def declare(self, tier: str, rung_ms: int) -> None:
+        """Raises AmqpError if the connection has ended."""
+        rung = self._place.rung(tier, rung_ms)
+        async with self._lock:
+            if self._deck.has(rung):
+                return
+            channel = await self._open()
+            try:
+                await channel.declare_queue(rung, arguments=names.rung_arguments(self._place.queues[tier], rung_ms))
+            except ChannelClosed as error:
+                why = f"queue {rung} cannot be declared: {error}; delete it if another program has created it"
+                self._deck.refused(rung, why)
+            else:
+                self._deck.declared(rung)
+
     async def send(self, parcels: Sequence[WorkParcel]) -> list[str | None]:
         """None for each that the server has stored, otherwise why it did not. Raises AmqpError if the connection or the
         channel ended first: then any of them may be stored."""
@@ -69,74 +114,40 @@ class WorkCourier:
                 answers += await self._send(burst)
             return answers
 
-    def safe_at(self, parcel: WorkParcel) -> float:
-        """When the message that this one replaces can be acknowledged. Later than now only while its rung is new."""
-        return 0.0 if parcel.rung_ms is None else self._deck.safe_at(self._place.rung(parcel.tier, parcel.rung_ms))
-
-    async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
-
     async def _send(self, parcels: Sequence[WorkParcel]) -> list[str | None]:
-        answers = await self._tried(parcels)
-        lost = [at for at, parcel in enumerate(parcels) if answers[at] is not None and parcel.rung_ms is not None]
-        if not lost:
-            return answers
-        again = [parcels[at] for at in lost]
-        for rung in {self._target(parcel) for parcel in again}:
-            self._deck.forget(rung)  # it may have been deleted: declare it again
-        for at, answer in zip(lost, await self._tried(again), strict=True):
-            answers[at] = answer
-        return answers
-
-    async def _tried(self, parcels: Sequence[WorkParcel]) -> list[str | None]:
-        refused: dict[str, str] = {}
-        for parcel in self._missing(parcels):
-            if (why := await self._declare(parcel)) is not None:
-                refused[self._target(parcel)] = why
-        chosen = [parcel for parcel in parcels if self._target(parcel) not in refused]
-        sent = iter(await self._published([self._outbound(parcel) for parcel in chosen]))
-        return [
-            refused[target] if (target := self._target(parcel)) in refused else _explained(target, next(sent))
-            for parcel in parcels
-        ]
+        answers = await self._published([self._outbound(parcel) for parcel in parcels])
+        found = [_explained(self._target(parcel), why) for parcel, why in zip(parcels, answers, strict=True)]
+        for parcel, why in zip(parcels, found, strict=True):
+            if parcel.rung_ms is None:
+                continue
+            rung = self._target(parcel)
+            if why is None:
+                self._deck.stored(rung)
+            elif _NO_ROUTE in why:
+                self._deck.forget(rung)
+            else:
+                self._deck.refused(rung, why)
+        return found
 
     async def _published(self, messages: Sequence[Outbound]) -> Sequence[str | None]:
-        """The answers of the server. A damaged queue never answers; then all of these count as not stored, and may be
+        """The answers of the server. A damaged queue never answers; what has no answer counts as not stored, and may be
         sent twice. During an alarm the server does not answer either, but it will."""
         channel = await self._open()
-        publishing = asyncio.ensure_future(channel.publish(messages))
+        wait = await channel.publishing(messages)
         try:
-            while not publishing.done():
-                await asyncio.wait([publishing], timeout=_ANSWER_S)
-                if not publishing.done() and self._connection.blocked is None:
-                    return [f"no answer in {_ANSWER_S:g} s"] * len(messages)
-            return publishing.result()
+            while not wait.answered.done():
+                await asyncio.wait([wait.answered], timeout=_ANSWER_S)
+                if not wait.answered.done() and not self.is_blocked:
+                    return wait.reasons
+            wait.answered.result()
+            return wait.reasons
         finally:
-            if not publishing.done():
-                publishing.cancel()
-                await asyncio.wait([publishing])
+            if not wait.answered.done():
+                wait.answered.cancel()
                 self._channel = None  # a late answer must not be taken for that of another message
                 with contextlib.suppress(TimeoutError, AmqpError):  # a channel with a damaged queue never closes
                     async with asyncio.timeout(_CLOSE_S):
                         await channel.close()
-
-    def _missing(self, parcels: Iterable[WorkParcel]) -> list[WorkParcel]:
-        """One parcel for each rung that is not declared yet."""
-        rungs = {self._target(parcel): parcel for parcel in parcels if parcel.rung_ms is not None}
-        return [parcel for rung, parcel in rungs.items() if not self._deck.has(rung)]
-
-    async def _declare(self, parcel: WorkParcel) -> str | None:
-        """Declare a rung. Returns why the server refuses it."""
-        assert parcel.rung_ms is not None, "only rungs are declared here"
-        rung, queue = self._target(parcel), self._place.queues[parcel.tier]
-        channel = await self._open()
-        try:
-            await channel.declare_queue(rung, arguments=names.rung_arguments(queue, parcel.rung_ms))
-        except ChannelClosed as error:
-            return f"queue {rung} cannot be declared: {error}; delete it if another program has created it"
-        self._deck.add(rung)
-        return None
 
     async def _open(self) -> Channel:
         if self._channel is None or self._channel.is_closed:

@@ -267,7 +267,6 @@ class WorkMember:
                 session.end(f"nothing was received for max_poll_gap_s={gap_s:g} s")
             if session.ended.done():
                 return
-            hold.own.work.acks.ack_due(now)
             paused_at = None if not hold.paused else paused_at or now
             await _adjust(hold.own, stop=paused_at is not None and now >= paused_at + _PAUSE_S)
 

@@ -142,7 +142,6 @@ class Acknowledger:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._ledger = AckLedger()
-        self._later: list[tuple[float, int]] = []  # tags to acknowledge, not before a time
 
     def ack(self, tags: Iterable[int]) -> None:
         plan = self._ledger.finish(tags)
@@ -150,20 +149,6 @@ class Acknowledger:
             self._channel.ack(plan.up_to, multiple=True)
         for tag in plan.singles:
             self._channel.ack(tag)
-
-    def ack_at(self, tag: int, at: float, now: float) -> None:
-        """Acknowledge it, not before this time."""
-        if at <= now:
-            self.ack([tag])
-        else:
-            self._later.append((at, tag))
-
-    def ack_due(self, now: float) -> None:
-        """Acknowledge those whose time has come."""
-        if self._later and min(self._later)[0] <= now:
-            due = [tag for at, tag in self._later if at <= now]
-            self._later = [each for each in self._later if each[0] > now]
-            self.ack(due)
 
     def give_back(self, tags: Iterable[int]) -> None:
         """Let the server deliver these to any member, also to this one."""
@@ -240,10 +225,14 @@ class WorkChannel:
 
     def done(self, positions: Iterable[int]) -> list[Received]:
         """Acknowledge what was taken at these positions, and return it."""
-        taken = self.open
-        found = [message for position in positions if (message := taken.pop(position, None)) is not None]
+        found = self.passed_on(positions)
         self.acks.ack([message.tag for message in found])
         return found
+
+    def passed_on(self, positions: Iterable[int]) -> list[Received]:
+        """What was taken at these positions. It is not ours any more."""
+        taken = self.open
+        return [message for position in positions if (message := taken.pop(position, None)) is not None]
 
     def surplus(self, *, keep: int = 0) -> list[Received]:
         """The messages that were not taken, without the first `keep` of each tier. They are not handed out any more."""

@@ -85,6 +85,7 @@ class WorkSession:
 
         work = WorkChannel(channel, self.place, prefetch, special=special, rang=rang)
         intake = WorkIntake(work, TierConsumers(channel, self.place, work.arrived, self._cancelled))
+        self.spawn(self.diversions.hold(work))
         self.spawn(self.diversions.send_on(work))
         self.spawn(self.diversions.judge(work))
         self.proven_at = clock.now()
@@ -122,8 +123,7 @@ class WorkSession:
         """Stop to consume, and send back what would otherwise count as returned twice. Nothing is charged for it."""
         work = intake.work
         await intake.consumers.stop()
-        work.acks.ack_due(float("inf"))
-        open_ = [*work.surplus(), *work.open.values()]
+        open_ = [*work.surplus(), *work.open.values(), *self.diversions.take_held()]
         await self.suspects.all_stay()
         await self.return_(work, [each for each in open_ if each.redelivered and tier_of_message(each) != SUSPECTS])
 

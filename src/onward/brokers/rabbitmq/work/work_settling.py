@@ -1,5 +1,5 @@
-"""Settles what a member of a work group has done: retries go to rungs, dead letters to the aside, and only then are the
-messages acknowledged."""
+"""Settles what a member of a work group has done. A message is acknowledged when its event is handled, or when its dead
+letter or its retry is stored."""
 
 import asyncio
 import time
@@ -13,8 +13,7 @@ from onward import clock
 from onward.brokers.base import AsideRecord, Progress, State
 from onward.brokers.rabbitmq.amqp import Received
 from onward.brokers.rabbitmq.operate.figures import RabbitFigures, Status
-from onward.brokers.rabbitmq.work.retrying import WorkParcel
-from onward.brokers.rabbitmq.work.rungs import retrying, rung_for
+from onward.brokers.rabbitmq.work.rungs import retrying
 from onward.brokers.rabbitmq.work.work_message import ALONE, Arrived, arrived, resent
 from onward.brokers.rabbitmq.work.work_place import SUSPECTS
 from onward.brokers.rabbitmq.work.work_queue import tier_of_message
@@ -36,7 +35,8 @@ class WorkSettling:
         self._work = intake.work
         self._letters = letters
         self._figures = figures
-        self._stored: dict[int, float] = {}  # open positions whose record is stored; when to acknowledge them
+        self._stored: set[int] = set()  # open positions whose dead letter is stored
+        self._waiting: set[int] = set()  # open positions whose retry waits
 
     async def settle(self, progress: Progress | None, records: Sequence[AsideRecord]) -> dict[int, str]:
         """Returns the positions whose records were refused, and why. Everything else took effect.
@@ -64,43 +64,36 @@ class WorkSettling:
                 await suspects.stays(name)
 
     async def _store(self, records: Sequence[AsideRecord]) -> dict[int, str]:
-        open_, stored = self._work.open, self._stored
-        fresh = [each for each in records if each.position in open_ and each.position not in stored]
-        refused: dict[int, str] = {}
-        dead = [self._dead(each, open_[each.position]) for each in fresh if each.state is State.DEAD]
-        if dead:
-            why = await self._letters.store(dead, 0)
-            places = [each.position for each in dead]
-            if why is None:
-                stored.update(dict.fromkeys(places, 0.0))
-            else:
-                refused.update(dict.fromkeys(places, why))
-        waiting = [each for each in fresh if each.state is not State.DEAD]
-        if waiting:
-            refused |= await self._send(waiting)
-        return refused
-
-    async def _send(self, records: Sequence[AsideRecord]) -> dict[int, str]:
+        open_ = self._work.open
+        fresh = [
+            each
+            for each in records
+            if each.position in open_ and each.position not in self._stored and each.position not in self._waiting
+        ]
         wall = time.time()
-        parcels = [self._parcel(record, self._work.open[record.position], wall) for record in records]
-        answers = await self._session.courier.send(parcels)
-        refused: dict[int, str] = {}
-        for record, parcel, why in zip(records, parcels, answers, strict=True):
-            if why is None:
-                self._stored[record.position] = self._session.courier.safe_at(parcel)
-            else:
-                refused[record.position] = why
-        return refused
+        for each in fresh:
+            if each.state is not State.DEAD:
+                self._retry(each, open_[each.position], wall)
+        dead = [self._dead(each, open_[each.position]) for each in fresh if each.state is State.DEAD]
+        if not dead:
+            return {}
+        places = [each.position for each in dead]
+        why = await self._letters.store(dead, 0)
+        if why is not None:
+            return dict.fromkeys(places, why)
+        self._stored.update(places)
+        return {}
 
-    def _parcel(self, record: AsideRecord, message: Received, wall: float) -> WorkParcel:
+    def _retry(self, record: AsideRecord, message: Received, wall: float) -> None:
+        """From now on its headers tell of this attempt. As if it was returned: if this member leaves, the message must
+        be sent with these headers."""
         tier = tier_of_message(message)
         if tier == SUSPECTS:
             tier = self._session.place.tier(record.event.type)
-        first = _first(arrived(message), record)
-        state = retrying(record.tries, record.due, record.wait_s, wall, first)
-        rung_ms = rung_for(state.waits_ms(wall))
-        properties = resent(message, state.after(rung_ms), id_=record.event.id, type_=record.event.type)
-        return WorkParcel(tier, rung_ms, properties, message.body)
+        state = retrying(record.tries, record.due, record.wait_s, wall, _first(arrived(message), record))
+        properties = resent(message, state, id_=record.event.id, type_=record.event.type)
+        self._session.diversions.retry(tier, message._replace(properties=properties, redelivered=True))
+        self._waiting.add(record.position)
 
     def _dead(self, record: AsideRecord, message: Received) -> AsideRecord:
         """The letter with the time of the first failure, which was in another delivery."""
@@ -111,18 +104,16 @@ class WorkSettling:
         return msgspec.structs.replace(record, failure=failure).whole()
 
     def _ack(self, positions: Sequence[int], records: Sequence[AsideRecord]) -> None:
-        work, stored = self._work, self._stored
+        work = self._work
         now = clock.now()
         self._measure(positions, now)
-        waiting = [position for position in positions if stored.get(position, 0.0) > now] if stored else []
-        done = work.done([position for position in positions if position not in waiting] if waiting else positions)
-        for position in waiting:
-            message = work.open.pop(position, None)
-            if message is not None:
-                work.acks.ack_at(message.tag, stored[position], now)
-                done.append(message)
-        for position in positions if stored else ():
-            stored.pop(position, None)
+        if self._waiting or self._stored:
+            waiting = [position for position in positions if position in self._waiting]
+            done = work.passed_on(waiting) + work.done(positions)
+            self._waiting.difference_update(positions)
+            self._stored.difference_update(positions)
+        else:
+            done = work.done(positions)
         for message in done:
             if message.consumer.startswith(SUSPECTS):
                 self._session.suspects.done(arrived(message).suspect)
