@@ -206,7 +206,8 @@ async def _has_letters(desk: Desk, count: int) -> bool:
 def test_under_a_memory_alarm_events_are_handled_and_retries_wait(rabbitmq_server: RabbitMQServer, vhost: str) -> None:
     async def main() -> None:
         url = rabbitmq_server.url_of(vhost)
-        desk = Desk(url, lambda n: n == 0 and not alarmed_over.is_set(), pause_s=0.2, declared={"concurrency": 1})
+        declared = {"concurrency": 1, "retry": MANY_RETRIES}
+        desk = Desk(url, lambda n: n == 0 and not alarmed_over.is_set(), pause_s=0.2, declared=declared)
         async with desk.open():
             await desk.publish(range(30))
             await until(lambda: len(desk.tried) > 1, "events run")
@@ -221,6 +222,39 @@ def test_under_a_memory_alarm_events_are_handled_and_retries_wait(rabbitmq_serve
             assert not await desk.records()
 
     alarmed_over = asyncio.Event()
+    asyncio.run(main())
+
+
+class AlarmedDesk(Desk):
+    """The first event fails for good, when `alarmed` is set."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, lambda n: n == 0, declared={"concurrency": 1, "retry": Retry(attempts=1)})
+        self.alarmed = asyncio.Event()
+
+    async def handle(self, n: int) -> None:
+        if n == 0:
+            await self.alarmed.wait()
+
+
+def test_under_a_memory_alarm_a_dead_letter_waits_and_other_events_do_not(
+    rabbitmq_server: RabbitMQServer, vhost: str
+) -> None:
+    async def main() -> None:
+        desk = AlarmedDesk(rabbitmq_server.url_of(vhost))
+        async with desk.open():
+            await desk.publish(range(60))
+            await until(lambda: bool(desk.tried), "the first event runs")
+            await asyncio.to_thread(rabbitmq_server.alarm, on=True)
+            try:
+                desk.alarmed.set()
+                await until(lambda: set(desk.done) == set(range(1, 60)), "the other events are handled")
+            finally:
+                await asyncio.to_thread(rabbitmq_server.alarm, on=False)
+            await eventually(lambda: desk.has_dead(1), "the dead letter is stored")
+            await eventually(lambda: is_empty(rabbitmq_server.url_of(vhost)), "all events are settled")
+            assert len(desk.tried) == 60
+
     asyncio.run(main())
 
 

@@ -37,12 +37,13 @@ class RungDeck:
 
     def __init__(self) -> None:
         self._ready_at: dict[str, float] = {}
-        self._damaged: dict[str, str] = {}  # why a rung is not used
+        self._refusals: dict[str, tuple[float, str]] = {}  # until when a rung is not used, and why
 
     @property
     def trouble(self) -> str:
         """Why a rung is not used, empty if all are. Any thread may ask."""
-        return next(iter(self._damaged.copy().values()), "")
+        now = clock.now()
+        return next((why for until, why in self._refusals.copy().values() if now < until), "")
 
     def has(self, rung: str) -> bool:
         return rung in self._ready_at
@@ -55,16 +56,17 @@ class RungDeck:
         self._ready_at[rung] = clock.now() + _YOUNG_S
 
     def stored(self, rung: str) -> None:
-        self._damaged.pop(rung, None)
+        self._refusals.pop(rung, None)
 
     def refused(self, rung: str, why: str) -> None:
         """Leave it alone for a while."""
         self._ready_at[rung] = clock.now() + _DAMAGED_S
-        self._damaged[rung] = why
+        self._refusals[rung] = self._ready_at[rung], why
 
-    def forget(self, rung: str) -> None:
+    def missing(self, rung: str, why: str) -> None:
         """It does not exist any more."""
         self._ready_at.pop(rung, None)
+        self._refusals[rung] = clock.now() + _YOUNG_S, why
 
 
 class WorkCourier:
@@ -124,7 +126,7 @@ class WorkCourier:
             if why is None:
                 self._deck.stored(rung)
             elif _NO_ROUTE in why:
-                self._deck.forget(rung)
+                self._deck.missing(rung, why)
             else:
                 self._deck.refused(rung, why)
         return found

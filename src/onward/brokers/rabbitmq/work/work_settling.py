@@ -5,7 +5,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -19,11 +19,20 @@ from onward.brokers.rabbitmq.work.work_place import SUSPECTS
 from onward.brokers.rabbitmq.work.work_queue import tier_of_message
 from onward.brokers.rabbitmq.work.work_session import WorkIntake, WorkSession
 
+_LOOK_S = 0.1  # how soon an alarm is noticed
+
 
 class LetterStore(Protocol):
     """Stores dead letters. See AsideStream."""
 
     async def store(self, records: Sequence[AsideRecord], fence: int) -> str | None: ...
+
+
+class LettersUnderWay(NamedTuple):
+    """Dead letters that were sent. `answer`: why they were refused."""
+
+    answer: "asyncio.Future[str | None]"
+    positions: frozenset[int]
 
 
 class WorkSettling:
@@ -37,6 +46,8 @@ class WorkSettling:
         self._figures = figures
         self._stored: set[int] = set()  # open positions whose dead letter is stored
         self._waiting: set[int] = set()  # open positions whose retry waits
+        self._storing: LettersUnderWay | None = None
+        session.on_close(self._stop_storing)
 
     async def settle(self, progress: Progress | None, records: Sequence[AsideRecord]) -> dict[int, str]:
         """Returns the positions whose records were refused, and why. Everything else took effect.
@@ -75,14 +86,32 @@ class WorkSettling:
             if each.state is not State.DEAD:
                 self._retry(each, open_[each.position], wall)
         dead = [self._dead(each, open_[each.position]) for each in fresh if each.state is State.DEAD]
-        if not dead:
-            return {}
-        places = [each.position for each in dead]
-        why = await self._letters.store(dead, 0)
-        if why is not None:
-            return dict.fromkeys(places, why)
-        self._stored.update(places)
+        return await self._store_letters(dead)
+
+    async def _store_letters(self, dead: Sequence[AsideRecord]) -> dict[int, str]:
+        """During an alarm the server does not answer, and other events must not wait for it: the letters count as
+        refused, and a later call waits on."""
+        left = {each.position: each for each in dead}
+        while left:
+            if self._storing is None:
+                storing = asyncio.ensure_future(self._letters.store(list(left.values()), 0))
+                self._storing = LettersUnderWay(storing, frozenset(left))
+            answer, places = self._storing
+            while not answer.done():
+                await asyncio.wait([answer], timeout=_LOOK_S)
+                if not answer.done() and self._session.courier.is_blocked:
+                    return dict.fromkeys(left, "RabbitMQ has an alarm")
+            self._storing = None
+            if (why := answer.result()) is not None:
+                return dict.fromkeys(left, why)
+            self._stored |= places & self._work.open.keys()
+            left = {position: each for position, each in left.items() if position not in places}
         return {}
+
+    async def _stop_storing(self) -> None:
+        if self._storing is not None:
+            self._storing.answer.cancel()
+            await asyncio.wait([self._storing.answer])
 
     def _retry(self, record: AsideRecord, message: Received, wall: float) -> None:
         """From now on its headers tell of this attempt. As if it was returned: if this member leaves, the message must
