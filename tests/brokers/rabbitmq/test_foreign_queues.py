@@ -14,6 +14,7 @@ import pytest
 from onward import Event, Onward, Retry
 from onward.brokers.base import Filter, State
 from onward.brokers.rabbitmq import Binding, Exchange, Queue
+from onward.brokers.rabbitmq.amqp import Channel, Outbound, properties_of
 from onward.testing.failure_shop import eventually, until
 from tests.brokers.rabbitmq.stage import played
 from tests.servers.rabbitmq import RabbitMQServer
@@ -148,6 +149,41 @@ async def test_plain_messages_are_handled_retried_and_replayed_in_their_own_queu
     assert sorted(shop.done) == list(range(10))
     assert foreign.seen() == before
     assert await asyncio.to_thread(foreign.count, "shop.rejects") == 0, "nothing took the route of rejected messages"
+
+
+@played
+async def test_a_replayed_message_has_all_its_properties(foreign: Foreign, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Outbound] = []
+    send = Channel.send
+
+    def noting(channel: Channel, messages: Sequence[Outbound]) -> int:
+        sent.extend([each for each in messages if each.routing_key == QUEUE])
+        return send(channel, messages)
+
+    monkeypatch.setattr(Channel, "send", noting)
+    shop = Shop(foreign, broken=[1])
+    async with shop.open():
+        async with await aio_pika.connect(foreign.url) as connection:
+            channel = await connection.channel()
+            exchange = await channel.get_exchange(EXCHANGE)
+            names: dict[str, Any] = {
+                "correlation_id": "c",
+                "reply_to": "r",
+                "priority": 5,
+                "app_id": "shop",
+                "message_id": "m-1",
+            }
+            headers: dict[str, Any] = {"tenant": "a", "number": 7}
+            await exchange.publish(aio_pika.Message(b'{"n": 1}', headers=headers, **names), KEY)
+        await eventually(lambda: shop.has_dead(1), "the event is a dead letter")
+        sent.clear()
+        shop.broken.clear()
+        await shop.app.dead.replay()
+        await until(lambda: shop.done == [1], "the replay is handled")
+    found = properties_of(sent[-1].properties)
+    assert names == {name: getattr(found, name) for name in names}
+    assert found.headers is not None
+    assert {name: found.headers.get(name) for name in ("tenant", "number")} == {"tenant": "a", "number": 7}
 
 
 @played

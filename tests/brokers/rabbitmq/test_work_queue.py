@@ -433,6 +433,21 @@ def test_consumers_are_replaced_without_losing_or_repeating_a_message(link: Any)
     link(play)
 
 
+def test_consumers_that_have_ended_never_start_again(link: Any) -> None:
+    async def play(connection: Connection) -> None:
+        await declared(connection)
+        channel = await connection.channel()
+        got: list[Received] = []
+        consumers = TierConsumers(channel, PLACE, lambda _, messages: got.extend(messages), lambda queue: None)
+        await consumers.start(10)
+        await asyncio.gather(consumers.end(), consumers.start(20))
+        await WorkCourier(connection, PLACE, RungDeck()).send(parcels(3))
+        state = await channel.declare_queue(PLACE.queues["normal"], passive=True)
+        assert (state.messages, state.consumers, got) == (3, 0, [])
+
+    link(play)
+
+
 def test_a_growing_prefetch_returns_no_message(link: Any) -> None:
     async def play(connection: Connection) -> None:
         await declared(connection)

@@ -9,6 +9,8 @@ import contextlib
 import time
 from typing import NamedTuple
 
+import msgspec
+
 from onward import clock
 from onward.brokers.rabbitmq.amqp import Received
 from onward.brokers.rabbitmq.work.retrying import WorkCourier, WorkParcel
@@ -122,13 +124,13 @@ class Diversions:
             return False
         if self._courier.is_ready(tier, rung_ms):
             if not self._courier.is_blocked:
-                self._send(message, self._parcel(tier, message, rung_ms))
+                self._send(message, self._parcel(tier, message, left_ms, rung_ms))
                 return True
         else:
             self._wanted.add((tier, rung_ms))
             self._wake.set()
         if now > held.since + _HELD_S:
-            self._send(message, self._parcel(tier, message, None))
+            self._send(message, self._parcel(tier, message, left_ms, None))
             return True
         return False
 
@@ -140,8 +142,8 @@ class Diversions:
         else:
             work.hand_out(tier, message, tries)
 
-    def _parcel(self, tier: str, message: Received, rung_ms: int | None) -> WorkParcel:
-        state = arrived(message).state.after(rung_ms)
+    def _parcel(self, tier: str, message: Received, left_ms: float, rung_ms: int | None) -> WorkParcel:
+        state = msgspec.structs.replace(arrived(message).state, left_ms=left_ms).after(rung_ms)
         return WorkParcel(tier, rung_ms, resent(message, state, type_=type_of(self._place, message)), message.body)
 
     async def send_on(self, work: WorkChannel) -> None:

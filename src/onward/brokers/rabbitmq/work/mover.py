@@ -29,6 +29,7 @@ from onward.brokers.rabbitmq.aside.aside_log import AsideStream
 from onward.brokers.rabbitmq.message import packed
 from onward.brokers.rabbitmq.work.retrying import WorkParcel
 from onward.brokers.rabbitmq.work.rungs import headers_of, retrying
+from onward.brokers.rabbitmq.work.work_message import replayed
 from onward.brokers.rabbitmq.work.work_session import WorkSession
 from onward.errors import BrokerError
 from onward.event import Tries
@@ -141,8 +142,11 @@ class Mover:
     def _parcel(self, record: AsideRecord, wall: float) -> WorkParcel:
         event = record.event
         state = retrying(Tries(), record.due, None, wall, None)
-        made = packed(event, headers_of(state) if state.waits_ms(wall) else None)
-        return WorkParcel(self._session.place.tier(event.type), None, made.properties(int(wall * 1_000)), made.body)
+        waits, tier = state.waits_ms(wall) > 0, self._session.place.tier(event.type)
+        if (again := replayed(event, state if waits else None)) is not None:
+            return WorkParcel(tier, None, *again)
+        made = packed(event, headers_of(state) if waits else None)
+        return WorkParcel(tier, None, made.properties(int(wall * 1_000)), made.body)
 
 
 async def _first(*futures: "asyncio.Future[Any]") -> None:

@@ -4,6 +4,7 @@ A message is sent again with all its properties and its body, and with headers t
 what belongs to one delivery is left out: marks of the server, and properties that the server would act on.
 """
 
+import base64
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import msgspec
 from onward.brokers.rabbitmq.amqp import Received, encoded_properties, header_table, properties_of
 from onward.brokers.rabbitmq.amqp.faults import Malformed
 from onward.brokers.rabbitmq.amqp.tables import decoded_table
+from onward.brokers.rabbitmq.message import AT
 from onward.brokers.rabbitmq.work.rungs import (
     DUE_HEADER,
     DUE_MS,
@@ -21,11 +23,14 @@ from onward.brokers.rabbitmq.work.rungs import (
     headers_of,
     parsed,
 )
+from onward.event import Event
 
 SUSPECT_HEADER = "onward-suspect"
+PROPERTIES_HEADER = "amqp-properties"  # of the event of a dead letter: the properties of its message, in base64
 AMONG_OTHERS, ALONE = 1, 2  # Tries.started, as the control plane uses it
 
 _TRIES_MARK = TRIES_HEADER.encode()
+_SENT_BY_US = AT.encode()
 _RETURNS = "x-delivery-count"  # how often a quorum queue has taken the message back
 _MANY_RETURNS = 2  # a message that came back so often may have killed its process
 _DROPPED = frozenset(
@@ -117,6 +122,28 @@ def resent(
             type=properties.type or type_,
         )
     )
+
+
+def with_properties(event: Event, message: Received) -> Event:
+    """The event, to be stored in a dead letter. An event of another program carries its properties along: it has more
+    of them than an event can tell, and a replay sends them again."""
+    if _SENT_BY_US in message.properties:
+        return event
+    properties = base64.b64encode(message.properties).decode()
+    return msgspec.structs.replace(event, headers={**event.headers, PROPERTIES_HEADER: properties})
+
+
+def replayed(event: Event, state: Retrying | None) -> tuple[bytes, bytes] | None:
+    """The properties and the body of the message to replay, from the event of its dead letter. None: no other program
+    has sent it."""
+    try:
+        properties = base64.b64decode(event.headers.get(PROPERTIES_HEADER, ""), validate=True)
+    except ValueError:
+        return None
+    if not properties:
+        return None
+    message = Received(0, False, "", "", properties, event.value or b"", "")
+    return resent(message, state, id_=event.id, type_=event.type), message.body
 
 
 def _headers(message: Received) -> dict[str, Any]:

@@ -92,10 +92,13 @@ class TierConsumers:
         self._started = 0
         self._lock = asyncio.Lock()
         self.prefetch = 0  # of each tier; 0: stopped
+        self._has_ended = False
 
     async def start(self, prefetch: int) -> None:
-        """Start the consumers, or change their prefetch."""
+        """Start the consumers, or change their prefetch. After `end` it does nothing."""
         async with self._lock:
+            if self._has_ended:
+                return
             before, self.prefetch = self.prefetch, prefetch
             if not self._suspects:
                 self._suspects = await self._consume(SUSPECTS, self._place.suspects, 1)
@@ -112,6 +115,11 @@ class TierConsumers:
             tags = [self._suspects, *self._tags] if self._suspects else self._tags
             self._suspects, self._tags = "", []
             await self._cancel(tags)
+
+    async def end(self) -> None:
+        """Stop the consumers for good."""
+        self._has_ended = True
+        await self.stop()
 
     async def _consume_all(self, prefetch: int) -> list[str]:
         return [await self._consume(tier, queue, prefetch) for tier, queue in self._place.queues.items()]

@@ -122,7 +122,7 @@ class WorkSession:
     async def leave(self, intake: "WorkIntake") -> None:
         """Stop to consume, and send back what would otherwise count as returned twice. Nothing is charged for it."""
         work = intake.work
-        await intake.consumers.stop()
+        await intake.consumers.end()
         open_ = [*work.surplus(), *work.open.values(), *self.diversions.take_held()]
         await self.suspects.all_stay()
         await self.return_(work, [each for each in open_ if each.redelivered and tier_of_message(each) != SUSPECTS])

@@ -14,7 +14,7 @@ from onward.brokers.base import AsideRecord, Progress, State
 from onward.brokers.rabbitmq.amqp import Received
 from onward.brokers.rabbitmq.operate.figures import RabbitFigures, Status
 from onward.brokers.rabbitmq.work.rungs import retrying
-from onward.brokers.rabbitmq.work.work_message import ALONE, Arrived, arrived, resent
+from onward.brokers.rabbitmq.work.work_message import ALONE, Arrived, arrived, resent, with_properties
 from onward.brokers.rabbitmq.work.work_place import SUSPECTS
 from onward.brokers.rabbitmq.work.work_queue import tier_of_message
 from onward.brokers.rabbitmq.work.work_session import WorkIntake, WorkSession
@@ -125,12 +125,13 @@ class WorkSettling:
         self._waiting.add(record.position)
 
     def _dead(self, record: AsideRecord, message: Received) -> AsideRecord:
-        """The letter with the time of the first failure, which was in another delivery."""
+        """The letter with the time of the first failure, which was in another delivery, and with all properties."""
+        record = record.whole()
+        record = msgspec.structs.replace(record, event=with_properties(record.event, message))
         first = _first(arrived(message), record)
         if record.failure is None or first is None or first >= record.failure.first:
-            return record.whole()
-        failure = msgspec.structs.replace(record.failure, first=first)
-        return msgspec.structs.replace(record, failure=failure).whole()
+            return record
+        return msgspec.structs.replace(record, failure=msgspec.structs.replace(record.failure, first=first))
 
     def _ack(self, positions: Sequence[int], records: Sequence[AsideRecord]) -> None:
         work = self._work
