@@ -27,11 +27,11 @@ def bill(order: dict) -> None:
 """
 
 
-def publish(shell: Shell, other: str = "c-1") -> str:
+def publish(shell: Shell, other: str = "c-1", partitions: int = 8) -> str:
     """Publish a deadly order of c-1, then another order of `other`. Returns the id of the deadly event."""
 
     async def run() -> str:
-        async with Onward(url(shell.folder)) as app:
+        async with Onward(url(shell.folder), partitions=partitions) as app:
             events = await app.publish_many("orders", [("c-1", {"id": "deadly"}), (other, {"id": "next"})])
             return events[0].id
 
@@ -63,7 +63,7 @@ def test_a_single_worker_goes_on_after_an_event_that_kills_it(shell: Shell) -> N
         "deadly.py", DEADLY.format(options="").replace("crash_limit=1, retry=Retry(attempts=1)", "partitions=1")
     )
     running = started(shell, application="deadly:app", workers=1)
-    publish(shell, other="c-2")
+    publish(shell, other="c-2", partitions=1)
     running.saw("billed next")
     running.saw("is dead: it killed its process")
     assert "giving up" not in running.err

@@ -15,6 +15,7 @@ from onward.errors import BrokerError
 _BLOCK_MS = 1_000  # less than the time in which an answer must come
 _FRESH_S = 2.5  # an XREAD that has no answer for longer proves nothing
 _MOST_BELLS = 64  # of a member on a cluster: each is a thread and a connection
+_NEVER, _LOST = -1, 0  # in place of the id of a connection
 _REARM_S = 0.05  # how soon a reader usually has read what the bell rang for
 
 
@@ -36,7 +37,7 @@ class RedisDoorbell:
         self._armed: Mapping[str, str] = {}  # by stream: the last id that was read
         self._rearmed = False
         self._blocked = Blocked()
-        self._client = 0  # the id of our connection at the server
+        self._client = _NEVER  # the id of our connection at the server
         self._closed = False
 
     def arm(self, ids: Mapping[str, str]) -> int:
@@ -74,7 +75,7 @@ class RedisDoorbell:
                 pauses.reset()
                 self._link.trouble = ""
             except LinkDown:
-                self._client = 0
+                self._client = _LOST
                 self._pause(pauses.next_s())
             except BrokerError as error:  # such as a missing permission: receive looks by itself
                 self._link.trouble = f"events arrive up to a second late: {error}"
@@ -89,9 +90,10 @@ class RedisDoorbell:
 
     def _listen(self) -> None:
         self._link.connect()
-        if not self._client:
+        if self._client in (_NEVER, _LOST):
             with self._changed:
-                self._armed = {}  # until the reader has looked whether the server has lost anything
+                if self._client == _LOST:
+                    self._armed = {}  # until the reader has looked whether the server has lost anything
             (self._client,) = self._link.ask(("CLIENT", "ID"))
             self._know_news()
         with self._changed:

@@ -55,6 +55,7 @@ class LeaseKeeper:
         self._schedule = TurnSchedule()
         self._requests: Requests[RedisPlace] = Requests()
         self._polled = clock.now()
+        self._left = False
 
     # -- called by the subscription -------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class LeaseKeeper:
     def _take_turn(self) -> None:
         with self._holdings.lock:
             requests, held = self._requests.taken(), dict(self._holdings.held)
-        if self.failure is not None:
+        if self.failure is not None or self._left:
             return answer(requests.waiters)
         lapsed = self._lapse(held.values())
         self._turn.link.connect()  # which may take long
@@ -239,6 +240,7 @@ class LeaseKeeper:
             releases[hold] = (clean, not hold.announced and hold.own.is_gone)
         self._turn.leave(releases)
         self._joined.forget(self._turn.link)
+        self._left = True  # the news of it wakes us up again
         self._holdings.drop(list(releases), fenced=False)
         answer(requests.waiters)
 
