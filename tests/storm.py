@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from onward.testing.scenario import whole_lines
+
 STORM_S = float(os.environ.get("ONWARD_STORM_S", "20"))  # `make test-more` sets two minutes
 
 
@@ -30,8 +32,7 @@ class Handled(NamedTuple):
 
 
 def read(path: Path) -> list[Handled]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [msgspec.convert(line.split(), Handled, strict=False) for line in lines]
+    return [msgspec.convert(line.split(), Handled, strict=False) for line in whole_lines(path)]
 
 
 def check_fences(done: list[Handled]) -> None:

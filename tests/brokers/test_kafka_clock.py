@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.testing.scenario import event, first_times
+from onward.testing.scenario import event, first_times, whole_lines
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import Stage, play, staged, until
 from tests.brokers.wall_clock import WallClock
@@ -34,9 +34,8 @@ class Effects:
 
     def look(self) -> int:
         """Read the new lines, and return how many events were handled."""
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
         now = time.monotonic()
-        for line in lines[len(self.done) :]:
+        for line in whole_lines(self.path)[len(self.done) :]:
             key, number, partition, fence = line.split()
             self.done.append((key, int(number)))
             self.ownerships.add((partition, fence))

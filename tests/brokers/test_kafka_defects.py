@@ -14,7 +14,7 @@ from confluent_kafka import Producer, TopicPartition
 from onward import Event, Onward, Retry
 from onward.context import current
 from onward.event import new_id
-from onward.testing.scenario import event
+from onward.testing.scenario import event, whole_lines
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import Stage, play, run_until, staged, until
 
@@ -187,8 +187,7 @@ class Workshop:
 
     def handled(self) -> list[int]:
         """The numbers of the handled events, in their order."""
-        lines = self.effects.read_text().splitlines() if self.effects.exists() else []
-        return [int(line.split()[2]) for line in lines]
+        return [int(line.split()[2]) for line in whole_lines(self.effects)]
 
 
 async def at_work(stage: Stage, workshop: Workshop, **options: Any) -> None:

@@ -23,7 +23,7 @@ from onward.clock import now
 from onward.errors import BadSetting
 from onward.event import Partition
 from onward.testing.failure_shop import eventually
-from onward.testing.scenario import Kit, Member, Process, event, first_times
+from onward.testing.scenario import Kit, Member, Process, event, first_times, whole_lines
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.brokers.kafka_stage import Stage, play, staged, until
 from tests.brokers.test_kafka_leaving import SESSION_S, set_session
@@ -78,8 +78,7 @@ class Slots:
 
     def lines(self) -> list[tuple[str, int, int]]:
         """Key, number and fence of every run that ended, in order."""
-        lines = self.effects.read_text().splitlines() if self.effects.exists() else []
-        return [(key, int(n), int(fence)) for key, n, _, fence in map(str.split, lines)]
+        return [(key, int(n), int(fence)) for key, n, _, fence in map(str.split, whole_lines(self.effects))]
 
     def done(self) -> list[tuple[str, int]]:
         return [(key, n) for key, n, _ in self.lines()]

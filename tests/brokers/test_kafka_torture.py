@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from onward.testing.failure_shop import eventually, until
-from onward.testing.scenario import Kit, Process, effects, event, first_times
+from onward.testing.scenario import Kit, Process, effects, event, first_times, whole_lines
 from tests.brokers.kafka import KafkaHarness, harness
 from tests.storm import STORM_S
 
@@ -95,8 +95,8 @@ class Done(NamedTuple):
 
 
 def read(effects: Path) -> list[Done]:
-    lines = effects.read_text().splitlines() if effects.exists() else []
-    return [Done(key, int(n), int(partition), int(fence)) for key, n, partition, fence in map(str.split, lines)]
+    lines = map(str.split, whole_lines(effects))
+    return [Done(key, int(n), int(partition), int(fence)) for key, n, partition, fence in lines]
 
 
 @pytest.mark.slow

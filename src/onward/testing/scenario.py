@@ -285,8 +285,12 @@ class MemberProcess(Process):
 def effects(kit: Kit, group: str = "group") -> list[tuple[str, int]]:
     """The events that children in mode `work` handled, as (key, n), in the order over all children."""
     path = kit.harness.folder / f"{kit.topic}-{group}.effects"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [(key, int(n)) for key, n in (line.split() for line in lines)]
+    return [(key, int(n)) for key, n in map(str.split, whole_lines(path))]
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that other processes write to. Of a line that is being written, a part may be there."""
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
 
 def first_times(done: Iterable[tuple[str, int]]) -> dict[str, list[int]]:

@@ -20,6 +20,7 @@ from onward.context import current
 from onward.errors import BadSetting, BrokerError
 from onward.testing import Process
 from onward.testing.failure_shop import eventually, until
+from onward.testing.scenario import whole_lines
 from tests.servers.rabbitmq import RabbitMQServer
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
@@ -316,7 +317,7 @@ async def supervised(url: str, done: Path, poison: int) -> AsyncIterator[list[in
 
 
 def lines(path: Path) -> set[int]:
-    return {int(line) for line in path.read_text().splitlines()} if path.exists() else set()
+    return set(map(int, whole_lines(path)))
 
 
 async def letters(app: Onward) -> list[Any]:

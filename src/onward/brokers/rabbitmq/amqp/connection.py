@@ -261,7 +261,7 @@ def _explained(error: Exception, where: str, timeout_s: float) -> ConnectFailed:
     """What to raise when the connection cannot be opened."""
     match error:
         case TimeoutError():
-            return ConnectFailed(f"{where} did not answer within {timeout_s:g} s")
+            return ConnectFailed(f"{where} did not answer within {round(timeout_s, 1):g} s")
         case ConnectionLost(code=code) if code in _REFUSALS:
             return LoginRefused(f"{where} refused the login: {error.text}")
         case OSError():
