@@ -119,9 +119,9 @@ LOADS_SLOWLY = ("--key-load-delay", "200")  # in µs, for each command in its fi
 
 @contextmanager
 def loading(server: RedisServer) -> Iterator[None]:
-    """It was killed, and loads its data, for two seconds. It must have been started with LOADS_SLOWLY."""
+    """It was killed, and loads its data, for four seconds. It must have been started with LOADS_SLOWLY."""
     with server.client() as client, client.pipeline(transaction=False) as filling:
-        for n in range(8_000):
+        for n in range(20_000):
             filling.set("filler", n)
         filling.execute()
     starting = threading.Thread(target=server.restart)

@@ -79,12 +79,7 @@ CASES = [
     FaultCase("too_few_replicas", _READS, "lower min-replicas-to-write"),
     FaultCase("out_of_memory", _READS | {"settle"}, "raise maxmemory"),
     FaultCase("full_disk", _READS, "free some space", ("--appendfsync", "everysec")),
-    FaultCase(
-        "loading",
-        _ALL - {"publish", "publish to a new topic"},
-        "loads its data; wait|ownership is being checked",
-        faults.LOADS_SLOWLY,
-    ),
+    FaultCase("loading", _ALL, "loads its data; wait|ownership is being checked", faults.LOADS_SLOWLY),
     FaultCase("scripts_forgotten", _ALL),
     FaultCase("paused", _ALL),
     FaultCase("writes_paused", _ALL),
