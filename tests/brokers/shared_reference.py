@@ -348,7 +348,11 @@ class ReferenceBroker:
         return ReferenceAside(self._store, group)
 
     async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
-        return ()
+        missing = [spec for spec in topology.groups if spec.group not in self._store.groups(spec.topic)]
+        for spec in missing if apply else ():
+            self._store.join(spec.topic, spec.group)
+        whats = [f"group {spec.group} of topic {spec.topic}" for spec in missing]
+        return [Change(what, "create", f"create {what}") for what in whats]
 
     async def topics(self) -> Sequence[TopicSpec]:
         raise NotImplementedError

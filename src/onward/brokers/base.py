@@ -241,16 +241,47 @@ class BrokerLag(msgspec.Struct, frozen=True):
     oldest_age_s: float | None
 
 
+class Asks(msgspec.Struct, frozen=True):
+    """What a member's handler asks of the broker. A broker that has no use for a field ignores it.
+
+    - `concurrency`: how many calls run at once.
+    - `timeout_s`: how long a call may take. None: no limit.
+    - `types`: patterns of the only event types that the handler gets, where `*` is any text. Empty: all types.
+    - `tiers`: by tier (critical, bulk), the pattern of its event types; all others are normal. Only for shared
+      partitions.
+    """
+
+    concurrency: int = 100
+    timeout_s: float | None = 30.0
+    types: Sequence[str] = ()
+    tiers: Mapping[str, str] = {}
+
+
 class TopicSpec(msgspec.Struct, frozen=True):
     name: str
     partitions: int
 
 
+class GroupSpec(msgspec.Struct, frozen=True):
+    """A group as its handler asks for it: see Broker.subscribe."""
+
+    topic: str
+    group: str
+    ordering: Ordering = "key"
+    start: Start = "earliest"
+    asks: Asks = Asks()
+
+
 class Topology(msgspec.Struct, frozen=True):
-    """The objects that should exist at the broker. `own`: objects that only this kind of broker has, like exchanges."""
+    """The objects that should exist at the broker.
+
+    - `own`: objects that only this kind of broker has, like exchanges.
+    - `groups`: a broker creates those whose first member would otherwise come too late for some events, or that need a
+      permission which members may not have. Others are created when a member joins, and are ignored here."""
 
     topics: Sequence[TopicSpec] = ()
     own: Sequence[object] = ()
+    groups: Sequence[GroupSpec] = ()
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -331,22 +362,6 @@ class Supervised(msgspec.Struct, frozen=True):
     slot: str
     member: str
     gone: frozenset[str] = frozenset()
-
-
-class Asks(msgspec.Struct, frozen=True):
-    """What a member's handler asks of the broker. A broker that has no use for a field ignores it.
-
-    - `concurrency`: how many calls run at once.
-    - `timeout_s`: how long a call may take. None: no limit.
-    - `types`: patterns of the only event types that the handler gets, where `*` is any text. Empty: all types.
-    - `tiers`: by tier (critical, bulk), the pattern of its event types; all others are normal. Only for shared
-      partitions.
-    """
-
-    concurrency: int = 100
-    timeout_s: float | None = 30.0
-    types: Sequence[str] = ()
-    tiers: Mapping[str, str] = {}
 
 
 class Standing(msgspec.Struct, frozen=True):

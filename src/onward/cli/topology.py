@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from onward import brokers
-from onward.brokers.base import Change, TopicSpec, Topology
+from onward.brokers.base import Change, GroupSpec, TopicSpec, Topology
 from onward.brokers.core.topic_rules import DEFAULT_PARTITIONS, TopicRules
 from onward.cli import find, policy
 from onward.cli.say import Misuse, say
@@ -29,8 +29,9 @@ _SIGNS = {"create": "+", "refuse": "!"}
 def root() -> None:
     """Compare the topology of an application with its broker, or create what is missing.
 
-    It consists of the topics of the handlers and of all that app.topology(...) declares. With auto_declare=False an
-    application creates nothing by itself: run `apply` before it starts.
+    It consists of the topics and groups of the handlers, and of all that app.topology(...) declares. With
+    auto_declare=False an application creates nothing by itself: run `apply` before it starts. Only RabbitMQ needs its
+    groups created.
 
     \b
     Example:
@@ -73,7 +74,8 @@ def _wanted(system: "Onward") -> Topology:
     topics |= {spec.name: spec for spec in system.declared.topics}
     if not topics and not system.declared.own:
         raise Misuse("the application has no handler and declares no topology, so there is nothing to compare")
-    return Topology(list(topics.values()), system.declared.own)
+    groups = [GroupSpec(each.topic, each.group, each.ordering, each.start, each.asks) for each in system.handlers]
+    return Topology(list(topics.values()), system.declared.own, groups)
 
 
 async def _declared(system: "Onward", wanted: Topology, *, apply: bool) -> Sequence[Change]:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from onward.brokers.base import Fenced, Progress, Revoked, Tries
+from onward.brokers.base import Fenced, GroupSpec, Progress, Revoked, Topology, Tries
 from onward.clock import now
 from onward.errors import BrokerError, ConfigError
 from onward.event import Delivery, Event, Partition, new_id
@@ -164,6 +164,17 @@ class SharingScenarios:
             await take_exactly(member, 60)
             await member.settle()
         assert len({tuple(sorted(each.event.id for each in member.deliveries)) for member in groups}) == 1
+
+    @scenario()
+    async def test_a_declared_group_gets_events_from_before_its_first_member(self, kit: Kit) -> None:
+        broker = await shared_broker(kit)
+        wanted = Topology(groups=[GroupSpec(kit.topic, GROUP, "none", "latest")])
+        (change,) = await broker.declare(wanted, apply=False)
+        assert (change.what, change.action) == (f"group {GROUP} of topic {kit.topic}", "create")
+        assert [each.action for each in await broker.declare(wanted, apply=True)] == ["create"]
+        assert not list(await broker.declare(wanted, apply=True))
+        await broker.publish(kit.events(20))
+        await take_exactly(await joined(kit, await kit.broker()), 20)
 
     @scenario()
     async def test_a_paused_member_leaves_the_events_to_the_others(self, kit: Kit) -> None:

@@ -204,6 +204,19 @@ async def test_a_replay_goes_only_to_the_queue_of_its_group(foreign: Foreign) ->
 
 
 @played
+async def test_operators_find_the_group_and_its_dead_letters_without_the_application(foreign: Foreign) -> None:
+    shop = Shop(foreign, broken=[1])
+    async with shop.open():
+        await foreign.publish([1])
+        await eventually(lambda: shop.has_dead(1), "the event is a dead letter")
+    async with Onward(foreign.url) as operator:
+        assert [spec.name for spec in await operator.broker.topics()] == [EXCHANGE]
+        assert [info.group for info in await operator.broker.groups(EXCHANGE)] == [QUEUE]
+        letters = [letter async for letter in operator.dead.export(group=QUEUE)]
+    assert len(letters) == 1
+
+
+@played
 async def test_dropping_the_group_leaves_the_queue_and_its_messages(foreign: Foreign) -> None:
     shop = Shop(foreign, broken=[0])
     async with shop.open():

@@ -22,8 +22,10 @@ from onward.brokers.rabbitmq.message import (
     packed,
     received,
 )
+from onward.brokers.rabbitmq.work.rungs import TRIES_HEADER
 from onward.errors import TooLarge, Unserialisable
 from onward.event import Event, header_fault
+from onward.failure.expiry import EXPIRES, expires
 
 AT_MS = 1_794_974_021_867
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -133,6 +135,14 @@ def test_a_message_of_another_program_keeps_its_id_type_and_time() -> None:
     event = received(encoded_properties(properties), b"{}", "orders", "queue/1")
     assert event.whole() == Event("m-1", "orders", None, b"{}", {"tenant": "a"}, "order.paid", 1_700_000_000.0)
     assert appended(event) == 1_700_000_000.0
+
+
+def test_another_program_may_say_when_its_message_expires() -> None:
+    """Of the other headers of Onward it can set none."""
+    headers = {EXPIRES: 1_700_000_000, TRIES_HEADER: "3,0,0"}
+    event = received(encoded_properties(Properties(headers=headers)), b"{}", "orders", "queue/1")
+    assert dict(event.headers) == {EXPIRES: "1700000000"}
+    assert expires(event) == 1_700_000_000.0
 
 
 def test_headers_that_are_not_text_are_rendered_as_text() -> None:

@@ -43,6 +43,7 @@ CREATED = {
     "+ create binding of queue abs.comparison.process to exchange abs.comparison with key comparison.process",
     "+ create binding of queue abs.comparison.dlq to exchange abs.comparison.dlx with key comparison.failed",
     "+ create topic orders with 2 partitions",
+    "+ create group abs.comparison.process of topic abs.comparison",
 }
 
 
@@ -90,6 +91,53 @@ def test_plan_creates_nothing_and_apply_creates_everything(workshop: Workshop, a
     same = "the broker has everything that the application declares\n"
     assert workshop.run("topology plan") == workshop.run("topology apply") == same
     assert json.loads(workshop.run("topology plan --json")) == []
+
+
+GROUPS = """
+from onward import Onward
+
+app = Onward("{url}", auto_declare=False)
+
+
+@app.handler("orders", group="mail", ordering="none")
+async def mail(order: dict) -> None:
+    print("mailed", order["id"], flush=True)
+
+
+@app.handler("orders", group="billing")
+async def bill(order: dict) -> None:
+    print("billed", order["id"], flush=True)
+"""
+
+
+def test_without_auto_declare_apply_creates_the_groups(workshop: Workshop) -> None:
+    """They get what is published before their first members run. Without them, members do not start."""
+    workshop.shell.write("shop.py", GROUPS.format(url=workshop.server.url_of(workshop.vhost)))
+    refused = workshop.shell.run("run", "shop:app")
+    assert refused.returncode == 3, refused.stderr
+    assert "does not exist and auto_declare is off" in refused.stderr
+    workshop.run("topology apply")
+    for group in ("billing", "mail"):
+        workshop.run(f"groups drop {group} --yes")
+        refused = workshop.shell.run("run", "shop:app")
+        assert refused.returncode == 3, refused.stderr
+        assert f"group {group} of topic orders does not exist, and auto_declare is off" in refused.stderr
+        assert "onward topology apply" in refused.stderr
+        assert workshop.run("topology apply") == f"+ create group {group} of topic orders\n"
+    assert "0 of 8 partitions" in next(line for line in workshop.run("groups list").splitlines() if "billing" in line)
+    workshop.run('publish orders {"id":7}')
+    running = workshop.shell.start("run", "shop:app")
+    running.saw("billed 7")
+    running.saw("mailed 7")
+
+
+def test_a_handler_whose_ordering_changed_is_refused(workshop: Workshop) -> None:
+    url = workshop.server.url_of(workshop.vhost)
+    workshop.shell.write("shop.py", GROUPS.format(url=url))
+    workshop.run("topology apply")
+    workshop.shell.write("shop.py", GROUPS.format(url=url).replace(', ordering="none"', ""))
+    printed = workshop.run("topology plan", code=1)
+    assert "! group mail of topic orders reads without order, and this member does not" in printed
 
 
 def test_drift_is_refused_and_names_the_argument(workshop: Workshop) -> None:

@@ -148,12 +148,18 @@ class RabbitBroker:
     async def declare(self, topology: Topology, *, apply: bool) -> Sequence[Change]:
         self._check_open()
         own = await self._ground.io.run(self._operations.declare(topology, apply=apply))
-        return [*own, *await self._ground.io.run(self._topics.declare(self._operations.declared, apply=apply))]
+        topics = await self._ground.io.run(self._topics.declare(self._operations.declared, apply=apply))
+        changes = [*own, *topics]
+        if any(change.action == "refuse" for change in changes):
+            return changes  # groups need their topics and queues
+        return [*changes, *await self._groups.declare(topology.groups, apply=apply)]
 
     async def topics(self) -> Sequence[TopicSpec]:
         self._check_open()
         await self._ground.io.run(self._ground.registry.catch_up())
-        return [TopicSpec(topic.name, topic.partitions) for topic in self._ground.registry.topics()]
+        registry = self._ground.registry
+        own = [TopicSpec(topic.name, topic.partitions) for topic in registry.topics()]
+        return sorted([*own, *(TopicSpec(name, 1) for name in registry.foreign_topics())], key=lambda spec: spec.name)
 
     async def groups(self, topic: str) -> Sequence[GroupInfo]:
         self._check_open()

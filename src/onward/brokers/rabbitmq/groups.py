@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from onward.brokers.base import (
     Asks,
+    Change,
     GroupInfo,
+    GroupSpec,
     MemberInfo,
     Ordering,
     Start,
@@ -18,7 +20,8 @@ from onward.brokers.rabbitmq.aside.aside import RabbitAside, RabbitAsides
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate.operations import RabbitOperations
 from onward.brokers.rabbitmq.ordered.ordered import OrderedGroups, OrderedSubscription
-from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntry
+from onward.brokers.rabbitmq.registry.registry import other_kind
+from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, GroupKind, TopicEntry
 from onward.brokers.rabbitmq.registry.topics import RabbitTopics
 from onward.brokers.rabbitmq.work.work_groups import WorkGroups
 from onward.brokers.rabbitmq.work.work_subscription import WorkSubscription
@@ -105,6 +108,32 @@ class RabbitGroups:
 
     def aside(self, group: str) -> RabbitAside:
         return self._asides.of(group)
+
+    async def declare(self, specs: Sequence[GroupSpec], *, apply: bool) -> list[Change]:
+        """The groups that do not exist, or have another kind. With `apply`, create the former."""
+        await self._ground.io.run(self._ground.registry.catch_up())
+        found = [await self._declare(spec, apply=apply) for spec in specs]
+        return [change for change in found if change is not None]
+
+    async def _declare(self, spec: GroupSpec, *, apply: bool) -> Change | None:
+        what = f"group {spec.group} of topic {spec.topic}"
+        kind: GroupKind = "work" if spec.ordering == "none" else "ordered"
+        known = self._ground.registry.groups(spec.topic).get(spec.group)
+        if known is not None:
+            return None if known.kind == kind else Change(what, "refuse", other_kind(known))
+        if apply:
+            try:
+                await self._create(spec)
+            except (BadSetting, BrokerError) as error:
+                return Change(what, "refuse", f"{what}: {error}")
+        return Change(what, "create", f"create {what}")
+
+    async def _create(self, spec: GroupSpec) -> None:
+        if spec.ordering == "none":
+            await self._ground.io.run(self._topics.resolve(spec.topic))
+            await self._work.create(spec, self._topics.declared)
+        else:
+            await self._ordered.create(await self._entry(spec.topic), spec.group, spec.start)
 
     async def groups(self, topic: str) -> list[GroupInfo]:
         """Every group of the topic, sorted by name. Empty if the topic does not exist."""

@@ -30,6 +30,7 @@ MAX_PROPERTIES_BYTES = 120_000  # they must fit into one frame, also after the s
 JSON, BINARY = "application/json", "application/octet-stream"
 
 _PREFIX = "onward-header."
+_EXPIRES = "onward-expires"  # other programs may set it too
 _OURS = ("onward-", "x-")
 _ROUTING = frozenset({"CC", "BCC"})  # the server sends copies of the message to the queues that these name
 _JSON_STARTS = frozenset(b'{["-0123456789')
@@ -301,7 +302,7 @@ def _own(pairs: list[tuple[str, bytes]]) -> dict[str, str]:
         [
             (name.removeprefix(_PREFIX), value)
             for name, value in pairs
-            if name.startswith(_PREFIX) or (name not in _SERVERS and not name.startswith("onward-"))
+            if name.startswith(_PREFIX) or name == _EXPIRES or (name not in _SERVERS and not name.startswith("onward-"))
         ]
     )
 

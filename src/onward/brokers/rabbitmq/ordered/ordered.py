@@ -165,6 +165,10 @@ class OrderedGroups:
         joining = OrderedMember(member, list(topics), gone, uuid4().hex)
         return await self._ground.io.run(self._join(joining, group, start))
 
+    async def create(self, topic: TopicEntry, group: str, start: Start) -> None:
+        """Create the group if it does not exist."""
+        await self._ask(lambda: self._created(topic, group, start))
+
     async def groups(self, topic: TopicEntry, entries: Sequence[GroupEntry]) -> list[GroupInfo]:
         return await self._ask(lambda: ordered_groups.infos(self._ground, topic, entries))
 
@@ -213,7 +217,10 @@ class OrderedGroups:
         await registry.catch_up()
         if not self._ground.settings.auto_declare and group not in registry.groups(topic.name):
             raise BrokerError(undeclared(f"group {group} of topic {topic.name}"))
-        return await joined(await self._ground.query(), registry, topic, group, start)
+        return await self._created(topic, group, start)
+
+    async def _created(self, topic: TopicEntry, group: str, start: Start) -> FirstTokens:
+        return await joined(await self._ground.query(), self._ground.registry, topic, group, start)
 
     async def _passing_tokens(self, topic: TopicEntry, start: Start) -> FirstTokens:
         return await start_tokens(await self._ground.query(), topic, start)

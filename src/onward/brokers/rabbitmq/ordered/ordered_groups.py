@@ -21,6 +21,7 @@ from onward.brokers.rabbitmq.server_errors import explained
 from onward.brokers.rabbitmq.stream_reader import end_of
 from onward.errors import BrokerError
 
+_FOUNDED = 1  # where the events of a stream begin: its first message is no event
 _PEEK_S = 2.0
 _BUSY_PEEK_S = 0.5  # while the group has members: one of them is about to have the token
 
@@ -39,15 +40,20 @@ async def _info(connection: Connection, topic: TopicEntry, group: str, ends: Seq
     for note in notes:
         name = MemberInfo.parse(note.member).name
         for index, (fence, watermark) in note.held.items():
-            standings[index] = Standing(watermark, ends[index], name, fence)
+            standings[index] = _standing(watermark, ends[index], name, fence)
     free = [index for index in range(topic.partitions) if index not in standings]
     within_s = _BUSY_PEEK_S if notes else _PEEK_S
     tokens = await asyncio.gather(*[_peeked(connection, topic, group, index, within_s) for index in free])
     for index, token in zip(free, tokens, strict=True):
         if token is not None:
-            standings[index] = Standing(token.watermark, ends[index], None, token.fence)
+            standings[index] = _standing(token.watermark, ends[index], None, token.fence)
     members = [MemberInfo.parse(note.member) for note in _sorted(notes)]
     return GroupInfo(group, topic.name, members, dict(sorted(standings.items())))
+
+
+def _standing(watermark: int, end: int | None, owner: str | None, fence: int | None) -> Standing:
+    """A group that has read nothing is at the end of a stream that has nothing but its founding message."""
+    return Standing(max(watermark, _FOUNDED), end, owner, fence)
 
 
 async def owners(ground: RabbitGround, topic: TopicEntry, group: str) -> list[MemberInfo]:

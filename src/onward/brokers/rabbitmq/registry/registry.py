@@ -95,6 +95,10 @@ class TopicRegistry:
         found = sorted(self._log.fold.topics.copy().values(), key=lambda topic: topic.name)
         return [topic for topic in found if topic.state != "dropping"]
 
+    def foreign_topics(self) -> list[str]:
+        """The exchanges of other programs that have a group, sorted."""
+        return sorted(self._log.fold.names_with_groups() - self._log.fold.topics.keys())
+
     def groups(self, topic: str) -> dict[str, GroupEntry]:
         """By name."""
         return self._log.fold.groups(topic)
@@ -194,7 +198,7 @@ class TopicRegistry:
         if known is None:
             raise BrokerError(f"group {group} of topic {topic} was dropped while a member joined it; try again")
         if known.kind != kind:
-            raise BrokerError(_other_kind(known))
+            raise BrokerError(other_kind(known))
         return known
 
     async def drop_group(self, topic: str, group: str, fence: int) -> None:
@@ -216,7 +220,7 @@ class TopicRegistry:
         task.add_done_callback(self._later.discard)
 
 
-def _other_kind(known: GroupEntry) -> str:
+def other_kind(known: GroupEntry) -> str:
     has = "with order" if known.kind == "ordered" else "without order"
     return (
         f"group {known.group} of topic {known.topic} reads {has}, and this member does not: use the same ordering, "

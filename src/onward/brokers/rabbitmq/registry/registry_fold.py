@@ -120,6 +120,10 @@ class RegistryFold:
     def groups(self, topic: str) -> dict[str, GroupEntry]:
         return dict(self._groups.get(topic, {}))
 
+    def names_with_groups(self) -> set[str]:
+        """The topics that have a group. Exchanges of other programs are among them."""
+        return {topic for topic, groups in self._groups.copy().items() if groups}
+
     def topics_of(self, group: str) -> list[str]:
         """The topics in which the group exists."""
         return sorted(topic for topic, groups in self._groups.copy().items() if group in groups)

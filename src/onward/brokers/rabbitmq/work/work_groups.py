@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from uuid import uuid4
 
-from onward.brokers.base import Asks, GroupInfo, MemberInfo, Standing, Start, Supervised
+from onward.brokers.base import Asks, GroupInfo, GroupSpec, MemberInfo, Standing, Start, Supervised
 from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
 from onward.brokers.rabbitmq.amqp import AmqpError
@@ -16,9 +16,10 @@ from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate.figures import RabbitFigures
 from onward.brokers.rabbitmq.operate.topology import Declared
 from onward.brokers.rabbitmq.presence import PresenceSelf, asked
+from onward.brokers.rabbitmq.server_errors import undeclared
 from onward.brokers.rabbitmq.work import work_objects
 from onward.brokers.rabbitmq.work.work_member import WorkMember, WorkOwnership, WorkTools
-from onward.brokers.rabbitmq.work.work_place import check_asks, place_of
+from onward.brokers.rabbitmq.work.work_place import WorkPlace, check_asks, place_of
 from onward.brokers.rabbitmq.work.work_subscription import WorkMembers, WorkSubscription
 from onward.errors import BadSetting, BrokerError
 
@@ -47,20 +48,19 @@ class WorkGroups:
         supervised: Supervised | None = None,
     ) -> WorkSubscription:
         """Join the group in these topics, which exist. `declared`: the application's own exchanges and queues."""
-        if not isinstance(start, str):
-            raise BadSetting(
-                f"start={start!r}: a group with ordering='none' has no history; use 'latest', or another ordering"
-            )
+        _check_start(start)
         settings = self._ground.settings
         gone = supervised.gone if supervised is not None else frozenset()
         me = PresenceSelf(uuid4().hex, member, settings.lease_s, gone)
         holdings: Holdings[WorkOwnership] = Holdings(Bell())
         members: dict[str, WorkMember] = {}
         for topic in topics:
-            place = place_of(topic, group, asks, declared.exchange(topic), declared.queue(group))
-            check_asks(asks, place)
-            if group not in self._ground.registry.groups(topic) and start == "earliest":
-                log.info("%s: without an order it gets the events that are published from now on", place)
+            place = _place(topic, group, asks, declared)
+            if group not in self._ground.registry.groups(topic):
+                if not settings.auto_declare:
+                    raise BrokerError(undeclared(str(place)))
+                if start == "earliest":
+                    log.info("%s: without an order it gets the events that are published from now on", place)
             members[topic] = WorkMember(self._tools, place, me, asks, holdings)
         subscription = WorkSubscription(
             WorkMembers(group, members), holdings, self._ground.io, timeout_s=settings.publish_timeout_s
@@ -72,6 +72,16 @@ class WorkGroups:
             await subscription.close()
             raise
         return subscription
+
+    async def create(self, spec: GroupSpec, declared: Declared) -> None:
+        """Create a group of a topic that exists, so that it gets events before its first member joins."""
+        _check_start(spec.start)
+        place = _place(spec.topic, spec.group, spec.asks, declared)
+
+        async def create() -> None:
+            await work_objects.declare(await self._ground.query(), self._ground.registry, place, joins=True)
+
+        await self._ground.io.run(reconnecting(create))
 
     async def groups(self, topic: str, groups: Sequence[str]) -> list[GroupInfo]:
         """What is known of these work groups of the topic."""
@@ -110,3 +120,16 @@ class WorkGroups:
             raise BrokerError(f"RabbitMQ: the dead letters of group {group} cannot be deleted: {error}") from error
         await work_objects.delete(connection, topic, group)
         await self._ground.registry.drop_group(topic, group, 0)
+
+
+def _check_start(start: Start) -> None:
+    if not isinstance(start, str):
+        raise BadSetting(
+            f"start={start!r}: a group with ordering='none' has no history; use 'latest', or another ordering"
+        )
+
+
+def _place(topic: str, group: str, asks: Asks | None, declared: Declared) -> WorkPlace:
+    place = place_of(topic, group, asks, declared.exchange(topic), declared.queue(group))
+    check_asks(asks, place)
+    return place
