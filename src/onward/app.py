@@ -500,7 +500,9 @@ class Onward:
         from onward.observe.figures import of_broker
 
         found = [] if self._opened is None else [*self._opened.broker.figures()]
-        return of_broker([*found, *(self._crew.figures() if self._crew is not None else ())], self.readings())
+        if self._crew is None:
+            return of_broker(found, ())
+        return of_broker([*found, *self._crew.figures()], self.readings(), [self._crew.durations()])
 
 
 def _close_in_child() -> None:

@@ -33,7 +33,7 @@ from onward.handler import Handler
 from onward.inbox.base import Ground, Inbox
 from onward.inbox.horizon import longest_redelivery_s
 from onward.observe.health import Health, last_line, report
-from onward.observe.metrics import Registry
+from onward.observe.metrics import Family, Registry
 from onward.observe.readiness_news import ReadinessNews
 from onward.observe.reading import PartitionReading, Reading
 from onward.observe.standstill import EVERY_S, Patience, Standstill
@@ -135,6 +135,10 @@ class Crew:
     def figures(self) -> Sequence[Figure]:
         """The metrics of the relays."""
         return () if self._relays is None else self._relays.figures()
+
+    def durations(self) -> Family:
+        """How long runs took, by topic and group."""
+        return self._durations.family()
 
     def readings(self) -> list[Reading]:
         return [self._reading(*each) for each in zip(self._handlers, self.consumers, strict=False)]

@@ -371,13 +371,11 @@ def _is_broken(value: Any) -> bool:
 
 
 def _unknown(source: Source, name: str) -> str:
-    if "." in name:
-        cure = f"a setting of the client library is written {source.client.format(name)}"
-        return f"{source.name} sets {name!r}, which is not a setting; {cure}"
     import difflib
 
-    near = difflib.get_close_matches(name, _TYPES, 1)
-    return f"{source.name} sets {name!r}, which is not a setting{f'; did you mean {near[0]!r}?' if near else ''}"
+    near = [] if "." in name else difflib.get_close_matches(name, _TYPES, 1)
+    client = f"a setting of the client library is written {source.client.format(name)}"
+    return f"{source.name} sets {name!r}, which is not a setting; {f'did you mean {near[0]!r}?' if near else client}"
 
 
 def _cure(name: str) -> str:

@@ -165,7 +165,7 @@ class UnorderedStoreScenarios:
                 await publish(kit, {"a": range(3)})
                 await until(lambda: sorted(shop.of("a")) == [1, 2], "the other events are handled")
                 await until(lambda: not shop.app.health().ready, "readiness ends")
-                assert "set aside" in " ".join(shop.app.health().troubles)
+                await until(lambda: "set aside" in " ".join(shop.app.health().troubles), "the reason is named")
                 assert not await shop.records()
             await eventually(lambda: has_dead(shop, 1), "the dead letter is stored")
             await until(lambda: shop.app.health().ready, "readiness recovers")

@@ -40,15 +40,12 @@ class TestHelp:
             assert f"Example:\n    onward {command} " in done.stdout
 
     def test_appears_quickly(self) -> None:
-        """Measured in CPU time, so that other programs do not count."""
+        """In CPU time. On a busy processor this takes longer, and so does the import of typer."""
         times: list[float] = []
         while not times or (min(times) > ANSWER_S and len(times) < 10):
-            child = subprocess.Popen([sys.executable, "-m", "onward", "--help"], stdout=subprocess.DEVNULL)
-            _, status, used = os.wait4(child.pid, 0)
-            child.returncode = os.waitstatus_to_exitcode(status)
-            assert child.returncode == 0
-            times.append(used.ru_utime + used.ru_stime)
-        assert min(times) <= ANSWER_S
+            times.append(cpu_s("-m", "onward", "--help"))
+        typer_s = min(cpu_s("-c", "import typer") for _ in times)
+        assert min(times) <= max(ANSWER_S, 3 * typer_s)
 
     def test_imports_no_extra(self) -> None:
         code = "import sys; from onward.cli import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
@@ -56,6 +53,15 @@ class TestHelp:
         imported = set(done.stdout.split())
         assert EXTRAS.isdisjoint(imported)
         assert {name for name in imported if name.startswith("onward.cli.")} == {"onward.cli.say"}
+
+
+def cpu_s(*arguments: str) -> float:
+    """The processor time of a Python process."""
+    child = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0
+    return used.ru_utime + used.ru_stime
 
 
 def test_version() -> None:

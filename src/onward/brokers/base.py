@@ -316,7 +316,8 @@ class Figure(msgspec.Struct, frozen=True):
 
     `bounds`: the upper ends of a histogram's buckets, ascending; it has one more bucket than bounds. `largest`: of the
     gauges of several processes the largest counts, not their sum. `alias_of`: the metric has no samples of its own, but
-    those of this one, which every broker has by topic, group and partition."""
+    those of this one, which every broker has by topic, group and partition. `places`: the alias is of a metric by topic
+    and group, and has these labels for them."""
 
     name: str  # without a prefix, and a counter without _total
     kind: FigureKind
@@ -326,6 +327,7 @@ class Figure(msgspec.Struct, frozen=True):
     bounds: tuple[float, ...] = ()
     largest: bool = False
     alias_of: str = ""
+    places: Mapping[tuple[str, ...], tuple[str, ...]] = {}
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
@@ -365,7 +367,9 @@ class Supervised(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How far a group is in one partition. Positions are sparse: `end - watermark` is not a number of events."""
+    """How far a group is in one partition. Positions are sparse: `end - watermark` is not a number of events.
+
+    Of a shared partition, the watermark is 0 and the end is the number of events that wait."""
 
     watermark: int
     end: int | None  # the end of the log; None: unknown

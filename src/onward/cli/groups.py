@@ -67,7 +67,8 @@ def show(
     """Show one group. Prints its members and, for each partition, watermark, end of the log, owner and fence.
 
     The watermark is the first position that is not known to be done. Positions have gaps, so the distance to the end
-    is not a number of events. The fence is the number of the ownership: each new owner gets a higher one.
+    is not a number of events. The fence is the number of the ownership: each new owner gets a higher one. A group with
+    a work queue has no watermark: its end is the number of events that wait.
     """
     found = _with(app, url, lambda broker: _of_group(broker, group, topic))
     if json:

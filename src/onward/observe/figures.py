@@ -1,10 +1,12 @@
 """Readings, and what a broker counts, as families of metrics. Pure."""
 
-from collections.abc import Iterator, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from onward.brokers.base import Figure
-from onward.observe.metrics import Family, Sample
+from onward.observe.metrics import Family, Sample, folded
 from onward.observe.reading import Reading
 
 _LABELS = ("topic", "group")
@@ -56,10 +58,32 @@ def figures(readings: Sequence[Reading]) -> list[Family]:
     return [*families, *_partitions(readings)]
 
 
-def of_broker(found: Sequence[Figure], readings: Sequence[Reading]) -> list[Family]:
-    """The metrics that only one kind of broker has."""
-    known = {family.name: family.samples for family in _partitions(readings)}
-    return [_family(each, known[each.alias_of] if each.alias_of else _samples(each)) for each in found]
+def of_broker(found: Sequence[Figure], readings: Sequence[Reading], durations: Sequence[Family] = ()) -> list[Family]:
+    """The metrics that only one kind of broker has. `durations`: of the runs, by topic and group."""
+    known = {family.name: family for family in (*_partitions(readings), *durations)}
+    return [_family(each, _aliased(each, known) if each.alias_of else _samples(each)) for each in found]
+
+
+def _aliased(figure: Figure, known: Mapping[str, Family]) -> tuple[Sample, ...]:
+    family = known.get(figure.alias_of)
+    if family is None or not figure.labels:
+        return ()
+    if figure.kind != "histogram":
+        return family.samples
+    found = [each for each in family.samples if each.labels in figure.places]
+    renamed = [
+        Sample(figure.places[each.labels], each.value, _coarser(each.buckets, family.bounds, figure.bounds))
+        for each in found
+    ]
+    return folded([[_family(figure, (each,))] for each in renamed])[0].samples if renamed else ()
+
+
+def _coarser(buckets: Sequence[int], bounds: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
+    """The counts of a histogram by fewer bounds, all of which are among its own."""
+    counts = [0] * (len(wanted) + 1)
+    for count, bound in zip(buckets, (*bounds, math.inf), strict=True):
+        counts[bisect_left(wanted, bound)] += count
+    return tuple(counts)
 
 
 def _samples(figure: Figure) -> tuple[Sample, ...]:

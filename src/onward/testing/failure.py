@@ -230,7 +230,7 @@ class StoreScenarios:
                 await publish(kit, {"a": range(3), "b": range(3)})
                 await until(lambda: shop.of("b") == [0, 1, 2], "other keys go on")
                 await until(lambda: not shop.app.health().ready, "readiness ends")
-                assert "set aside" in " ".join(shop.app.health().troubles)
+                await until(lambda: "set aside" in " ".join(shop.app.health().troubles), "the reason is named")
                 assert shop.of("a") == []
             await until(lambda: shop.of("a") == [1, 2], "the key goes on once the dead letter is stored")
             assert len(await shop.records(State.DEAD)) == 1

@@ -65,7 +65,7 @@ class AsideStage:
         keeps_rows: bool = True,
     ) -> AsideStream:
         via = connection or self.connection
-        source = AsideSource(via, self.registry, place, BodyRoom(room), keeps_rows)
+        source = AsideSource(via, self.registry, place, BodyRoom(room), asyncio.Lock(), keeps_rows)
         self._streams.append(AsideStream(source, EntryChannel(via)))
         return self._streams[-1]
 

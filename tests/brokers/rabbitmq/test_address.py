@@ -50,7 +50,9 @@ def test_no_secret_is_shown() -> None:
         ("amqp://host:0", "no host and port"),
         ("amqp://host:70000", "no host and port"),
         ("amqp://a,,b", "no host and port"),
-        ("amqp://host/a/b", "%2F"),
+        ("amqp://host/a/b", "'/a/b' is no virtual host.*%2F"),
+        ("amqp://host//", "for the virtual host / write no path"),
+        ("amqp://host?heartbeat=3", r"a setting of the client library is written client\.heartbeat="),
     ],
 )
 def test_a_url_that_is_wrong_is_explained(url: str, words: str) -> None:
@@ -61,8 +63,12 @@ def test_a_url_that_is_wrong_is_explained(url: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("client", "words"),
     [
-        ({"heart_beat": 1}, r"'heart_beat'.*use one of heartbeat_s"),
-        ({"heartbeat_s": "often"}, "heartbeat_s"),
+        ({"heartbeat": 1}, r"'heartbeat'.*did you mean 'heartbeat_s'"),
+        ({"xyz": 1}, r"'xyz'.*use one of heartbeat_s, connect_timeout_s"),
+        ({"heartbeat_s": "often"}, "^client heartbeat_s='often': use a number of seconds$"),
+        ({"verify": "maybe"}, "^client verify='maybe': use true or false$"),
+        ({"cluster_nodes": "x"}, "^client cluster_nodes='x': use a whole number$"),
+        ({"cafile": 5}, "^client cafile=5: use text$"),
         ({"heartbeat_s": 1}, "use 2 to 600"),
         ({"connect_timeout_s": 0}, "more than 0"),
         ({"cafile": "x"}, "amqps://"),
@@ -122,7 +128,9 @@ class TestOnAServer:
             rabbitmq_server.ask("PUT", f"/api/permissions/{vhost}/reader", rights)
             url = rabbitmq_server.url_of(vhost).replace("guest:guest", "reader:p")
             try:
-                with pytest.raises(BrokerError, match=r"onward\.registry.*ACCESS_REFUSED.*set_permissions"):
+                with pytest.raises(
+                    BrokerError, match=r"onward\.registry.*ACCESS_REFUSED.*set_permissions.*docs/rabbitmq"
+                ):
                     opened(url)
             finally:
                 rabbitmq_server.ask("DELETE", "/api/users/reader")

@@ -28,6 +28,7 @@ from onward.brokers.rabbitmq.amqp import (
     encoded_properties,
     properties_of,
 )
+from onward.brokers.rabbitmq.amqp.confirms import NACKED
 from tests.servers.rabbitmq import RabbitMQServer
 
 HOST = "127.0.0.1"
@@ -428,7 +429,7 @@ def test_a_full_queue_answers_with_nack(rabbitmq_server: RabbitMQServer, kind: s
             results: list[str | None] = [None]
             while results == [None]:  # a quorum queue notices late that it is full
                 results = await soon(channel.publish([out(queue)]))
-            assert results == ["the server could not store the message in every queue (nack)"]
+            assert results == [NACKED]
             assert answers[-1].unknown
             assert [each.unknown for each in answers[:-1]] == [False] * (len(answers) - 1)
             await channel.delete_queue(queue)

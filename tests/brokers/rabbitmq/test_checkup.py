@@ -29,6 +29,7 @@ from onward.brokers.rabbitmq.operate.server_facts import (
 )
 from onward.brokers.rabbitmq.operate.topology import Declared
 from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntry
+from onward.brokers.rabbitmq.work.tiers import WorkRoute
 from tests.servers.rabbitmq import RabbitMQServer
 
 STREAM = ExpectedQueue("onward.orders.0", "log", "a partition of topic orders")
@@ -123,7 +124,7 @@ def test_a_server_without_streams_is_an_error() -> None:
 
 
 def test_without_the_management_api_the_doctor_says_what_it_did_not_check() -> None:
-    ((level, what),) = bad(FACTS._replace(managed=None, unmanaged="management_url is not set"))
+    ((level, what),) = bad(FACTS._replace(managed=None, unmanaged="not set", unmanaged_cure="set it"))
     assert level == "warning"
     assert "policies, alarms of other nodes, replicas and dead-letter routes were not checked" in what
 
@@ -142,6 +143,37 @@ def test_missing_streams_and_queues_are_errors() -> None:
         ("error", "missing (a partition of topic orders): queue onward.orders.0"),
         ("error", "missing (the events of group billing of topic orders): queue onward.orders:billing:work"),
     ]
+
+
+def test_the_cure_for_a_missing_queue_deletes_nothing_that_can_come_back() -> None:
+    """A member declares the queues of its group again. To drop the group would delete its dead letters too."""
+    token = ExpectedQueue("onward.orders:billing:0.token", "work", "a token of group billing of topic orders")
+    facts = FACTS._replace(expected=[STREAM, WORK, token], missing=[STREAM.name, WORK.name, token.name])
+    stream, work, lost_token = [each.cure or "" for each in found(facts) if "missing (" in each.what]
+    assert "drop the topic, and publish again to create it" in stream
+    for cure in (work, lost_token):
+        assert "start a member of the group: it declares the queue again" in cure
+        assert "drop" not in cure
+
+
+def test_a_declared_queue_of_a_group_that_is_missing_is_a_warning() -> None:
+    groups = {"events": [GroupEntry("events", "ev.q", "work")]}
+    declared = Declared.of(Topology(own=[Queue("ev.q", tiers={"bulk": "a"}), Queue("later")]))
+    expected = expected_queues((), groups, declared)
+    facts = FACTS._replace(expected=expected, missing=["ev.q", "ev.q.bulk"])
+    (warning,) = [each for each in found(facts) if each.level != "ok"]
+    assert warning.level == "warning"
+    assert warning.what == "missing (declared, with group ev.q of topic events): queues ev.q and ev.q.bulk"
+    assert "stand still" in (warning.cure or "")
+    assert "onward topology apply" in (warning.cure or "")
+    assert [each.name for each in expected if not each.is_created] == ["later"], "the topology says if it is missing"
+
+
+def test_the_number_of_queues_is_named() -> None:
+    assert "the only queue of topics and groups exists" in [
+        each.what for each in found(FACTS._replace(expected=[WORK]))
+    ]
+    assert "all 2 queues of topics and groups exist" in [each.what for each in found()]
 
 
 def test_queues_that_do_not_run_and_lack_replicas_are_reported() -> None:
@@ -275,6 +307,7 @@ def test_the_roles_of_our_queues() -> None:
             {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "gone"},
             "with key gone are lost: the default exchange routes them to no queue",
         ),
+        ({"x-dead-letter-exchange": "fan"}, "dead letters of queue q are lost: exchange fan routes them to no queue"),
         ({"x-dead-letter-exchange": "dlx", "x-dead-letter-routing-key": "ok"}, ""),
         ({"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dlq"}, ""),
     ],
@@ -283,7 +316,7 @@ def test_a_dead_letter_target_that_is_missing_or_unbound_is_an_error(arguments: 
     live = managed(
         queue("q", arguments=arguments),
         queue("dlq"),
-        exchanges={"dlx": ExchangeRoute("direct")},
+        exchanges={"dlx": ExchangeRoute("direct"), "fan": ExchangeRoute("fanout")},
         bindings=[Binding("dlx", "dlq", "ok")],
     )
     problems = bad(FACTS._replace(expected=(), managed=live))
@@ -303,13 +336,16 @@ def test_a_dead_letter_target_of_a_policy_is_checked_too() -> None:
 
 def test_the_queues_of_topics_and_groups_are_expected() -> None:
     topics = [TopicEntry("orders", 2, "id", {}, state="ready"), TopicEntry("new", 8, "id", {})]
+    critical, bulk = (names.work_queue("orders", "mail", tier) for tier in ("critical", "bulk"))
+    routes = (str(WorkRoute("onward.orders:mail:work.to-critical", critical, "a")), "tier:bulk", "tier:critical")
     groups = {
         "orders": [
             GroupEntry("orders", "billing", "ordered"),
-            GroupEntry("orders", "mail", "work"),
+            GroupEntry("orders", "mail", "work", routes=routes),
             GroupEntry("orders", "abs.mail", "work"),
+            GroupEntry("orders", "theirs", "work"),  # on a queue that another application declares
         ],
-        "new": [GroupEntry("new", "billing", "ordered")],
+        "new": [GroupEntry("new", "billing", "ordered"), GroupEntry("new", "mail", "work")],
     }
     declared = Declared.of(Topology(own=[Queue("abs.mail", tiers={"bulk": "a"}, consumers=3)]))
     found = {each.name: each for each in expected_queues(topics, groups, declared)}
@@ -317,13 +353,16 @@ def test_the_queues_of_topics_and_groups_are_expected() -> None:
         names.REGISTRY,
         *(names.stream("orders", index) for index in range(2)),
         *(names.token_queue("orders", index, "billing") for index in range(2)),
-        names.work_queue("orders", "mail"),
+        *(names.work_queue("orders", "mail"), critical, bulk, names.suspects_queue("orders", "mail")),
+        *(names.suspects_queue("orders", group) for group in ("abs.mail", "theirs")),
         "abs.mail",
         "abs.mail.bulk",
     }
     assert found["abs.mail.bulk"].consumers == 3
     assert found[names.stream("orders", 1)].keys is None, "streams are published to directly"
     assert found[names.work_queue("orders", "mail")].keys == ()
+    assert found[critical].keys == ()
+    assert found[bulk].keys is None, "the group has no such tier any more: the queue is only emptied"
 
 
 # -- on a server ----------------------------------------------------------------------------------------------------
@@ -398,3 +437,13 @@ def test_a_wrong_management_url_is_a_warning_that_names_it(rabbitmq_server: Rabb
     with rabbitmq_server.vhost() as vhost:
         (warning,) = [each for each in asyncio.run(scene(vhost)) if "not checked" in each.what]
     assert "the management API at http://127.0.0.1:1 does not answer" in warning.what
+    assert warning.cure == (
+        "turn it on with `rabbitmq-plugins enable rabbitmq_management`, or remove management_url"
+    ), "the setting is there already"
+
+
+def test_without_a_management_url_the_cure_is_to_set_it(rabbitmq_server: RabbitMQServer) -> None:
+    with rabbitmq_server.vhost() as vhost:
+        findings = diagnosed(rabbitmq_server, vhost, [], management=False)
+    (warning,) = [each for each in findings if "not checked" in each.what]
+    assert "set client.management_url=http://host:15672" in (warning.cure or "")

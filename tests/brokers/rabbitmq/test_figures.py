@@ -16,14 +16,24 @@ from onward.brokers.rabbitmq.operate.depth import DepthProbe
 from onward.brokers.rabbitmq.operate.figures import OTHER, RabbitFigures
 from onward.brokers.rabbitmq.operate.management import ManagementApi, ManagementPlace
 from onward.observe.figures import of_broker
-from onward.observe.metrics import exposition, folded
+from onward.observe.metrics import Family, Registry, exposition, folded
 from tests.brokers.rabbitmq.stage import played, until
 from tests.servers.rabbitmq import RabbitMQServer
 
 
-def exported(figures: RabbitFigures, prefix: str = "abs_rabbitmq") -> dict[tuple[str, ...], float]:
-    """By name and labels, in the order of the labels' names."""
-    return parsed(exposition(of_broker(figures.figures(), ()), prefix=prefix))
+def exported(
+    figures: RabbitFigures, prefix: str = "abs_rabbitmq", durations: Sequence[float] = ()
+) -> dict[tuple[str, ...], float]:
+    """By name and labels, in the order of the labels' names. `durations`: of the runs of group compare."""
+    return parsed(exposition(of_broker(figures.figures(), (), [ran(durations)]), prefix=prefix))
+
+
+def ran(durations: Sequence[float]) -> Family:
+    """The metric of the application for these runs, and for one of another group."""
+    histogram = Registry().histogram("handler_duration_seconds", "", ("topic", "group"))
+    histogram.observe(("abs.comparison", "compare"), durations)
+    histogram.observe(("abs.comparison", "other"), [1.0])
+    return histogram.family()
 
 
 def parsed(text: str) -> dict[tuple[str, ...], float]:
@@ -43,9 +53,8 @@ def test_with_its_prefix_the_metrics_of_the_seed_have_their_exact_names() -> Non
     figures.processed("abs.comparison.process", "failed")
     figures.processed("abs.comparison.process", "retried")
     figures.depth("abs.comparison.dlq", 101)
-    figures.took("abs.comparison.process", 0.07)
-    figures.took("abs.comparison.process", 2.0, count=3)
-    queue, found = "queue=abs.comparison.process", exported(figures)
+    figures.consumes("abs.comparison", "compare", "abs.comparison.process")
+    queue, found = "queue=abs.comparison.process", exported(figures, durations=[0.07, 2.0, 2.0, 2.0])
     expected = {
         ("abs_rabbitmq_messages_published_total", "exchange=abs.comparison", "routing_key=comparison.process"): 3.0,
         ("abs_rabbitmq_messages_processed_total", queue, "status=success"): 2.0,
@@ -67,7 +76,6 @@ def test_every_count_moves() -> None:
     moves: Sequence[Any] = (
         lambda: figures.published("e", "k", 1),
         lambda: figures.processed("q", "success", 1),
-        lambda: figures.took("q", 0.2),
         lambda: figures.depth("q", 1),
         lambda: figures.probe_failed("q"),
     )
@@ -75,7 +83,7 @@ def test_every_count_moves() -> None:
         move()
         before = exported(figures)
         move()
-        assert exported(figures) != before or move is moves[3], "a gauge stays where it is"
+        assert exported(figures) != before or move is moves[2], "a gauge stays where it is"
     figures.depth("q", 7, 2, 3.5)
     found = exported(figures, "onward")
     assert found["onward_queue_depth", "queue=q"] == 7
@@ -123,8 +131,8 @@ def test_the_figures_of_several_workers_are_combined() -> None:
         figures = RabbitFigures()
         figures.published("e", "k", depth)
         figures.depth("q", depth)
-        figures.took("q", 0.2)
-        parts.append(of_broker(figures.figures(), ()))
+        figures.consumes("abs.comparison", "compare", "q")
+        parts.append(of_broker(figures.figures(), (), [ran([0.2])]))
     families = {family.name: family for family in folded(parts)}
     assert families["messages_published"].samples[0].value == 12
     assert families["queue_depth"].samples[0].value == 7

@@ -8,6 +8,7 @@ import pytest
 
 from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
+from onward.brokers.rabbitmq.ordered import log_reader
 from onward.brokers.rabbitmq.ordered.log_anchors import LogVerdict
 from onward.brokers.rabbitmq.ordered.log_reader import fitting_prefetch
 from onward.brokers.rabbitmq.ordered.log_start import checked, newest_of, start_of
@@ -49,6 +50,23 @@ async def test_a_start_is_an_offset_with_the_event_before_it(harness: RabbitHarn
         assert [anchor.offset for anchor in anchors] == [5]
         assert await start_of(connection, STREAM, time.time() + 3_600) == (10, (newest.anchor,))
         assert (await start_of(connection, STREAM, 5.0))[0] <= 1
+
+
+@pytest.mark.servers
+@played
+async def test_a_reader_to_which_the_server_sends_nothing_more_asks_again(
+    harness: RabbitHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server sends nothing beyond the prefetch, because the reader acknowledges nothing."""
+    monkeypatch.setattr(log_reader, "_SILENT_S", 0.3)
+    monkeypatch.setattr(log_reader.ReadWindow, "acked", lambda _: 0)
+    async with brokers(harness) as opened:
+        broker = await opened()
+        await broker.publish([event("orders", n) for n in range(700)])
+        member = await joined(broker)
+        await member.take(700)
+        assert member.values == list(range(700))
+    assert "has stopped sending events" in caplog.text
 
 
 @pytest.mark.servers

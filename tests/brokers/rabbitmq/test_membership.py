@@ -408,9 +408,7 @@ async def test_operators_get_an_answer_during_a_memory_alarm(harness: RabbitHarn
         broker = await opened()
         member = await taken(broker, 3)
         with harness.server.alarmed():
-            for _ in range(2):
-                async with asyncio.timeout(40):
-                    with contextlib.suppress(BrokerError):
-                        await broker.groups("orders")
-                    assert [each.name for each in await broker.topics()] == ["orders"]
+            with contextlib.suppress(BrokerError):
+                await broker.groups("orders")
+            assert [each.name for each in await broker.topics()] == ["orders"]
         await member.subscription.close()

@@ -1,12 +1,13 @@
 """Topology, doctor and depths as the broker offers them, on a real server."""
 
 import asyncio
+import logging
 
 import pytest
 
 from onward import settings
 from onward.brokers import open_broker
-from onward.brokers.base import Finding, TopicSpec, Topology
+from onward.brokers.base import Asks, Finding, GroupSpec, TopicSpec, Topology
 from onward.brokers.rabbitmq import Binding, Exchange, Queue
 from onward.brokers.rabbitmq.operate.operations import RabbitOperations
 from onward.errors import BadSetting, BrokerError
@@ -76,6 +77,51 @@ async def test_a_deleted_queue_and_a_lost_route_are_found(rabbitmq_server: Rabbi
 
 
 @played
+async def test_bindings_that_are_not_compared_are_counted(
+    rabbitmq_server: RabbitMQServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "onward")
+    first, second = (Binding("e", "q", key) for key in ("a", "b"))
+    with rabbitmq_server.vhost() as vhost:
+        async with grounded(rabbitmq_server.url_of(vhost)) as ground:
+            operations, run = RabbitOperations(ground), ground.io.run
+            for topology in (Topology(own=[Exchange("e"), Queue("q"), first]), Topology(own=[first, second])):
+                await run(operations.declare(topology, apply=True))
+                await run(operations.declare(topology, apply=False))
+    logged = [record.getMessage() for record in caplog.records if "not compared" in record.getMessage()]
+    assert [text.partition(":")[0] for text in logged] == ["1 binding not compared", "2 bindings not compared"]
+    assert all("`onward topology apply` binds again" in text for text in logged)
+
+
+@played
+async def test_missing_queues_of_work_groups_are_found(rabbitmq_server: RabbitMQServer) -> None:
+    """A queue of the group's own comes back with a member. A declared queue does not."""
+    tiers = {"bulk": "a.*"}
+    groups = [
+        GroupSpec("events", "mail", "none", "latest", Asks(tiers=tiers)),
+        GroupSpec("events", "ev.q", "none", "latest"),
+    ]
+    topology = Topology(own=[Exchange("events"), Queue("ev.q"), Binding("events", "ev.q", "#")], groups=groups)
+    client = {"management_url": rabbitmq_server.management_url}
+    with rabbitmq_server.vhost() as vhost:
+        broker = await open_broker(settings.load(rabbitmq_server.url_of(vhost), client=client, lease_s=15.0))
+        try:
+            await broker.declare(topology, apply=True)
+            assert [each.what for each in await broker.diagnose() if each.level != "ok"] == []
+            for queue in ("onward.events:mail:work.bulk", "onward.events:mail:suspects", "ev.q"):
+                rabbitmq_server.delete_queue(vhost, queue)
+            found = [(each.level, each.what) for each in await broker.diagnose() if "missing (" in each.what]
+        finally:
+            await broker.close()
+    of = "of group mail of topic events"
+    assert found == [
+        ("error", f"missing (the bulk events {of}): queue onward.events:mail:work.bulk"),
+        ("error", f"missing (the events that may have killed their process, {of}): queue onward.events:mail:suspects"),
+        ("warning", "missing (declared, with group ev.q of topic events): queue ev.q"),
+    ]
+
+
+@played
 async def test_depths_of_declared_queues_are_watched(rabbitmq_server: RabbitMQServer) -> None:
     with rabbitmq_server.vhost() as vhost:
         async with grounded(rabbitmq_server.url_of(vhost)) as ground:
@@ -88,8 +134,8 @@ async def test_depths_of_declared_queues_are_watched(rabbitmq_server: RabbitMQSe
                 return {sample.labels[0] for sample in figure.samples}
 
             await until(lambda: depths() == {"q", "q.bulk"})
-            (trouble,) = operations.depth_troubles()
-            assert "the depth of queue missing is unknown" in trouble
+            (failures,) = [each for each in operations.figures() if each.name == "queue_probe_failures"]
+            assert [sample.labels for sample in failures.samples] == [("missing",)]
             await run(operations.close())
 
 

@@ -529,7 +529,7 @@ class TestOnAServer:
         sent = Event("1", "notifications", "k", b"{}", {}, "notification.slack.sent")
         await broker.publish([sent])
         with pytest.raises(
-            PublishError, match=r"no queue of exchange notifications takes the routing key 'other'"
+            PublishError, match=r"no binding of exchange notifications matches event 2 \(routing key 'other'"
         ) as no:
             await broker.publish([Event("2", "notifications", "k", b"{}", {}, "other")])
         assert [each.id for each in no.value.refused] == ["2"]
@@ -538,6 +538,22 @@ class TestOnAServer:
         (got,) = shop.harness.server.ask("POST", f"/api/queues/{vhost}/slack/get", body)
         assert (got["routing_key"], got["properties"]["message_id"]) == ("notification.slack.sent", "1")
         assert "notifications" not in [topic.name for topic in await broker.topics()]
+        await shop.close()
+
+    @played
+    async def test_a_full_queue_is_explained(self, shop: Shop) -> None:
+        broker = await shop.broker()
+        own = [Exchange("notifications"), Queue("slack", max_length=1), Binding("notifications", "slack", "#")]
+        await broker.declare(Topology(own=own), apply=True)
+        many = [Event(str(number), "notifications", None, b"{}", {}, "sent") for number in range(1_000)]
+        await broker.publish(many[:2])  # a quorum queue notices late that it is full
+        with pytest.raises(
+            PublishError, match=r"to exchange notifications, routing key 'sent': .*\(max_length\)"
+        ) as no:
+            await broker.publish(many[2:])
+        assert "publish again when consumers have made room" in str(no.value)
+        assert no.value.unknown
+        assert not no.value.refused
         await shop.close()
 
     @played

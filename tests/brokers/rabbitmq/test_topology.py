@@ -377,8 +377,50 @@ def test_an_object_that_differs_is_refused_and_the_others_are_created() -> None:
     assert created(made.changes) == {"exchange in", "queue other", str(Binding("in", "other"))}
     assert {each.what: each.detail for each in made.refused} == {
         "queue q": "queue q: x-max-length is 5 there and not set here; durable is false there and true here; they "
-        "cannot be changed later: give it a new name here, or delete it at the server when it is empty, and apply again"
+        "cannot be changed later: declare it as it is there, give it a new name here, or delete it at the server when "
+        "it is empty, and apply again"
     }
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "cure"),
+    [
+        (None, {}, 'declare it as it is there (arguments={"x-delivery-limit": None} and may_lose=True), give it'),
+        (None, {"may_lose": True}, 'as it is there (arguments={"x-delivery-limit": None}), give it'),
+        (20, {"dead_letter_exchange": "dlx"}, 'as it is there (arguments={"x-delivery-limit": 20}), give it'),
+    ],
+)
+def test_a_queue_with_another_delivery_limit_can_be_declared_as_it_is(
+    found: int | None, options: dict[str, Any], cure: str
+) -> None:
+    """Every quorum queue of another program has one. The cure of the message works."""
+    sink = [Exchange("dlx", "fanout"), Queue("dead"), Binding("dlx", "dead")]
+    live = LiveTopology(queues={"q": [Difference("x-delivery-limit", NO_DELIVERY_LIMIT, found)]})
+    assert cure in refused(*sink, Queue("q", **options), live=live)["queue q"]
+    mended = Queue("q", **{"may_lose": "may_lose=True" in cure, **options}, arguments={"x-delivery-limit": found})
+    assert not refused(*sink, mended, live=LiveTopology(queues={"q": ()}))
+
+
+@pytest.mark.parametrize("kind", ["fanout", "headers"])
+def test_a_dead_letter_exchange_that_compares_no_keys_only_needs_a_queue(kind: Any) -> None:
+    objects = [Exchange("dlx", kind), Queue("q", dead_letter_exchange="dlx")]
+    known = LiveTopology({"dlx": LiveExchange((), ExchangeRoute(kind))}, bindings=[])
+    for live in (NOTHING, known):
+        why = refused(*objects, live=live)["queue q"]
+        assert why.endswith("routes dead letters to no queue, so they would be lost; bind a queue to dlx")
+
+
+def test_arguments_that_the_server_cannot_store_are_refused_when_they_are_declared() -> None:
+    deep: dict[str, Any] = {}
+    deep["x"] = deep
+    for value in (object(), {1: 2}, {3}, 1 << 70, "\ud800", deep):
+        for make in (
+            lambda table: Queue("q", arguments=table),
+            lambda table: Exchange("q", arguments=table),
+            lambda table: Binding("q", "q", arguments=table),
+        ):
+            with pytest.raises(BadSetting, match=r"q.*arguments has 'x-foo'.*use text, a number"):
+                make({"x-foo": value})
 
 
 # -- properties -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Where the servers are, and how to connect to them: what the URL and the client settings say. Pure."""
 
+import difflib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -34,6 +35,15 @@ class RabbitClient(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     management_url: str | None = None
     alternate_exchange: str | None = None  # gets the messages that no queue of a topic takes
     cluster_nodes: int | None = None  # how many nodes the cluster has, where the management API does not say it
+
+
+_TYPES: Mapping[str, Any] = get_type_hints(RabbitClient)
+_FORMS: Mapping[Any, str] = {
+    float: "a number of seconds",
+    bool: "true or false",
+    int | None: "a whole number",
+    str | None: "text",
+}
 
 
 class RabbitAddress(NamedTuple):
@@ -81,20 +91,28 @@ def _host(place: str, default: int, url: str) -> RabbitHost:
 def _vhost(path: str, url: str) -> str:
     name = path.removeprefix("/")
     if "/" in name:
-        raise BadSetting(f"{redacted(url)}: a virtual host whose name contains / is written with %2F")
+        cure = "a / in the name of a virtual host is written %2F; for the virtual host / write no path"
+        raise BadSetting(f"{redacted(url)}: {path!r} is no virtual host: {cure}")
     return unquote(name) or "/"
 
 
 def _client(given: Mapping[str, Any], *, encrypted: bool) -> RabbitClient:
     known = RabbitClient.__struct_fields__
     if unknown := sorted(given.keys() - set(known)):
-        raise BadSetting(f"client {unknown[0]!r}: RabbitMQ has no such setting; use one of {', '.join(known)}")
-    try:
-        client = msgspec.convert(dict(given), RabbitClient, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadSetting(f"client settings of RabbitMQ: {error}") from error
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        cure = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
+        raise BadSetting(f"client {unknown[0]!r}: RabbitMQ has no such setting; {cure}")
+    client = RabbitClient(**{name: _converted(name, value) for name, value in given.items()})
     _check(client, encrypted=encrypted)
     return client
+
+
+def _converted(name: str, value: Any) -> Any:
+    type_ = _TYPES[name]
+    try:
+        return msgspec.convert(value, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadSetting(f"client {name}={value!r}: use {_FORMS[type_]}") from error
 
 
 def _check(client: RabbitClient, *, encrypted: bool) -> None:

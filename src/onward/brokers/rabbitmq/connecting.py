@@ -12,6 +12,7 @@ from typing import TypeVar
 from onward import clock
 from onward.brokers.rabbitmq.address import RabbitAddress
 from onward.brokers.rabbitmq.amqp import AmqpError, ConnectFailed, Connection, LoginRefused
+from onward.brokers.rabbitmq.hosts import HostOrder
 from onward.brokers.rabbitmq.server_errors import is_interrupted
 from onward.errors import BadSetting, BrokerError
 
@@ -19,38 +20,42 @@ T = TypeVar("T")
 log = logging.getLogger("onward")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_LEAST_SHARE_S = 0.5  # for one host
 _AGAIN_S = 5.0
 _ANSWER_S = 30.0
 _UNIQUE = re.compile(r"[0-9a-f]{32}|channel \d+")
 _OLDEST = (3, 9)  # the first version with streams
 
 
-async def connected(address: RabbitAddress, *, name: str, patience_s: float, turn: int = 0) -> Connection:
-    """A connection to the first host that answers, tried again for `patience_s`. `turn`: which host to try first.
+async def connected(
+    address: RabbitAddress, *, name: str, patience_s: float, hosts: HostOrder | None = None
+) -> Connection:
+    """A connection to the first host that answers, tried again for `patience_s`. `hosts`: in which order to try them.
 
     Raises BrokerError with the cause and the cure, at once if the server refuses the login."""
+    hosts = HostOrder(address.hosts) if hosts is None else hosts
     end = clock.now() + patience_s
     for pause_s in pauses():
         try:
-            return await _to_any(address, name=name, turn=turn, within_s=max(0.5, end - clock.now()))
-        except LoginRefused as error:
-            raise BrokerError(f"RabbitMQ at {address.name}: {error.why}; {_login_cure(address, error.why)}") from error
+            return await _to_any(address, hosts, name=name, within_s=end - clock.now())
         except ConnectFailed as error:
-            if clock.now() + pause_s >= end:
-                raise BrokerError(f"RabbitMQ at {address.name}: {error.why}; {_cure(address)}") from error
+            if isinstance(error, LoginRefused) or clock.now() + pause_s >= end:
+                raise BrokerError(_cured(address, error)) from error
         await asyncio.sleep(pause_s)
     raise AssertionError("pauses never end")
 
 
-async def connected_at_last(address: RabbitAddress, *, name: str, turn: int = 0) -> Connection:
+async def connected_at_last(address: RabbitAddress, *, name: str, hosts: HostOrder) -> Connection:
     """A connection, tried for ever. A problem that lasts is logged."""
     problem = ""
-    for tries, pause_s in enumerate(pauses()):
+    within_s = address.client.connect_timeout_s * len(hosts)
+    for pause_s in pauses():
         try:
-            return await connected(address, name=name, patience_s=0.0, turn=turn + tries)
-        except BrokerError as error:
-            if problem != str(error):
-                problem = str(error)
+            return await _to_any(address, hosts, name=name, within_s=within_s)
+        except (ConnectFailed, BrokerError) as error:
+            why = _cured(address, error) if isinstance(error, ConnectFailed) else str(error)
+            if problem != why:
+                problem = why
                 log.warning("%s; trying again until it succeeds (%s)", problem, name)
         await asyncio.sleep(pause_s)
     raise AssertionError("pauses never end")
@@ -100,10 +105,12 @@ def pauses() -> Iterator[float]:
         yield random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt, 10))
 
 
-async def _to_any(address: RabbitAddress, *, name: str, turn: int, within_s: float) -> Connection:
-    first = turn % len(address.hosts)
+async def _to_any(address: RabbitAddress, hosts: HostOrder, *, name: str, within_s: float) -> Connection:
+    """The hosts share the time, so that one that is silent leaves some to the next one."""
+    end = clock.now() + within_s
     failures: list[ConnectFailed] = []
-    for host in address.hosts[first:] + address.hosts[:first]:
+    for left, host in zip(range(len(hosts), 0, -1), hosts, strict=True):
+        share_s = max(_LEAST_SHARE_S, (end - clock.now()) / left)
         try:
             connection = await Connection.open(
                 host.name,
@@ -113,15 +120,17 @@ async def _to_any(address: RabbitAddress, *, name: str, turn: int, within_s: flo
                 password=address.password,
                 ssl=_context(address),
                 heartbeat_s=address.client.heartbeat_s,
-                timeout_s=min(address.client.connect_timeout_s, within_s),
+                timeout_s=min(address.client.connect_timeout_s, share_s),
                 name=name,
             )
         except ConnectFailed as error:
             failures.append(error)
+            hosts.put_last(host)
             continue
         if reason := _unusable(connection):
             await connection.close()
             raise BrokerError(f"RabbitMQ at {host}: {reason}")
+        hosts.watch(connection, host)
         return connection
     refused = [failure for failure in failures if isinstance(failure, LoginRefused)]
     raise refused[0] if refused else ConnectFailed("; ".join(failure.why for failure in failures))
@@ -153,6 +162,11 @@ def _context(address: RabbitAddress) -> ssl.SSLContext | None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _cured(address: RabbitAddress, error: ConnectFailed) -> str:
+    cure = _login_cure(address, error.why) if isinstance(error, LoginRefused) else _cure(address)
+    return f"RabbitMQ at {address.name}: {error.why}; {cure}"
 
 
 def _login_cure(address: RabbitAddress, why: str) -> str:

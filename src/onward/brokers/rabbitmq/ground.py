@@ -6,6 +6,7 @@ import weakref
 from onward.brokers.rabbitmq.address import RabbitAddress
 from onward.brokers.rabbitmq.amqp import Connection
 from onward.brokers.rabbitmq.connecting import connected, connected_at_last
+from onward.brokers.rabbitmq.hosts import HostOrder
 from onward.brokers.rabbitmq.io_thread import IoThread
 from onward.brokers.rabbitmq.names import stream_arguments
 from onward.brokers.rabbitmq.registry.registry import TopicArguments, TopicRegistry
@@ -30,15 +31,15 @@ class RabbitGround:
                 stream_arguments(settings.retention_s), {"alternate-exchange": alternate} if alternate else {}
             ),
         )
+        self._hosts = HostOrder(address.hosts)
         self._query: Connection | None = None
         self._querying = asyncio.Lock()
         self._opened: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
 
-    async def connect(self, name: str, *, turn: int = 0) -> Connection:
-        """A new connection, tried for ever. `turn`: which host to try first, for a caller that needs another node. The
-        caller closes it."""
-        connection = await connected_at_last(self.address, name=f"onward {name}", turn=turn)
+    async def connect(self, name: str) -> Connection:
+        """A new connection, tried for ever. The caller closes it."""
+        connection = await connected_at_last(self.address, name=f"onward {name}", hosts=self._hosts)
         self._opened.add(connection)
         return connection
 
@@ -54,11 +55,14 @@ class RabbitGround:
                 self._query = await self._new()
             return self._query
 
-    async def _new(self) -> Connection:
-        patience_s = min(PATIENCE_S, self.settings.publish_timeout_s)
-        connection = await connected(self.address, name="onward query", patience_s=patience_s)
+    async def connect_within(self, name: str, patience_s: float) -> Connection:
+        """A new connection. Raises BrokerError if there is none in time. The caller closes it."""
+        connection = await connected(self.address, name=f"onward {name}", patience_s=patience_s, hosts=self._hosts)
         self._opened.add(connection)
         return connection
+
+    async def _new(self) -> Connection:
+        return await self.connect_within("query", min(PATIENCE_S, self.settings.publish_timeout_s))
 
     async def close(self) -> None:
         """Close every connection, also one whose owner was cancelled. The thread ends later, with `io.close`."""

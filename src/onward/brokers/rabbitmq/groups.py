@@ -15,7 +15,6 @@ from onward.brokers.base import (
     Start,
     Supervised,
 )
-from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.aside.aside import RabbitAside, RabbitAsides
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate.operations import RabbitOperations
@@ -40,7 +39,7 @@ class RabbitGroups:
         self._asides = RabbitAsides(ground)
         epochs = itertools.count(1)
         self._ordered = OrderedGroups(ground, self._asides, epochs)
-        self._work = WorkGroups(ground, self._asides, operations.counts, epochs)
+        self._work = WorkGroups(ground, self._asides, operations, epochs)
         self._subscriptions: set[RabbitSubscription] = set()
         self._work_queues: set[str] = set()  # of the groups that this process has joined
 
@@ -92,16 +91,18 @@ class RabbitGroups:
         subscription = await self._work.subscribe(
             topics, declared, group=group, member=member, start=start, asks=asks, supervised=supervised
         )
-        if declared.queue(group) is None:
-            self._work_queues |= {names.work_queue(topic, group) for topic in topics}
+        self._work_queues |= subscription.own_queues
         return subscription
 
-    async def _entry(self, name: str) -> TopicEntry:
-        if self._topics.declared.exchange(name) is not None:
+    def _check_stores(self, topic: str) -> None:
+        if self._topics.declared.exchange(topic) is not None:
             raise BadSetting(
-                f"topic {name} is an exchange of the application, which stores no events in order; use "
-                "ordering='none' for its handlers"
+                f"topic {topic} is an exchange of the application, which stores no events: they cannot be read in "
+                "order, or again; use ordering='none' for its handlers"
             )
+
+    async def _entry(self, name: str) -> TopicEntry:
+        self._check_stores(name)
         entry = (await self._ground.io.run(self._topics.resolve(name))).entry
         assert entry is not None, "a topic that is no exchange of the application"
         return entry
@@ -121,12 +122,22 @@ class RabbitGroups:
         known = self._ground.registry.groups(spec.topic).get(spec.group)
         if known is not None:
             return None if known.kind == kind else Change(what, "refuse", other_kind(known))
-        if apply:
-            try:
+        try:
+            if apply:
                 await self._create(spec)
-            except (BadSetting, BrokerError) as error:
-                return Change(what, "refuse", f"{what}: {error}")
+            elif why := await self._conflict(spec):
+                return Change(what, "refuse", f"{what}: {why}")
+        except (BadSetting, BrokerError) as error:
+            return Change(what, "refuse", f"{what}: {error}")
         return Change(what, "create", f"create {what}")
+
+    async def _conflict(self, spec: GroupSpec) -> str:
+        """Why the group cannot be created. Creates nothing."""
+        if spec.ordering == "none":
+            return await self._work.conflict(spec, self._topics.declared)
+        self._check_stores(spec.topic)
+        entry = self._ground.registry.topic(spec.topic)
+        return "" if entry is None else await self._ordered.conflict(entry, spec.group)
 
     async def _create(self, spec: GroupSpec) -> None:
         if spec.ordering == "none":
@@ -139,7 +150,9 @@ class RabbitGroups:
         """Every group of the topic, sorted by name. Empty if the topic does not exist."""
         entry, groups = await self._known(topic)
         ordered = [each for each in groups.values() if each.kind == "ordered"]
-        found = await self._work.groups(topic, [each.group for each in groups.values() if each.kind == "work"])
+        found = await self._work.groups(
+            [each for each in groups.values() if each.kind == "work"], self._topics.declared
+        )
         if entry is not None:
             found = [*found, *await self._ordered.groups(entry, ordered)]
         return sorted(found, key=lambda each: each.group)

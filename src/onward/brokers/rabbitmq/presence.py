@@ -199,7 +199,7 @@ class Presence:
 async def declare(channel: Channel, topic: str, group: str) -> None:
     place = PresencePlace(topic, group)
     await channel.declare_exchange(place.exchange, "fanout")
-    await channel.declare_queue(place.roll)
+    await channel.declare_queue(place.roll, arguments=names.QUORUM_ARGUMENTS)  # it survives the death of a node
 
 
 async def delete(channel: Channel, topic: str, group: str) -> None:

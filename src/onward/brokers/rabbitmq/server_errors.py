@@ -10,6 +10,11 @@ _NO_STREAMS = re.compile(r"unsupported queue type 'stream'|'rabbit_stream_queue'
 _STREAMS_CURE = "upgrade it to 3.10 or later, or run `rabbitmqctl enable_feature_flag stream_queue`"
 _DIFFERS_CURE = "another program uses this name: delete it at the server, or use another name or virtual host"
 
+_REFUSED_CURE = (
+    'allow it with `rabbitmqctl set_permissions` ("Permissions" in docs/rabbitmq.md has the pattern), or use another '
+    "user"
+)
+
 APPLY = "create it with `onward topology apply --app MODULE:APP`"
 
 NOT_FOUND, DIFFERS, REFUSED, LOCKED = 404, 406, 403, 405
@@ -56,7 +61,7 @@ def explained(error: AmqpError, what: str) -> str:
     if not isinstance(error, ChannelClosed):
         return f"{what}: {error}"
     if error.code == REFUSED and "ACCESS_REFUSED" in error.text:
-        return f"{what}: {error.text}; allow it with `rabbitmqctl set_permissions`, or use another user"
+        return f"{what}: {error.text}; {_REFUSED_CURE}"
     if error.code == DIFFERS and (why := _difference(error.text, what)):
         return f"{what}: {why}; {_DIFFERS_CURE}"
     return f"{what}: {error.text}"

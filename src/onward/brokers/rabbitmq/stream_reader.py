@@ -5,9 +5,10 @@ import functools
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 from onward import clock
-from onward.brokers.rabbitmq.amqp import Channel, ChannelClosed, Connection, Received
+from onward.brokers.rabbitmq.amqp import Channel, ChannelClosed, Connection, Outbound, Received, properties_of
 from onward.brokers.rabbitmq.connecting import pauses
 from onward.brokers.rabbitmq.message import scanned
 from onward.brokers.rabbitmq.server_errors import explained, is_passing, lacks_replica
@@ -66,6 +67,33 @@ async def end_of(connection: Connection, stream: str, *, timeout_s: float = SILE
         return offset_of(newest[-1]) + 1
     finally:
         await channel.close()
+
+
+async def end_by_writing(connection: Connection, stream: str, message: Callable[[str], Outbound]) -> int:
+    """The first offset behind everything that was confirmed before this call, however far this node lags behind the
+    leader of the stream. It writes one message and waits until it arrives. `message`: makes it, with this message id.
+
+    Raises BrokerError if it does not arrive, and AmqpError if the connection ends or the stream does not exist."""
+    id_, written = uuid4().hex, asyncio.get_running_loop().create_future()
+
+    def arrived(messages: list[Received]) -> None:
+        for each in messages:
+            if not written.done() and properties_of(each.properties).message_id == id_:
+                written.set_result(offset_of(each))
+
+    reading = await follow(connection, stream, offset="last", on_messages=arrived)
+    writing = await connection.channel()
+    try:
+        (why,) = await writing.publish([message(id_)])
+        if why is not None:
+            raise BrokerError(f"stream {stream} did not store a message: {why}")
+        await _first_of(written, reading.closing, timeout_s=PATIENCE_S)
+        if not written.done():
+            raise BrokerError(f"stream {stream} on this node lags behind its leader; check the health of the cluster")
+        return int(written.result())
+    finally:
+        await writing.close()
+        await reading.close()
 
 
 async def read(
@@ -135,7 +163,8 @@ async def consuming(
     """A channel with a consumer of the stream, which acknowledges nothing. The server's cancel closes the channel.
 
     A node that has just started says for some seconds that the stream is away, and one that just declares it says that
-    it has no replica. Raises ChannelClosed if that lasts."""
+    it has no replica. Raises ChannelClosed if that lasts. If another host may have a replica, the connection is given
+    up, and this raises ConnectionLost."""
     began = clock.now()
     for pause_s in pauses():
         channel = await connection.channel()
@@ -145,11 +174,14 @@ async def consuming(
                 stream,
                 functools.partial(on_messages, channel),
                 arguments={"x-stream-offset": offset},
-                on_cancel=lambda gone=channel: _close_soon(gone),  # type: ignore[misc]
+                on_cancel=lambda gone=channel: close_soon(gone),  # type: ignore[misc]
             )
         except ChannelClosed as error:
             patience_s = PATIENCE_S if is_passing(error) else REPLICA_S if lacks_replica(error) else 0.0
             if clock.now() >= began + patience_s:
+                if lacks_replica(error) and connection.is_elsewhere(stream):
+                    connection.abandon(f"its node has no replica of stream {stream}; trying the next host")
+                    raise connection.closing.result() from error
                 raise
         except BaseException:
             await channel.close()
@@ -165,7 +197,8 @@ async def _first_of(*futures: asyncio.Future[Any], timeout_s: float) -> None:
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _close_soon(channel: Channel) -> None:
+def close_soon(channel: Channel) -> None:
+    """Close it without waiting for the answer of the server."""
     closing = asyncio.ensure_future(channel.close())
     _closing.add(closing)
     closing.add_done_callback(_closing.discard)

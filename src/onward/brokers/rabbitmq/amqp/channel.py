@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _ACK = struct.Struct(">BHIHHQBB").pack
 _ACK_BYTES = 13
 _MULTIPLE, _REQUEUE = 1, 2
+_CLOSE_S = 3.0
 _tags = itertools.count(1)
 
 Table = Mapping[str, Any] | None
@@ -226,11 +227,13 @@ class Channel:
         return wait
 
     async def close(self) -> None:
-        """Idempotent. Messages that were not acknowledged go back to their queues."""
+        """Idempotent. Messages that were not acknowledged go back to their queues.
+
+        It does not wait for ever: a channel at the server may wait for a queue whose node is silent."""
         if self.is_closed:
             return
         self._end(ChannelClosed(f"channel {self.number} was closed by us"))
-        await self.connection.leave(self.number)
+        await asyncio.wait([self.connection.leave(self.number)], timeout=_CLOSE_S)
 
     def arrived(self, arrival: Arrival) -> None:
         """For the connection: something came on this channel. Raises Malformed, or what a callback raised."""

@@ -7,7 +7,7 @@ from onward.brokers.rabbitmq.amqp.assembly import Confirm, ReturnedMessage
 from onward.brokers.rabbitmq.amqp.faults import Malformed
 from onward.brokers.rabbitmq.amqp.frames import message_id
 
-NACKED = "the server could not store the message in every queue (nack)"
+NACKED = "not every queue has stored the message (nack); probably one of them is full (max_length)"
 
 
 class Outbound(NamedTuple):

@@ -15,6 +15,7 @@ from onward.brokers.rabbitmq.amqp.channel import Channel
 from onward.brokers.rabbitmq.amqp.faults import (
     AmqpError,
     ChannelClosed,
+    ClosedByUs,
     ConnectFailed,
     ConnectionLost,
     LoginRefused,
@@ -48,12 +49,14 @@ class Connection:
     """All of it belongs to the loop that opened it. `closing` is done with the reason when it has ended.
 
     `blocked` is why the server takes no messages now (memory or disk alarm); `on_blocked` is called when it changes.
+    `is_elsewhere` says whether another host may have a queue that this node lacks.
     """
 
     def __init__(self, frame_max: int) -> None:
         self.closing: asyncio.Future[AmqpError] = asyncio.get_running_loop().create_future()
         self.blocked: str | None = None
         self.on_blocked: Callable[[str | None], None] | None = None
+        self.is_elsewhere: Callable[[str], bool] = lambda _: False
         self._agreed = Agreed({}, _MOST_CHANNELS, frame_max)
         self._wire = Wire(frame_max, self._arrived, self._ended)
         self._calls = Calls(self._wire, 0)
@@ -138,8 +141,12 @@ class Connection:
             except (TimeoutError, ConnectionLost):
                 pass
             finally:
-                self._wire.end(ConnectionLost("closed by us"))
+                self._wire.end(ClosedByUs())
         await asyncio.wait([self._wire.gone])
+
+    def abandon(self, why: str) -> None:
+        """End it at once, as if it was lost."""
+        self._wire.end(ConnectionLost(why))
 
     def leave(self, number: int) -> asyncio.Future[None]:
         """For a channel that we close. The future is done when the server has answered, or the connection ended."""
@@ -211,7 +218,7 @@ class Connection:
                 self._wire.end(ConnectionLost(f"closed by the server: {code} {text}", code=code, text=text))
             case frames.CLOSE_OK:
                 self._calls.take(arrived)
-                self._wire.end(ConnectionLost("closed by us"))
+                self._wire.end(ClosedByUs())
             case frames.BLOCKED:
                 self._alarmed(arrived.arguments[0])
             case frames.UNBLOCKED:

@@ -4,6 +4,7 @@ AmqpError
 ├── ConnectFailed       the connection could not be opened
 │   └── LoginRefused    the server does not accept the user, the password or the virtual host
 ├── ConnectionLost      the connection has ended
+│   └── ClosedByUs      because we have closed it
 ├── ChannelClosed       the channel has ended, and the connection lives on
 └── Malformed           bytes that are not AMQP 0.9.1
 """
@@ -34,6 +35,13 @@ class ConnectionLost(AmqpError):
         self.why = why
         self.code = code
         self.text = text
+
+
+class ClosedByUs(ConnectionLost):
+    """We have closed the connection."""
+
+    def __init__(self, why: str = "closed by us") -> None:
+        super().__init__(why)
 
 
 class ChannelClosed(AmqpError):

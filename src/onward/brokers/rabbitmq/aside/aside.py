@@ -78,8 +78,11 @@ class RabbitAsides:
     def _stream(self, connection: Connection, place: AsidePlace, *, keeps_rows: bool = True) -> AsideStream:
         self._channels = {each: channel for each, channel in self._channels.items() if not each.is_closed}
         channel = self._channels.setdefault(connection, EntryChannel(connection))
-        source = AsideSource(connection, self._ground.registry, place, self._room, keeps_rows)
+        source = AsideSource(connection, self._ground.registry, place, self._room, self._lock(place), keeps_rows)
         return AsideStream(source, channel)
+
+    def _lock(self, place: AsidePlace) -> asyncio.Lock:
+        return self._opening.setdefault(place, asyncio.Lock())
 
     # -- operators ------------------------------------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class RabbitAsides:
         raise AssertionError("the last try returns or raises")
 
     async def _follow(self, place: AsidePlace) -> AsideStream | None:
-        async with self._opening.setdefault(place, asyncio.Lock()):
+        async with self._lock(place):
             known = self._followed.get(place)
             if known is not None and not known.is_closed:
                 return known
@@ -158,7 +161,8 @@ class RabbitAsides:
     async def delete(self, connection: Connection, topic: str, group: str, places: Iterable[Place]) -> None:
         """Delete all records of these places. AmqpError, BrokerError: not all are deleted."""
         for place in places:
-            source = AsideSource(connection, self._ground.registry, AsidePlace(topic, group, place), self._room)
+            at = AsidePlace(topic, group, place)
+            source = AsideSource(connection, self._ground.registry, at, self._room, self._lock(at))
             for distance in _OTHER_GENERATIONS:
                 await source.delete(source.registered() + distance)
 

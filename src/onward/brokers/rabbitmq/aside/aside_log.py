@@ -175,12 +175,15 @@ class AsideStream:
         async with self._joining:
             if self._reader.is_started:
                 return
-            try:
-                await self._reader.start()
-            except AsideMissing:
-                await self._found(first)
+            async with self._source.using:
+                try:
+                    await self._reader.start()
+                except AsideMissing:
+                    await self._found()
+            if self.is_new:
+                await self._writer.write([AsideEntry(OPEN), *first])
 
-    async def _found(self, first: Sequence[AsideEntry]) -> None:
+    async def _found(self) -> None:
         """The generation is only missing if the registry does not know a newer one."""
         known = self._source.registered()
         await self._source.generations.catch_up()
@@ -188,8 +191,6 @@ class AsideStream:
             await self._source.declare(known)
             self.is_new = True
         await self._reader.start()
-        if self.is_new:
-            await self._writer.write([AsideEntry(OPEN), *first])
 
     async def _open(self) -> None:
         """To be called after a write. A stream that is not open then was declared by one that was interrupted."""
@@ -203,7 +204,10 @@ class AsideStream:
             entries = [record_entry(record, fence) for record in records]
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             return f"a record cannot be encoded: {error}"
-        await self._join()
+        try:
+            await self._join()
+        except EntryRefused as error:  # the first entry of a new stream
+            return str(error)
         before = [self.table.rows.get(record.id) for record in records]
         try:
             await self._write(entries)

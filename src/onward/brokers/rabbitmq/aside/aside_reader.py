@@ -16,7 +16,7 @@ from onward.brokers.rabbitmq.aside.aside_entries import AsidePlace, EntryBatch, 
 from onward.brokers.rabbitmq.aside.aside_fold import AsideFold
 from onward.brokers.rabbitmq.names import Place
 from onward.brokers.rabbitmq.server_errors import explained, is_missing, lacks_replica
-from onward.brokers.rabbitmq.stream_reader import follow, offset_of
+from onward.brokers.rabbitmq.stream_reader import close_soon, follow, offset_of
 from onward.errors import BrokerError
 
 log = logging.getLogger("onward")
@@ -56,6 +56,7 @@ class AsideSource(NamedTuple):
     generations: Generations
     place: AsidePlace
     room: BodyRoom
+    using: asyncio.Lock  # the server ends a connection that uses a stream while another one declares it
     keeps_rows: bool = True
 
     def stream(self, generation: int) -> str:
@@ -99,6 +100,7 @@ class AsideReader:
         self._listener = listener
         self._waiters: list[asyncio.Future[None]] = []
         self._reading: asyncio.Task[None] | None = None
+        self._channel: Channel | None = None
 
     @property
     def is_started(self) -> bool:
@@ -117,6 +119,7 @@ class AsideReader:
             try:
                 await asyncio.wait_for(self._news(), STALLED_S)
             except TimeoutError:
+                self._doubt()
                 raise BrokerError(f"RabbitMQ: {self.source.place}: nothing was read for {STALLED_S:g} s") from None
 
     async def close(self) -> None:
@@ -127,10 +130,17 @@ class AsideReader:
             await asyncio.wait([self._reading])
         self.fold.table.clear()
 
+    def _doubt(self) -> None:
+        """Replace the consumer. The server may have dropped it without a word, as when a node loses its copy of the
+        stream. During an alarm, nothing can have arrived."""
+        if self._channel is not None and self.source.connection.blocked is None:
+            close_soon(self._channel)
+
     async def _run(self, generation: int, channel: Channel) -> None:
-        """Read one generation after the other. A consumer that the server has cancelled is replaced."""
+        """Read one generation after the other. A consumer that has ended is replaced."""
         try:
             while True:
+                self._channel = channel
                 try:
                     await self._ended(generation, channel)
                 finally:

@@ -1,7 +1,7 @@
 """What an operator should know about the server, each problem with its cure. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from onward.brokers.base import Finding
 from onward.brokers.rabbitmq import names
@@ -9,18 +9,25 @@ from onward.brokers.rabbitmq.operate import known_problems, policies
 from onward.brokers.rabbitmq.operate.queue_troubles import QueueTrouble, combined
 from onward.brokers.rabbitmq.operate.routing import RouteMap
 from onward.brokers.rabbitmq.operate.server_facts import ExpectedQueue, ManagedFacts, NodeFacts, QueueFacts, RabbitFacts
-from onward.brokers.rabbitmq.operate.topology import DEFAULT_EXCHANGE
+from onward.brokers.rabbitmq.operate.topology import DEFAULT_EXCHANGE, WITHOUT_KEYS
+from onward.brokers.rabbitmq.server_errors import APPLY
 from onward.settings import Settings
 
 _FULL = 0.8  # of the file descriptors: time to act
 _MOST_PARTITIONS = 1_000  # streams on which Onward was measured
 _RUNNING = ("running", "idle", "flow", "syncing")
+_START = 'start a member of the group: it declares the queue again; see "When something fails" in docs/rabbitmq.md'
+_MISSING_CURES: Mapping[policies.Role, str] = {
+    "log": "it was deleted with all its events; drop the topic, and publish again to create it",
+    "work": f"{_START} for what runs again and what is lost",
+    "record": "start all applications again: they create it, and the topics keep their events",
+}
 
 
 def findings(facts: RabbitFacts, settings: Settings) -> list[Finding]:
     found = [*_server(facts), *_times(facts, settings), *_missing(facts), *_partitions(facts)]
     if facts.managed is None:
-        return [*found, _unmanaged(facts.unmanaged)]
+        return [*found, _unmanaged(facts)]
     found += [each for node in facts.managed.nodes for each in _node(node)]
     found += _flags(facts.managed)
     return [*found, *combined(_queues(facts, facts.managed)), *_dead_letters(facts.managed)]
@@ -52,11 +59,19 @@ def _times(facts: RabbitFacts, settings: Settings) -> Iterator[Finding]:
 def _missing(facts: RabbitFacts) -> Iterator[Finding]:
     expected = {each.name: each for each in facts.expected}
     missing = [expected[name] for name in facts.missing]
-    cure = "it was deleted with all that was in it; drop the topic or the group, and start its handlers again"
-    yield from combined(QueueTrouble("error", f"missing ({each.what}):", each.name, "", cure) for each in missing)
+    yield from combined(map(_missing_queue, missing))
     count = sum(each.is_created for each in facts.expected)
     if count and not missing:
-        yield Finding("ok", f"{'the queue' if count == 1 else f'all {count:,} queues'} of topics and groups exist")
+        which = "the only queue of topics and groups exists"
+        yield Finding("ok", which if count == 1 else f"all {count:,} queues of topics and groups exist")
+
+
+def _missing_queue(queue: ExpectedQueue) -> QueueTrouble:
+    before = f"missing ({queue.what}):"
+    if not queue.is_declared:
+        return QueueTrouble("error", before, queue.name, "", _MISSING_CURES.get(queue.role, _MISSING_CURES["work"]))
+    cure = f"if it was deleted, its messages are lost; {APPLY}, or start a member with auto_declare"
+    return QueueTrouble("warning", before, queue.name, "", cure)
 
 
 def _partitions(facts: RabbitFacts) -> Iterator[Finding]:
@@ -64,14 +79,14 @@ def _partitions(facts: RabbitFacts) -> Iterator[Finding]:
     if roles["log"] > _MOST_PARTITIONS:
         yield Finding(
             "warning",
-            f"{roles['log']:,} partitions: each needs file descriptors, memory and a queue for each group",
+            f"{roles['log']:,} partitions: each needs file descriptors, memory, and two queues for each group",
             "use topics with fewer partitions",
         )
 
 
-def _unmanaged(why: str) -> Finding:
-    what = f"policies, alarms of other nodes, replicas and dead-letter routes were not checked: {why}"
-    return Finding("warning", what, "turn on the management plugin, and set client.management_url=http://host:15672")
+def _unmanaged(facts: RabbitFacts) -> Finding:
+    what = f"policies, alarms of other nodes, replicas and dead-letter routes were not checked: {facts.unmanaged}"
+    return Finding("warning", what, facts.unmanaged_cure)
 
 
 # -- with the management API ----------------------------------------------------------------------------------------
@@ -123,7 +138,7 @@ def _unrouted(expected: ExpectedQueue, found: set[str]) -> Iterator[QueueTrouble
     """An exchange that routes nothing to a queue is silent about it, as long as it routes to another one."""
     if expected.keys is None or (found and found.issuperset(expected.keys)):
         return
-    cure = "bind it again, or drop the topic or the group and start its handlers again; publish what it has missed"
+    cure = "start a member of the group: it binds the queue again; publish what the group has missed"
     missing = " and ".join(expected.keys) if expected.keys else "any key"
     before = f"no binding with {missing}, so events are lost ({expected.what}):"
     yield QueueTrouble("error", before, expected.name, "", cure)
@@ -166,11 +181,15 @@ def _dead_letters(managed: ManagedFacts) -> Iterator[Finding]:
             yield Finding("error", what, f"create exchange {exchange}, and bind a queue to it")
             continue
         keys = sorted(routes.keys(queue.name)) if key is None else [key]
-        for each in keys:
-            if not routes.targets(exchange, each):
-                name = f"exchange {exchange}" if exchange else "the default exchange"
-                what = f"dead letters of queue {queue.name} with key {each} are lost: {name} routes them to no queue"
-                yield Finding("error", what, f"bind a queue to {exchange}" if exchange else f"create queue {each}")
+        lost = [each for each in keys if not routes.targets(exchange, each)]
+        if lost and exchange and managed.exchanges[exchange].kind in WITHOUT_KEYS:
+            what = f"dead letters of queue {queue.name} are lost: exchange {exchange} routes them to no queue"
+            yield Finding("error", what, f"bind a queue to {exchange}")
+            continue
+        for each in lost:
+            name = f"exchange {exchange}" if exchange else "the default exchange"
+            what = f"dead letters of queue {queue.name} with key {each} are lost: {name} routes them to no queue"
+            yield Finding("error", what, f"bind a queue to {exchange}" if exchange else f"create queue {each}")
 
 
 def _dead_letter_route(queue: QueueFacts, found: Sequence[policies.Policy]) -> tuple[str | None, str | None, str]:

@@ -7,6 +7,8 @@ from onward.brokers.rabbitmq.operate.policies import Role
 from onward.brokers.rabbitmq.operate.server_facts import ExpectedQueue
 from onward.brokers.rabbitmq.operate.topology import Declared, Queue
 from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntry
+from onward.brokers.rabbitmq.work.tiers import WorkRoute
+from onward.brokers.rabbitmq.work.work_objects import bindings_of
 
 
 def expected_queues(
@@ -17,9 +19,11 @@ def expected_queues(
     partitions = {topic.name: topic.partitions if topic.state == "ready" else 0 for topic in topics}
     for topic, count in partitions.items():  # a topic that is not ready may lack a stream, which any process creates
         found += _streams(topic, count)
-    for topic, entries in groups.items():
-        found += [each for entry in entries for each in _of_group(entry, partitions.get(topic), declared)]
-    found += [each for queue in declared.queues.values() for each in _declared(queue)]
+    entries = [entry for of_topic in groups.values() for entry in of_topic]
+    for entry in entries:
+        found += _of_group(entry, partitions.get(entry.topic), declared)
+    used = {entry.group: entry.topic for entry in entries if entry.kind == "work"}
+    found += [each for queue in declared.queues.values() for each in _declared(queue, used.get(queue.name))]
     return list({each.name: each for each in found}.values())
 
 
@@ -33,12 +37,28 @@ def _of_group(group: GroupEntry, partitions: int | None, declared: Declared) -> 
     if group.kind == "ordered":
         for index in range(partitions or 0):
             yield ExpectedQueue(names.token_queue(group.topic, index, group.group), "work", f"a token {what}")
-    elif partitions != 0 and declared.queue(group.group) is None:
-        yield ExpectedQueue(names.work_queue(group.topic, group.group), "work", f"the events {what}", keys=())
+    elif partitions != 0:
+        if declared.queue(group.group) is None and group.routes:  # without routes it is a queue of another program
+            yield ExpectedQueue(names.work_queue(group.topic, group.group), "work", f"the events {what}", keys=())
+            yield from _tiers(group, what)
+        suspects = names.suspects_queue(group.topic, group.group)
+        yield ExpectedQueue(suspects, "work", f"the events that may have killed their process, {what}")
 
 
-def _declared(queue: Queue) -> Iterator[ExpectedQueue]:
-    """If it does not exist, that is a difference from the topology."""
+def _tiers(group: GroupEntry, what: str) -> Iterator[ExpectedQueue]:
+    """The queues of the tiers that the group has, and of those that it has had, which have no binding any more."""
+    bindings = bindings_of(group)
+    bound = {WorkRoute.parse(each).target for each in bindings}
+    for mark in sorted(set(group.routes) - bindings):  # such as "tier:bulk"
+        tier = mark.partition(":")[2]
+        name = names.work_queue(group.topic, group.group, tier)
+        yield ExpectedQueue(name, "work", f"the {tier} events {what}", keys=() if name in bound else None)
+
+
+def _declared(queue: Queue, topic: str | None) -> Iterator[ExpectedQueue]:
+    """`topic`: of a group on the queue. Without one, a missing queue is only a difference from the topology."""
     role: Role = "log" if queue.kind == "stream" else "work"
+    what = "declared" if topic is None else f"declared, with group {queue.name} of topic {topic}"
     for name in queue.tier_queues.values():
-        yield ExpectedQueue(name, role, "declared", queue.consumers or 0, is_created=False)
+        used = topic is not None
+        yield ExpectedQueue(name, role, what, queue.consumers or 0, is_created=used, is_declared=True)

@@ -1,7 +1,6 @@
 """What is counted of exchanges and queues, for the metrics."""
 
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -29,8 +28,7 @@ class RabbitFigures:
         self._lock = threading.Lock()
         self._published: Counter[tuple[str, str]] = Counter()
         self._processed: Counter[tuple[str, str]] = Counter()
-        self._seconds: dict[str, float] = {}
-        self._buckets: dict[str, list[int]] = {}
+        self._consumed: dict[tuple[str, ...], tuple[str, ...]] = {}  # by topic and group: the queue
         self._depths: dict[str, QueueDepth] = {}
         self._failed_probes: Counter[str] = Counter()
 
@@ -47,12 +45,10 @@ class RabbitFigures:
         with self._lock:
             self._processed[queue, status] += count
 
-    def took(self, queue: str, seconds: float, count: int = 1) -> None:
-        """A call of the handler took so long, or each of so many calls."""
+    def consumes(self, topic: str, group: str, queue: str) -> None:
+        """This process handles the messages of the queue. With tiers, it is that of normal events."""
         with self._lock:
-            self._seconds[queue] = self._seconds.get(queue, 0.0) + seconds * count
-            buckets = self._buckets.setdefault(queue, [0] * (len(_BOUNDS) + 1))
-            buckets[bisect_left(_BOUNDS, seconds)] += count
+            self._consumed[topic, group] = (queue,)
 
     def depth(self, queue: str, ready: int, consumers: int = 0, oldest_age_s: float | None = None) -> None:
         with self._lock:
@@ -96,11 +92,15 @@ class RabbitFigures:
         return Figure(name, "gauge", text, ("queue",), samples, largest=True)
 
     def _durations(self) -> Figure:
-        samples = [
-            FigureSample((queue,), seconds, tuple(self._buckets[queue]))
-            for queue, seconds in sorted(self._seconds.items())
-        ]
-        return Figure("message_process_seconds", "histogram", _SECONDS, ("queue",), samples, _BOUNDS)
+        return Figure(
+            "message_process_seconds",
+            "histogram",
+            _SECONDS,
+            ("queue",),
+            bounds=_BOUNDS,
+            alias_of="handler_duration_seconds",
+            places=dict(self._consumed),
+        )
 
 
 _PUBLISHED = "Messages that the server has accepted from this process."
@@ -109,7 +109,7 @@ _DEPTH = "Messages in the queue that no consumer has yet."
 _CONSUMERS = "Consumers of the queue."
 _OLDEST = "Age of the oldest message in the queue, where the server knows it."
 _FAILURES = "Times that the depth of the queue could not be read."
-_SECONDS = "How long calls of handlers took."
+_SECONDS = "How long runs of the handler took. All tiers of a queue count together."
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...], counts: Mapping[Any, int]) -> Figure:

@@ -1,10 +1,11 @@
 """What operators ask of the broker: its topology, its health and its metrics."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+import logging
+from collections.abc import Callable, Collection
 
 from onward.brokers.base import Change, Figure, Finding, Topology
-from onward.brokers.rabbitmq.amqp import AmqpError
+from onward.brokers.rabbitmq.amqp import AmqpError, Connection
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate import checkup, topology_server
 from onward.brokers.rabbitmq.operate.depth import DepthProbe
@@ -14,6 +15,8 @@ from onward.brokers.rabbitmq.operate.management import ManagementApi
 from onward.brokers.rabbitmq.operate.server_facts import gathered
 from onward.brokers.rabbitmq.operate.topology import Declared
 from onward.errors import BrokerError
+
+log = logging.getLogger("onward")
 
 
 class RabbitOperations:
@@ -44,6 +47,15 @@ class RabbitOperations:
         self.declared = self.declared.joined(declared)
         return changes
 
+    async def restore(self, connection: Connection) -> None:
+        """Create what the server lacks of the application's exchanges, queues and bindings. Raises AmqpError."""
+        changes = await topology_server.declare(connection, self.declared, apply=True, management=self._management)
+        for change in changes:
+            if change.action == "create":
+                log.warning("RabbitMQ: %s was missing and is declared again; what it had is lost", change.what)
+            else:
+                log.warning("RabbitMQ: %s", change.detail)
+
     async def diagnose(self) -> list[Finding]:
         ground = self._ground
         try:
@@ -64,10 +76,6 @@ class RabbitOperations:
         """Ask for the depths of the declared queues, and of these, from now on. Streams have none."""
         if self._watching is None or self._watching.done():
             self._watching = asyncio.ensure_future(self._depths.watch(lambda: {*queues(), *self._declared_queues()}))
-
-    def depth_troubles(self) -> Sequence[str]:
-        """Why the depth of a queue is unknown."""
-        return [f"the depth of queue {queue} is unknown: {why}" for queue, why in self._depths.problems.items()]
 
     async def close(self) -> None:
         if self._watching is not None:

@@ -1,10 +1,11 @@
 """Questions that the server may answer by closing the channel."""
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from onward.brokers.rabbitmq.amqp import Channel, ChannelClosed, Connection, QueueState
-from onward.brokers.rabbitmq.server_errors import LOCKED, is_missing
+from onward.brokers.rabbitmq.server_errors import LOCKED, explained, is_missing
 from onward.errors import BrokerError
 
 T = TypeVar("T")
@@ -47,6 +48,27 @@ class ProbeChannel:
     async def close(self) -> None:
         if self._channel is not None and not self._channel.is_closed:
             await self._channel.close()
+
+
+async def conflict(
+    connection: Connection, queues: Mapping[str, Mapping[str, Any]], exchanges: Mapping[str, str] | None = None
+) -> str:
+    """Why the first of these cannot be declared: it exists and differs. Empty: all of them can. Creates nothing.
+
+    `queues`: the arguments by name. `exchanges`: the kinds by name."""
+    probe = ProbeChannel(connection)
+    try:
+        for name, arguments in queues.items():
+            declare = functools.partial(Channel.declare_queue, name=name, arguments=arguments)
+            if await probe.has_queue(name) and (refusal := await probe.refusal(declare)) is not None:
+                return explained(refusal, f"queue {name}")
+        for name, kind in (exchanges or {}).items():
+            again = functools.partial(Channel.declare_exchange, name=name, kind=kind)
+            if await probe.has_exchange(name) and (refusal := await probe.refusal(again)) is not None:
+                return explained(refusal, f"exchange {name}")
+        return ""
+    finally:
+        await probe.close()
 
 
 def _exists(refusal: ChannelClosed | None) -> bool:

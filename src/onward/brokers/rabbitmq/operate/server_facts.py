@@ -15,6 +15,8 @@ _COLUMNS = (
     *("name", "type", "durable", "exclusive", "arguments", "state"),
     *("messages_ready", "consumers", "members", "online", "policy", "operator_policy"),
 )
+_UNSET = "the client setting management_url is not set"
+_SET_IT = "turn on the management plugin, and set client.management_url=http://host:15672"
 
 
 class ExpectedQueue(NamedTuple):
@@ -24,7 +26,8 @@ class ExpectedQueue(NamedTuple):
     role: Role
     what: str
     consumers: int = 0  # how many it should have at least
-    is_created: bool = True  # False: the application creates it when it starts
+    is_created: bool = True  # False: nothing relies on it yet, and the application creates it when it starts
+    is_declared: bool = False  # by the application. Onward does not create it for the group that consumes it
     keys: tuple[str, ...] | None = None  # of its bindings; empty: any binding; None: it needs none
 
 
@@ -90,6 +93,7 @@ class RabbitFacts(NamedTuple):
     missing: Sequence[str]  # of the expected queues
     managed: ManagedFacts | None
     unmanaged: str  # why there is no `managed`
+    unmanaged_cure: str = ""
 
 
 async def gathered(
@@ -99,12 +103,12 @@ async def gathered(
     management: ManagementApi | None,
 ) -> RabbitFacts:
     """Raises BrokerError or AmqpError if the server does not answer."""
-    managed, unmanaged = None, "the client setting management_url is not set"
+    managed, unmanaged = None, (_UNSET, _SET_IT)
     if management is not None:
         try:
-            managed, unmanaged = await _managed(management), ""
+            managed, unmanaged = await _managed(management), ("", "")
         except ManagementError as error:
-            unmanaged = str(error)
+            unmanaged = _why_and_cure(str(error))
     probe = ProbeChannel(connection)
     try:
         missing = [each.name for each in expected if each.is_created and not await probe.has_queue(each.name)]
@@ -119,8 +123,14 @@ async def gathered(
         expected,
         missing,
         managed,
-        unmanaged,
+        *unmanaged,
     )
+
+
+def _why_and_cure(text: str) -> tuple[str, str]:
+    """The two parts of an error of the management API, which ends with its cure."""
+    why, _, cure = text.rpartition("; ")
+    return (why, cure) if why else (text, "check client.management_url, or remove it")
 
 
 async def _managed(management: ManagementApi) -> ManagedFacts:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 import msgspec
 
 from onward.brokers.base import TopicSpec, Topology
+from onward.brokers.rabbitmq.amqp.tables import encoded_table
 from onward.brokers.rabbitmq.work.tiers import TRIED, WorkRouting, routing
 from onward.errors import BadSetting
 
@@ -26,6 +27,7 @@ BUILT_IN: Mapping[str, ExchangeKind] = {
     "amq.headers": "headers",
     "amq.match": "headers",
 }
+WITHOUT_KEYS: Sequence[ExchangeKind] = ("fanout", "headers")  # they route without looking at the routing key
 _LONGEST_NAME = 255  # bytes
 _RESERVED = {"amq.": "RabbitMQ", "onward.": "Onward"}
 
@@ -324,3 +326,11 @@ def _check_text(what: str, field: str, text: str, *, may_be_empty: bool = False)
 def _check_arguments(what: str, arguments: Mapping[str, Any]) -> None:
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
         raise BadSetting(f"{what}: arguments={arguments!r}; use a dict with the names of RabbitMQ")
+    for name, value in arguments.items():
+        try:
+            encoded_table({name: value})
+        except (ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise BadSetting(
+                f"{what}: arguments has {name!r}: {value!r}, which RabbitMQ cannot store; use text, a number, a "
+                "boolean, a time, or a list or dict of these"
+            ) from error

@@ -3,6 +3,8 @@
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from onward.brokers.base import Change
 from onward.brokers.rabbitmq.operate.differences import Difference
 from onward.brokers.rabbitmq.operate.routing import ExchangeRoute, RouteMap
@@ -10,6 +12,7 @@ from onward.brokers.rabbitmq.operate.topology import (
     BUILT_IN,
     DEFAULT_EXCHANGE,
     NO_DELIVERY_LIMIT,
+    WITHOUT_KEYS,
     Binding,
     Exchange,
     PlainTopology,
@@ -114,9 +117,9 @@ def _refusals(wanted: PlainTopology, live: LiveTopology) -> Iterator[tuple[str, 
     routes = routes_of(wanted, live)
     for queue in wanted.queues.values():
         for why in (
-            *_differ(live.queues.get(queue.name, ())),
+            *_differ(live.queues.get(queue.name, ()), queue),
             *_losses(queue),
-            *_dead_letters(queue, routes, live),
+            *_dead_letters(queue, wanted, live, routes),
             *_beside_tiers(queue, wanted, live),
         ):
             yield f"queue {queue.name}", why
@@ -131,10 +134,22 @@ def routes_of(wanted: PlainTopology, live: LiveTopology) -> RouteMap:
     return RouteMap(exchanges, {*wanted.queues, *live.queues}, bindings.values())
 
 
-def _differ(differences: Sequence[Difference]) -> Iterator[str]:
+def _differ(differences: Sequence[Difference], queue: Queue | None = None) -> Iterator[str]:
     if differences:
         several = "they cannot be changed later" if len(differences) > 1 else "it cannot be changed later"
-        yield f"{'; '.join(map(str, differences))}; {several}: {_NEW_NAME}"
+        as_it_is = f"declare it as it is there{_with_its_limit(differences, queue) if queue else ''}"
+        yield f"{'; '.join(map(str, differences))}; {several}: {as_it_is}, {_NEW_NAME}"
+
+
+def _with_its_limit(differences: Sequence[Difference], queue: Queue) -> str:
+    """How to declare a queue that has another delivery limit than the one that Onward gives to its declaration."""
+    name = "x-delivery-limit"
+    found = next((each for each in differences if (each.name, each.wanted) == (name, NO_DELIVERY_LIMIT)), None)
+    if found is None:
+        return ""
+    same = msgspec.structs.replace(queue, arguments={**queue.arguments, name: found.live})
+    may_lose = " and may_lose=True" if loss(same) and not queue.may_lose else ""
+    return f' (arguments={{"{name}": {found.live}}}{may_lose})'
 
 
 def _alternate(exchange: Exchange, wanted: PlainTopology, live: LiveTopology) -> Iterator[str]:
@@ -169,7 +184,7 @@ def loss(queue: Queue) -> str:
     return ""
 
 
-def _dead_letters(queue: Queue, routes: RouteMap, live: LiveTopology) -> Iterator[str]:
+def _dead_letters(queue: Queue, wanted: PlainTopology, live: LiveTopology, routes: RouteMap) -> Iterator[str]:
     exchange = queue.table.get("x-dead-letter-exchange")
     if exchange is None:
         return
@@ -178,12 +193,27 @@ def _dead_letters(queue: Queue, routes: RouteMap, live: LiveTopology) -> Iterato
             yield f"its dead-letter exchange {exchange} does not exist, so dead letters would be lost; declare it"
         return  # it exists, and the server cannot be asked for its bindings
     own = queue.table.get("x-dead-letter-routing-key")
+    is_keyless = _kind(exchange, wanted, live) in WITHOUT_KEYS
     for key in sorted(routes.keys(queue.name)) if own is None else [own]:
         reached = routes.targets(exchange, key)
+        if not reached and is_keyless:
+            yield (
+                f"its dead-letter exchange {exchange} routes dead letters to no queue, so they would be lost; bind a "
+                f"queue to {exchange}"
+            )
+            return
         if not reached:
             yield _unbound(queue, exchange, key)
         elif queue.name in reached and "x-message-ttl" in queue.table:
             yield "its dead letters come back to it, and RabbitMQ deletes what expires twice; change its routes"
+
+
+def _kind(exchange: str, wanted: PlainTopology, live: LiveTopology) -> str:
+    """Empty: it is not known."""
+    found = live.exchanges.get(exchange)
+    if found is not None and found.route is not None:
+        return found.route.kind
+    return wanted.exchanges[exchange].kind if exchange in wanted.exchanges else BUILT_IN.get(exchange, "")
 
 
 def _beside_tiers(queue: Queue, wanted: PlainTopology, live: LiveTopology) -> Iterator[str]:

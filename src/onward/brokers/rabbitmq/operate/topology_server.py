@@ -13,6 +13,11 @@ from onward.brokers.rabbitmq.operate.topology_plan import LiveTopology, Topology
 
 log = logging.getLogger("onward")
 
+_NOT_COMPARED = (
+    "%s not compared: RabbitMQ lists bindings only over its management API (client setting management_url). "
+    "`onward topology apply` binds again what is declared, which changes nothing if the binding exists"
+)
+
 Question = Callable[[Channel], Awaitable[object]]
 
 
@@ -37,11 +42,7 @@ async def declare(
         if apply:
             return await _applied(plan, probe)
         if plan.again:
-            log.info(
-                "RabbitMQ lists %d bindings only over its management API (client setting management_url); apply binds "
-                "them again, which changes nothing",
-                len(plan.again),
-            )
+            log.info(_NOT_COMPARED, "1 binding" if len(plan.again) == 1 else f"{len(plan.again)} bindings")
         return plan.changes
     finally:
         await probe.close()

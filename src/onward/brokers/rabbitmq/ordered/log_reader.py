@@ -17,7 +17,7 @@ from onward.brokers.rabbitmq.ordered.log_start import checked
 from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold, OrderedHoldings
 from onward.brokers.rabbitmq.ordered.token import Token
 from onward.brokers.rabbitmq.server_errors import explained
-from onward.brokers.rabbitmq.stream_reader import consuming
+from onward.brokers.rabbitmq.stream_reader import EmptyStream, consuming, end_of
 from onward.errors import BrokerError
 from onward.event import Delivery, Partition
 
@@ -26,6 +26,7 @@ log = logging.getLogger("onward")
 _FIRST_PREFETCH = 20  # until the size of the events is known, because a prefetch counts messages
 _MOST_PREFETCH = 500
 _ROOM_BYTES = 4 << 20  # of messages that may be under way
+_SILENT_S = 30.0  # then ask whether the log has more
 _AHEAD = 1_000  # events to read ahead in a partition that is paused
 
 
@@ -124,11 +125,28 @@ class PartitionReader:
             channel = await consuming(connection, stream, offset=offset, on_messages=self._arrived, prefetch=prefetch)
             self._channel, self.trouble = channel, ""
             either: list[asyncio.Future[Any]] = [channel.closing, self._window.resizing]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            while not (await asyncio.wait(either, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+                if await self._is_forgotten(connection):
+                    break
             if channel.closing.done():
                 raise channel.closing.result()
             await channel.close()
             is_empty = False
+
+    async def _is_forgotten(self, connection: Connection) -> bool:
+        """Whether the server sends nothing though the log has more. It may happen if retention removes the segment that
+        a slow reader is in."""
+        heard_at = self.heard_at
+        if self.is_stalled or clock.now() < heard_at + _SILENT_S:
+            return False
+        try:
+            end = await end_of(connection, names.stream(*self.partition))
+        except EmptyStream:
+            return False
+        if end <= self._next or self.heard_at != heard_at or self.is_stalled:
+            return False
+        log.warning("RabbitMQ: %s: the server has stopped sending events; they are asked for again", self.partition)
+        return True
 
     async def _is_same_log(self, connection: Connection) -> bool:
         """After an interruption: whether the event that was read last is still in the log."""

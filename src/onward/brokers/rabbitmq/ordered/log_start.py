@@ -1,6 +1,7 @@
 """Finds where a new owner goes on in the log, after its token."""
 
 import asyncio
+import functools
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -9,12 +10,12 @@ import msgspec
 
 from onward import clock
 from onward.brokers.base import Start
-from onward.brokers.rabbitmq.amqp import Channel, Connection, Received
-from onward.brokers.rabbitmq.message import scanned
+from onward.brokers.rabbitmq.amqp import Channel, Connection, Outbound, Properties, Received, encoded_properties
+from onward.brokers.rabbitmq.message import FOUNDING, scanned
 from onward.brokers.rabbitmq.ordered.log_anchors import LogVerdict, judged, mark_of
 from onward.brokers.rabbitmq.ordered.token import Anchor, Token
 from onward.brokers.rabbitmq.server_errors import explained
-from onward.brokers.rabbitmq.stream_reader import EmptyStream, consuming, end_of, offset_of, read
+from onward.brokers.rabbitmq.stream_reader import EmptyStream, consuming, end_by_writing, end_of, offset_of, read
 from onward.errors import BrokerError
 
 _SILENT_S = 1.0  # then ask where the log ends
@@ -87,11 +88,20 @@ async def _first_from(connection: Connection, stream: str, offset: int) -> Ancho
                 end = await end_of(connection, stream)
             except EmptyStream:
                 return None
+            if end <= offset:  # or this node lags behind the leader of the stream, as after its restart
+                end = await end_by_writing(connection, stream, functools.partial(_marker, stream))
+                patience = clock.now() + _PATIENCE_S
             if end <= offset:
                 return Anchor(end - 1, 0)
     finally:
         await channel.close()
     raise BrokerError(f"stream {stream} does not deliver offset {offset}; check the health of its node")
+
+
+def _marker(stream: str, id_: str) -> Outbound:
+    """A message that readers pass over."""
+    properties = Properties(delivery_mode=2, message_id=id_, headers={FOUNDING: ""})
+    return Outbound("", stream, encoded_properties(properties), b"")
 
 
 def anchor_of(message: Received) -> Anchor:

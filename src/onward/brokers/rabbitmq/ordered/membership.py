@@ -195,11 +195,11 @@ class OrderedMembership:
 
     async def _run(self) -> None:
         waits = pauses()
-        for turn in itertools.count():
+        while True:
             if self.state.is_leaving or self.state.failure is not None:
                 return
             since = clock.now()
-            self.state.connection = connection = await self._ground.connect(f"group {self.group}", turn=turn)
+            self.state.connection = connection = await self._ground.connect(f"group {self.group}")
             try:
                 await self._session(connection)
             except (AmqpError, BrokerError) as error:
@@ -207,6 +207,7 @@ class OrderedMembership:
                     waits = pauses()
                     self.state.causes.clear()
                 self._report(f"group {self.group} has no connection: {error}")
+                connection.abandon(f"the session has ended: {error}")  # so that the next one tries another host first
                 await asyncio.sleep(next(waits))
             except Exception as error:
                 log.exception("RabbitMQ: group %s: the session of a member failed", self.group)

@@ -22,11 +22,13 @@ from onward.brokers.base import (
 from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
 from onward.brokers.core.subscription import Keeper, SubscriptionShell
+from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError
 from onward.brokers.rabbitmq.aside.aside import RabbitAsides
 from onward.brokers.rabbitmq.aside.aside_entries import AsidePlace
 from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
+from onward.brokers.rabbitmq.operate.probe_channel import conflict
 from onward.brokers.rabbitmq.ordered import ordered_groups
 from onward.brokers.rabbitmq.ordered.group_start import FirstTokens, first_token, joined, start_tokens
 from onward.brokers.rabbitmq.ordered.log_lag import lag_of
@@ -168,6 +170,15 @@ class OrderedGroups:
     async def create(self, topic: TopicEntry, group: str, start: Start) -> None:
         """Create the group if it does not exist."""
         await self._ask(lambda: self._created(topic, group, start))
+
+    async def conflict(self, topic: TopicEntry, group: str) -> str:
+        """Why the group cannot be created. Creates nothing."""
+        queues = [names.token_queue(topic.name, index, group) for index in range(topic.partitions)]
+
+        async def look() -> str:
+            return await conflict(await self._ground.query(), dict.fromkeys(queues, names.TOKEN_ARGUMENTS))
+
+        return await self._ask(look)
 
     async def groups(self, topic: TopicEntry, entries: Sequence[GroupEntry]) -> list[GroupInfo]:
         return await self._ask(lambda: ordered_groups.infos(self._ground, topic, entries))

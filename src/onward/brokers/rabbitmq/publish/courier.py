@@ -14,7 +14,7 @@ from typing import Protocol
 from onward import clock
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError, Channel, Connection, Outbound, PublishAnswer
-from onward.brokers.rabbitmq.connecting import connected, pauses
+from onward.brokers.rabbitmq.connecting import pauses
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.publish.sending import RabbitOutgoing, RabbitSending, RabbitWindow
 from onward.brokers.rabbitmq.publish.stream_watch import StreamWatch
@@ -131,7 +131,7 @@ class RabbitCourier:
             if link is not None:
                 link.watch.close()
             patience_s = max(0.0, deadline - clock.now() - _LAST_WORD_S)
-            connection = await connected(self._ground.address, name="onward publish", patience_s=patience_s)
+            connection = await self._ground.connect_within("publish", patience_s)
             watch = StreamWatch(connection, self._ground.registry, creates=self._ground.settings.auto_declare)
         try:
             channel = await connection.channel()
@@ -237,11 +237,15 @@ def _lost(topic: TopicEntry, missing: Collection[int]) -> str:
 
 
 def _explained(why: str, item: RabbitOutgoing) -> str:
+    if "(nack)" in why:
+        place = f"exchange {item.packed.exchange}, routing key {item.event.type!r}"
+        place = place if item.packed.stream is None else f"stream {item.packed.stream} and {place}"
+        return f"event {item.event.id} to {place}: {why}; publish again when consumers have made room in it"
     if "NO_ROUTE" not in why:
         return f"event {item.event.id}: {why}"
     if item.packed.stream is not None:
         return f"stream {item.packed.stream} does not exist ({why})"
     return (
-        f"no queue of exchange {item.packed.exchange} takes the routing key {item.event.type!r}; declare a "
-        "Binding for it, or an alternate exchange"
+        f"no binding of exchange {item.packed.exchange} matches event {item.event.id} (routing key "
+        f"{item.event.type!r}; a headers exchange compares headers); declare a Binding for it, or an alternate exchange"
     )

@@ -61,6 +61,11 @@ class TopicRegistry:
         self._creating = asyncio.Lock()
         self._later: set[asyncio.Task[None]] = set()
 
+    @property
+    def new_stream_arguments(self) -> Mapping[str, Any]:
+        """Of the streams of topics that this process creates."""
+        return self._arguments.stream
+
     async def open(self) -> None:
         """Raises BrokerError."""
         await self._log.open()

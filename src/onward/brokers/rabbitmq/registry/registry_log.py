@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import uuid
@@ -22,7 +23,7 @@ from onward.brokers.rabbitmq.amqp import (
 from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.registry.registry_fold import Founded, RegistryEntry, RegistryFold, decoded, encoded
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
-from onward.brokers.rabbitmq.stream_reader import EmptyStream, end_of, follow, offset_of
+from onward.brokers.rabbitmq.stream_reader import EmptyStream, end_by_writing, end_of, follow, offset_of
 from onward.errors import BrokerError
 
 log = logging.getLogger("onward")
@@ -73,9 +74,9 @@ class RegistryLog:
     async def _catch_up(self) -> None:
         try:
             async with asyncio.timeout(_ANSWER_S):
-                end = await reconnecting(self._end)
-                if end < self._position:
-                    self._restart(f"it ends at {end}, and we have read it up to {self._position}")
+                read, end = await reconnecting(self._ends)
+                if end < read:
+                    self._restart(f"it ends at {end}, and we have read it up to {read}")
                 while self._position < end:
                     self._arrival.clear()
                     await self._arrival.wait()
@@ -121,13 +122,14 @@ class RegistryLog:
                 with contextlib.suppress(asyncio.CancelledError, BrokerError):
                     await task
 
-    async def _end(self) -> int:
-        """It is below our position if the server has lost entries. A replica may say so too, for a moment."""
+    async def _ends(self) -> tuple[int, int]:
+        """How far we had read, and where the log ended after that. If the end is lower, the server has lost entries. A
+        node that lags behind the leader of the stream looks the same, until it has what we write now."""
+        read = self._position
         end = await end_of(await self._query(), names.REGISTRY)
-        if end < self._position:
-            await asyncio.sleep(_LONGEST_PAUSE_S)
-            end = await end_of(await self._query(), names.REGISTRY)
-        return end
+        if end < read:
+            end = await end_by_writing(await self._query(), names.REGISTRY, functools.partial(_message, Founded()))
+        return read, end
 
     async def _publish(self, connection: Connection, messages: list[Outbound]) -> None:
         channel = await connection.channel()

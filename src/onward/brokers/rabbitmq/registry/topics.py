@@ -7,6 +7,7 @@ from onward.brokers.core.topic_rules import TopicRules
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError, Connection
 from onward.brokers.rabbitmq.ground import RabbitGround
+from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel, conflict
 from onward.brokers.rabbitmq.operate.topology import Declared
 from onward.brokers.rabbitmq.registry.registry_fold import TopicEntry
 from onward.brokers.rabbitmq.server_errors import explained
@@ -61,6 +62,8 @@ class RabbitTopics:
             await self._registry.catch_up()
             found = self._registry.topic(name)
         if found is None:
+            if why := await self._taken(name):
+                raise BrokerError(why)
             return await self._registry.create_topic(name, self._rules.for_new(name))
         if found.state == "created" and self._auto_declare:
             return await self._registry.create_topic(name, found.partitions)
@@ -75,11 +78,46 @@ class RabbitTopics:
         for name in declared.exchanges:
             self.forget(name)
         await self._registry.catch_up()
-        wanted: list[TopicSpec] = []
-        changes = self._rules.plan(Topology(declared.topics), self._count, wanted.append if apply else None)
-        for spec in wanted:
-            await self._registry.create_topic(spec.name, spec.partitions)
-        return changes
+        wanted: dict[str, TopicSpec] = {}
+
+        def create(spec: TopicSpec) -> None:
+            wanted[f"topic {spec.name}"] = spec
+
+        changes = self._rules.plan(Topology(declared.topics), self._count, create if apply else None)
+        new = {f"topic {spec.name}": spec for spec in declared.topics if self._count(spec.name) is None}
+        refused = {what: why for what, spec in new.items() if (why := await self._conflict(spec))}
+        for what, spec in wanted.items():
+            if what not in refused:
+                await self._registry.create_topic(spec.name, spec.partitions)
+        return [Change(each.what, "refuse", refused[each.what]) if each.what in refused else each for each in changes]
+
+    async def _taken(self, name: str) -> str:
+        """Why there can be no new topic of this name: an exchange has it, and events would go to the wrong one of the
+        two. Empty: there can."""
+        probe = ProbeChannel(await self._query())
+        try:
+            if name not in self._registry.foreign_topics() and not await probe.has_exchange(name):
+                return ""
+        except AmqpError as error:
+            raise BrokerError(explained(error, f"exchange {name}")) from error
+        finally:
+            await probe.close()
+        return (
+            f"there is no topic {name}, but an exchange of this name; to use the exchange, declare it with "
+            f"app.topology(Exchange({name!r})) (in a command: --app MODULE:APP), otherwise choose another topic"
+        )
+
+    async def _conflict(self, spec: TopicSpec) -> str:
+        """Why a new topic cannot be created. Creates nothing."""
+        streams = [names.stream(spec.name, index) for index in range(spec.partitions)]
+        try:
+            return await self._taken(spec.name) or await conflict(
+                await self._query(),
+                dict.fromkeys(streams, self._registry.new_stream_arguments),
+                {names.exchange(spec.name): "topic"},
+            )
+        except AmqpError as error:
+            raise BrokerError(explained(error, f"topic {spec.name}")) from error
 
     def _count(self, name: str) -> int | None:
         found = self._registry.topic(name)

@@ -26,7 +26,9 @@ from onward.brokers.rabbitmq.amqp import (
 from onward.brokers.rabbitmq.aside.aside import RabbitAsides
 from onward.brokers.rabbitmq.aside.aside_entries import AsidePlace
 from onward.brokers.rabbitmq.aside.aside_log import AsideStream
+from onward.brokers.rabbitmq.connecting import LoggedCauses
 from onward.brokers.rabbitmq.message import packed
+from onward.brokers.rabbitmq.stream_reader import close_soon
 from onward.brokers.rabbitmq.work.retrying import WorkParcel
 from onward.brokers.rabbitmq.work.rungs import headers_of, retrying
 from onward.brokers.rabbitmq.work.work_message import replayed
@@ -50,6 +52,7 @@ class Mover:
         self._session = session
         self._asides = asides
         self._lock = lock
+        self._causes = LoggedCauses()
 
     async def run(self) -> None:
         """Stand by, and move records while this member is elected. Raises AmqpError if the connection ends."""
@@ -80,7 +83,7 @@ class Mover:
                     elected.set_result(None)
 
         await channel.qos(10)
-        await channel.consume(queue, arrived)
+        await channel.consume(queue, arrived, on_cancel=lambda: close_soon(channel))
         return channel
 
     async def _move_while(self, channel: Channel) -> None:
@@ -136,8 +139,10 @@ class Mover:
             if stored:
                 await stream.remove(stored, 0)
         if why := next((each for each in answers if each is not None), None):
-            log.warning("%s: a dead letter cannot be replayed: %s; trying again", self._session.place, why)
+            self._causes.report(f"{self._session.place}: a dead letter cannot be replayed: {why}; trying again")
             await asyncio.sleep(_AGAIN_S)
+        else:
+            self._causes.clear()
 
     def _parcel(self, record: AsideRecord, wall: float) -> WorkParcel:
         event = record.event

@@ -9,15 +9,19 @@ from uuid import uuid4
 from onward.brokers.base import Asks, GroupInfo, GroupSpec, MemberInfo, Standing, Start, Supervised
 from onward.brokers.core.bell import Bell
 from onward.brokers.core.holdings import Holdings
+from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError
 from onward.brokers.rabbitmq.aside.aside import RabbitAsides
 from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
-from onward.brokers.rabbitmq.operate.figures import RabbitFigures
+from onward.brokers.rabbitmq.operate.operations import RabbitOperations
+from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel, conflict
 from onward.brokers.rabbitmq.operate.topology import Declared
 from onward.brokers.rabbitmq.presence import PresenceSelf, asked
+from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry
 from onward.brokers.rabbitmq.server_errors import undeclared
 from onward.brokers.rabbitmq.work import work_objects
+from onward.brokers.rabbitmq.work.tiers import NORMAL_TIER
 from onward.brokers.rabbitmq.work.work_member import WorkMember, WorkOwnership, WorkTools
 from onward.brokers.rabbitmq.work.work_place import WorkPlace, check_asks, place_of
 from onward.brokers.rabbitmq.work.work_subscription import WorkMembers, WorkSubscription
@@ -30,11 +34,15 @@ class WorkGroups:
     """All methods are called in the caller's loop."""
 
     def __init__(
-        self, ground: RabbitGround, asides: RabbitAsides, counts: RabbitFigures, epochs: Iterator[int] | None = None
+        self,
+        ground: RabbitGround,
+        asides: RabbitAsides,
+        operations: RabbitOperations,
+        epochs: Iterator[int] | None = None,
     ) -> None:
         self._ground = ground
         self._asides = asides
-        self._tools = WorkTools(ground, asides, counts, epochs or itertools.count(1))
+        self._tools = WorkTools(ground, asides, operations.counts, epochs or itertools.count(1), operations.restore)
 
     async def subscribe(
         self,
@@ -61,6 +69,7 @@ class WorkGroups:
                     raise BrokerError(undeclared(str(place)))
                 if start == "earliest":
                     log.info("%s: without an order it gets the events that are published from now on", place)
+            self._tools.counts.consumes(topic, group, place.queues[NORMAL_TIER])
             members[topic] = WorkMember(self._tools, place, me, asks, holdings)
         subscription = WorkSubscription(
             WorkMembers(group, members), holdings, self._ground.io, timeout_s=settings.publish_timeout_s
@@ -83,12 +92,43 @@ class WorkGroups:
 
         await self._ground.io.run(reconnecting(create))
 
-    async def groups(self, topic: str, groups: Sequence[str]) -> list[GroupInfo]:
-        """What is known of these work groups of the topic."""
+    async def conflict(self, spec: GroupSpec, declared: Declared) -> str:
+        """Why the group cannot be created. Creates nothing."""
+        _check_start(spec.start)
+        place = _place(spec.topic, spec.group, spec.asks, declared)
+        queues = [*(place.queues.values() if place.is_own else ()), place.suspects]
+
+        async def look() -> str:
+            return await conflict(await self._ground.query(), dict.fromkeys(queues, names.WORK_ARGUMENTS))
+
+        return await self._ground.io.run(reconnecting(look))
+
+    async def groups(self, entries: Sequence[GroupEntry], declared: Declared) -> list[GroupInfo]:
+        """Of these work groups: their members, and how many events wait."""
         return [
-            GroupInfo(group, topic, await self.owners(topic, group), {0: Standing(0, None, None, None)})
-            for group in groups
+            GroupInfo(
+                each.group,
+                each.topic,
+                await self.owners(each.topic, each.group),
+                {0: Standing(0, await self._depth(each, declared), None, None)},
+            )
+            for each in entries
         ]
+
+    async def _depth(self, entry: GroupEntry, declared: Declared) -> int | None:
+        queues = work_objects.queues_of(entry, declared.queue(entry.group))
+
+        async def look() -> int:
+            probe = ProbeChannel(await self._ground.query())
+            try:
+                return sum([(await probe.queue(queue)).messages for queue in queues])
+            finally:
+                await probe.close()
+
+        try:
+            return await self._ground.io.run(reconnecting(look))
+        except (AmqpError, BrokerError):
+            return None
 
     async def owners(self, topic: str, group: str) -> list[MemberInfo]:
         """The live members: each of them owns the shared partition."""

@@ -2,18 +2,19 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 from uuid import uuid4
 
 from onward import clock
 from onward.brokers.base import Asks, Assigned, MemberInfo
 from onward.brokers.core.holdings import Hold, Holdings
-from onward.brokers.rabbitmq.amqp import AmqpError
+from onward.brokers.rabbitmq.amqp import AmqpError, Connection
 from onward.brokers.rabbitmq.aside.aside import AsidePlace, RabbitAsides
 from onward.brokers.rabbitmq.connecting import LoggedCauses, pauses, reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate.figures import RabbitFigures
+from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel
 from onward.brokers.rabbitmq.presence import Presence, PresencePlace, PresenceSelf
 from onward.brokers.rabbitmq.work import work_objects
 from onward.brokers.rabbitmq.work.mover import Mover
@@ -59,6 +60,7 @@ class WorkTools(NamedTuple):
     asides: RabbitAsides
     counts: RabbitFigures
     epochs: Iterator[int]
+    restore: Callable[[Connection], Awaitable[None]]  # declare the application's own queues again
 
 
 class WorkMember:
@@ -187,6 +189,7 @@ class WorkMember:
         session.ended.add_done_callback(lambda _: self._life.wake.set())
         try:
             await self._check_group()
+            await self._restore(links.sending)
             await work_objects.declare(links.sending, ground.registry, place, joins=False)
             hold = await self._join(session)
             if not self._life.is_leaving:
@@ -209,6 +212,18 @@ class WorkMember:
         await registry.catch_up()
         if place.group not in registry.groups(place.topic):
             raise GroupDropped(f"{place} was dropped while this member was away; start it again to create the group")
+
+    async def _restore(self, connection: Connection) -> None:
+        """A queue that the application declares may have been deleted. Its own ones are declared in any case."""
+        if self.place.is_own or not self._tools.ground.settings.auto_declare:
+            return
+        probe = ProbeChannel(connection)
+        try:
+            has_all = all([await probe.has_queue(queue) for queue in self.place.queues.values()])
+        finally:
+            await probe.close()
+        if not has_all:
+            await self._tools.restore(connection)
 
     async def _join(self, session: WorkSession) -> WorkHold:
         tools, place, asks = self._tools, self.place, self._asks

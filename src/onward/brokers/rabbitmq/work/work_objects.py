@@ -9,6 +9,7 @@ import msgspec
 from onward.brokers.rabbitmq import names, presence
 from onward.brokers.rabbitmq.amqp import AmqpError, Channel, ChannelClosed, Connection
 from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel
+from onward.brokers.rabbitmq.operate.topology import Queue
 from onward.brokers.rabbitmq.registry.registry import TopicRegistry
 from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntry
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
@@ -53,9 +54,8 @@ async def declare(connection: Connection, registry: TopicRegistry, place: WorkPl
 async def _missing(connection: Connection, place: WorkPlace, known: GroupEntry) -> list[str]:
     """The queues that the group has had and that do not exist."""
     probe = ProbeChannel(connection)
-    former = [tier for tier in TRIED if f"{_TIER}{tier}" in known.routes]
-    queues = [names.work_queue(place.topic, place.group, tier) for tier in (None, *former)]
-    found = [queue for queue in (*queues, place.suspects) if not await probe.has_queue(queue)]
+    queues = [*queues_of(known, None), place.suspects]
+    found = [queue for queue in queues if not await probe.has_queue(queue)]
     await probe.close()
     return found
 
@@ -74,6 +74,16 @@ async def _declare_queues(channel: Channel, known: GroupEntry | None, place: Wor
     for exchange in reversed(place.routing.exchanges):
         await declare_tier(channel, exchange)
     return place
+
+
+def queues_of(group: GroupEntry, declared: Queue | None) -> list[str]:
+    """The queues of a group, with those of all tiers that it has had. `declared`: the application's queue of its name.
+
+    A group without routes is a queue of another program."""
+    if declared is not None or not group.routes:
+        return [group.group] if declared is None else list(declared.tier_queues.values())
+    tiers = [tier for tier in TRIED if f"{_TIER}{tier}" in group.routes]
+    return [names.work_queue(group.topic, group.group, tier) for tier in (None, *tiers)]
 
 
 def _with_former_tiers(place: WorkPlace, routes: Sequence[str]) -> WorkPlace:

@@ -7,7 +7,6 @@ a message in the order in which they were taken. It is not the delivery tag, bec
 import asyncio
 import functools
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -166,32 +165,6 @@ class Acknowledger:
         self._ledger.forget(tags)
 
 
-class TakeTimes:
-    """When positions were taken. Those of one receive share a time. Both threads may call it."""
-
-    _MOST = 4_096  # receives; positions that are open for longer count from the oldest one
-
-    def __init__(self) -> None:
-        self._ends: list[tuple[int, float]] = []  # the last position of each receive, and its time
-
-    def taken(self, last: int, now: float) -> None:
-        self._ends.append((last, now))
-        if len(self._ends) > self._MOST:
-            del self._ends[: self._MOST // 2]
-
-    def counts(self, positions: Iterable[int]) -> dict[float, int]:
-        """How many of these positions were taken at each time."""
-        ends = self._ends.copy()
-        found: dict[float, int] = {}
-        first, last, at = 1, 0, 0.0  # the last receive that was looked up
-        for position in positions:
-            if not first <= position <= last:
-                index = min(bisect_left(ends, (position,)), len(ends) - 1)
-                first, (last, at) = ends[index - 1][0] + 1 if index else 0, ends[index]
-            found[at] = found.get(at, 0) + 1
-        return found
-
-
 class WorkChannel:
     """`special` is called for messages whose headers must be read first. `rang`: there is something to take."""
 
@@ -204,7 +177,6 @@ class WorkChannel:
         self.buffers = WorkBuffers()
         self.open: dict[int, Received] = {}  # by position: taken and not done
         self._tries: dict[int, Tries] = {}  # by tag, of the messages that are no first attempts
-        self.times = TakeTimes()
         self._position = 0
         self._special = special
         self._rang = rang
@@ -264,6 +236,4 @@ class WorkChannel:
             known = tries.pop(message.tag, None) if tries else None
             deliveries.append(Delivery(event, partition, position, epoch, 1, None, log_id, False, known))
         self._position = position
-        if deliveries:
-            self.times.taken(position, clock.now())
         return deliveries

@@ -136,7 +136,6 @@ class WorkSettling:
     def _ack(self, positions: Sequence[int], records: Sequence[AsideRecord]) -> None:
         work = self._work
         now = clock.now()
-        self._measure(positions, now)
         if self._waiting or self._stored:
             waiting = [position for position in positions if position in self._waiting]
             done = work.passed_on(waiting) + work.done(positions)
@@ -149,17 +148,6 @@ class WorkSettling:
                 self._session.suspects.done(arrived(message).suspect)
         work.prefetch.settled(len(done), now)
         self._count(done, records)
-
-    def _measure(self, positions: Sequence[int], now: float) -> None:
-        """Count how long these took, from their receive to this settle."""
-        work = self._work
-        by_consumer: dict[str, list[int]] = {}
-        for position in positions:
-            if message := work.open.get(position):
-                by_consumer.setdefault(message.consumer, []).append(position)
-        for consumer, taken in by_consumer.items():
-            for at, count in work.times.counts(taken).items():
-                self._figures.took(self._queue(consumer), now - at, count)
 
     def _queue(self, consumer: str) -> str:
         place = self._session.place

@@ -44,6 +44,12 @@ class WorkSubscription(SubscriptionShell[WorkOwnership]):
         self._io = io
         self._timeout_s = timeout_s
 
+    @property
+    def own_queues(self) -> set[str]:
+        """The queues that Onward declares for its members, those of all tiers."""
+        places = [member.place for member in self._members.by_topic.values()]
+        return {queue for place in places if place.is_own for queue in place.queues.values()}
+
     async def settle(
         self, progress: Sequence[Progress], *, aside: Sequence[AsideRecord] = (), gone: Sequence[str] = ()
     ) -> Sequence[Partition]:
