@@ -164,7 +164,7 @@ def test_a_declared_queue_of_a_group_that_is_missing_is_a_warning() -> None:
     (warning,) = [each for each in found(facts) if each.level != "ok"]
     assert warning.level == "warning"
     assert warning.what == "missing (declared, with group ev.q of topic events): queues ev.q and ev.q.bulk"
-    assert "stand still" in (warning.cure or "")
+    assert "onward topology apply" in (warning.cure or "")
     assert "onward topology apply" in (warning.cure or "")
     assert [each.name for each in expected if not each.is_created] == ["later"], "the topology says if it is missing"
 
