@@ -175,11 +175,9 @@ def _login_cure(address: RabbitAddress, why: str) -> str:
         return f"correct the user ({user}) and the password in the URL"
     if "not found" in why:
         return f"create it with `rabbitmqctl add_vhost {vhost}`, or correct the path of the URL"
-    pattern = r"^onward\..*"
-    return (
-        f"allow it with `rabbitmqctl set_permissions -p {vhost} {user} '{pattern}' '{pattern}|amq\\.default' '{pattern}'`, "
-        "and add the names of your own exchanges and queues, or use another user"
-    )
+    ours = r"^onward\..*"
+    command = rf"rabbitmqctl set_permissions -p {vhost} {user} '{ours}' '{ours}|amq\.default' '{ours}'"
+    return f"allow it with `{command}`, and add the names of your own exchanges and queues, or use another user"
 
 
 def _cure(address: RabbitAddress) -> str:
