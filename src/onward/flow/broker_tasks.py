@@ -30,7 +30,13 @@ class RetriedCalls:
     def troubles(self) -> list[str]:
         return list(self._failing.values())
 
-    def failed(self, what: str, error: BrokerError) -> None:
+    def failed(self, what: str, error: Exception) -> None:
+        """An error that no broker should raise is reported too: the call is tried again, and readiness shows it."""
+        if not isinstance(error, BrokerError):
+            if what not in self._failing:
+                log.error("%s: %s failed, trying again: %r", self._name, what, error, exc_info=error)
+            self._failing[what] = f"{what} failed: {error!r}; the log has the traceback"
+            return
         if isinstance(error, StoreLost):  # no call can succeed any more, so log it once for all calls
             if str(error) not in self._failing.values():
                 log.error("%s: %s", self._name, error)
@@ -88,7 +94,7 @@ class BrokerTasks:
             except Closed:
                 self._plane.settled([progress.partition for progress in call.progress], instant())
                 break
-            except BrokerError as error:
+            except Exception as error:
                 self.retried.failed("settling", error)
                 await asyncio.sleep(_RETRY_S)
             else:
@@ -132,7 +138,7 @@ class BrokerTasks:
                 )
             except Closed:
                 return
-            except BrokerError as error:
+            except Exception as error:
                 self.retried.failed(f"reading the records of {page.partition}", error)
                 await asyncio.sleep(_RETRY_S)
             else:

@@ -176,6 +176,14 @@ def test_the_founding_message_is_no_event() -> None:
     assert from_stream(by_stream(raw), "orders", "orders/0") == (7 + (1 << 40), None)
 
 
+@pytest.mark.parametrize("value", ["log-1", 5])
+def test_a_message_of_another_program_with_our_header_and_a_body_is_an_event(value: object) -> None:
+    raw = encoded_properties(Properties(headers={FOUNDING: value}))
+    _, event = from_stream(by_stream(raw, b"body"), "orders", "orders/0")
+    assert event is not None
+    assert event.value == b"body"
+
+
 @given(st.binary(max_size=60), st.binary(max_size=10))
 def test_no_bytes_break_the_reader(properties: bytes, body: bytes) -> None:
     event = received(properties, body, "orders", "fallback")

@@ -124,3 +124,18 @@ def test_damaged_headers_make_a_retry_due(headers: dict[str, object]) -> None:
     assert all(number >= 0 for number in (found.tries.failed, found.tries.started, found.tries.crashes))
     assert math.isfinite(found.due)
     assert found.waits_ms(WALL) < math.inf
+
+
+@pytest.mark.parametrize("value", ["1e300,1e300", "1e11,1e300", "1.7e308,99999999999999"])
+def test_no_header_makes_a_message_wait_longer_than_a_year(value: str) -> None:
+    assert parsed({"onward-due": value}).waits_ms(WALL) <= 365 * 86_400_000
+    assert len(headers_of(parsed({"onward-due": value}))["onward-due"]) < 40
+
+
+@pytest.mark.parametrize("value", ["1e30,0,0", "0,2147483648,0", "0,0,1e300"])
+def test_a_number_of_tries_that_no_integer_holds_counts_as_damaged(value: str) -> None:
+    assert parsed({"onward-tries": value}).tries == Tries()
+
+
+def test_a_first_failure_that_no_clock_shows_counts_as_damaged() -> None:
+    assert parsed({"onward-first-failure": "1e300"}).first_failure is None

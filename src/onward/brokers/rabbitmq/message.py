@@ -192,12 +192,12 @@ def received(properties: bytes, body: bytes, topic: str, fallback_id: str, fallb
 
 
 def from_stream(message: Received, topic: str, source: str) -> tuple[int, RabbitEvent | None]:
-    """The offset of a stream's message, and its event. None: it is no event, but the founding message.
+    """The offset of a stream's message, and its event. None: it is no event, but a message that marks the log.
 
     `source`, such as orders/0, and the offset make the id of an event whose publisher gave it none."""
     found = scanned(message.properties, topic)
     assert found.offset is not None, "a message from a stream has an offset"
-    if found.is_founding:
+    if found.is_founding and not message.body:  # another program may use the header, and its body must not be skipped
         return found.offset, None
     return found.offset, _event(found, message.properties, message.body, topic, source)
 

@@ -180,7 +180,7 @@ class Properties(msgspec.Struct, frozen=True):
 
 
 # In the order of their flags, from the highest bit on.
-_PROPERTIES = tuple(
+PROPERTY_FIELDS = tuple(
     zip(Properties.__struct_fields__, "sstBBssssQssss", (1 << bit for bit in range(15, 1, -1)), strict=True)
 )
 _HEADERS_FLAG = 1 << 13
@@ -191,7 +191,7 @@ _WIDTHS = {"B": 1, "Q": 8}
 def encoded_properties(properties: Properties) -> bytes:
     """As they stand in a content header: the flags, then the fields."""
     flags, parts = 0, [b""]
-    for name, kind, flag in _PROPERTIES:
+    for name, kind, flag in PROPERTY_FIELDS:
         value = getattr(properties, name)
         if value is not None:
             flags |= flag
@@ -205,7 +205,7 @@ def properties_of(raw: bytes) -> Properties:
     try:
         flags, at = _flags(raw), 2
         found: dict[str, Any] = {}
-        for name, kind, flag in _PROPERTIES:
+        for name, kind, flag in PROPERTY_FIELDS:
             if flags & flag:
                 found[name], at = _read(kind, raw, at)
     except (struct.error, IndexError) as error:
@@ -233,15 +233,9 @@ def _extent(raw: bytes, wanted: int) -> tuple[int, int]:
         flags, at = _flags(raw), 2
         if not flags & wanted:
             return at, at
-        for _, kind, flag in _PROPERTIES:
+        for _, kind, flag in PROPERTY_FIELDS:
             if flags & flag:
-                match kind:
-                    case "s":
-                        end = at + 1 + raw[at]
-                    case "t":
-                        end = at + 4 + _LONG.unpack_from(raw, at)[0]
-                    case _:
-                        end = at + _WIDTHS[kind]
+                end = field_end(kind, raw, at)
                 if flag == wanted:
                     if end > len(raw):
                         break
@@ -250,6 +244,18 @@ def _extent(raw: bytes, wanted: int) -> tuple[int, int]:
     except (struct.error, IndexError) as error:
         raise Malformed("the properties of a message are cut off") from error
     raise Malformed("the properties of a message are cut off")
+
+
+def field_end(kind: str, raw: bytes, at: int) -> int:
+    """Where the property of this kind at `at` ends. It may be beyond the end of `raw`."""
+    match kind:
+        case "s":
+            return at + 1 + raw[at]
+        case "t":
+            end: int = at + 4 + _LONG.unpack_from(raw, at)[0]
+            return end
+        case _:
+            return at + _WIDTHS[kind]
 
 
 def _flags(raw: bytes) -> int:

@@ -27,6 +27,7 @@ _LENGTH = struct.Struct(">I")
 _TIME = struct.Struct(">Q")
 _DECIMAL = struct.Struct(">Bi")
 _TRUTH, _TEXT, _BYTES, _ARRAY, _TABLE, _STAMP, _NUMBER, _VOID = b"tSxAFTDV"
+_WIDTHS = {_TRUTH: 1, _VOID: 0, _STAMP: 8, _NUMBER: 5}
 
 
 def short_string(text: str) -> bytes:
@@ -97,6 +98,22 @@ def decoded_table(raw: bytes) -> dict[str, Any]:
 def text_of(raw: bytes) -> str:
     """The text of a short string. A byte that is not UTF-8 is shown as an escape, so any name can be read."""
     return raw.decode(errors="backslashreplace")
+
+
+def entry_end(raw: bytes, at: int) -> int:
+    """Where the entry at `at` ends: its name and its value, which is not decoded. It may be beyond the end of `raw`.
+    Raises Malformed if its type is unknown."""
+    at += 1 + raw[at]
+    kind = raw[at]
+    at += 1
+    if fixed := _FIXED.get(kind):
+        return at + fixed.size
+    if kind in (_TEXT, _BYTES, _TABLE, _ARRAY):
+        end: int = at + 4 + _LENGTH.unpack_from(raw, at)[0]
+        return end
+    if kind in _WIDTHS:
+        return at + _WIDTHS[kind]
+    raise Malformed(f"a field table has a value of the unknown type {bytes((kind,))!r}")
 
 
 def _entries(raw: bytes, at: int, end: int, depth: int) -> dict[str, Any]:

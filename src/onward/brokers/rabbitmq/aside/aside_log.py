@@ -202,7 +202,7 @@ class AsideStream:
         """Store these records. Returns why they were refused; then none of them is stored. AsideLost: see there."""
         try:
             entries = [record_entry(record, fence) for record in records]
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
             return f"a record cannot be encoded: {error}"
         try:
             await self._join()

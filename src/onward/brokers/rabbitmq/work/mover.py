@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from onward.brokers.base import AsideRecord, State
 from onward.brokers.core.folded_aside import AsideRow
 from onward.brokers.rabbitmq import names
@@ -33,7 +35,7 @@ from onward.brokers.rabbitmq.work.retrying import WorkParcel
 from onward.brokers.rabbitmq.work.rungs import headers_of, retrying
 from onward.brokers.rabbitmq.work.work_message import replayed
 from onward.brokers.rabbitmq.work.work_session import WorkSession
-from onward.errors import BrokerError
+from onward.errors import BrokerError, PayloadError
 from onward.event import Tries
 
 log = logging.getLogger("onward")
@@ -132,19 +134,30 @@ class Mover:
 
     async def _replay(self, stream: AsideStream, rows: Sequence[AsideRow]) -> None:
         async with self._lock:
-            records = await stream.records(rows)
             wall = time.time()
-            answers = await self._session.courier.send([self._parcel(record, wall) for record in records])
-            stored = [record.id for record, why in zip(records, answers, strict=True) if why is None]
+            parcels = [(record, self._parcel(record, wall)) for record in await stream.records(rows)]
+            sent = [(record, parcel) for record, parcel in parcels if parcel is not None]
+            answers = await self._session.courier.send([parcel for _, parcel in sent])
+            stored = [record.id for (record, _), why in zip(sent, answers, strict=True) if why is None]
             if stored:
                 await stream.remove(stored, 0)
+            if unfit := [record for record, parcel in parcels if parcel is None]:
+                await stream.store([msgspec.structs.replace(each, state=State.DEAD, due=None) for each in unfit])
         if why := next((each for each in answers if each is not None), None):
             self._causes.report(f"{self._session.place}: a dead letter cannot be replayed: {why}; trying again")
             await asyncio.sleep(_AGAIN_S)
         else:
             self._causes.clear()
 
-    def _parcel(self, record: AsideRecord, wall: float) -> WorkParcel:
+    def _parcel(self, record: AsideRecord, wall: float) -> WorkParcel | None:
+        """None: its event cannot be a message, so it stays a dead letter."""
+        try:
+            return self._packed(record, wall)
+        except PayloadError as error:
+            log.error("%s: dead letter %s cannot be replayed: %s", self._session.place, record.id, error)
+            return None
+
+    def _packed(self, record: AsideRecord, wall: float) -> WorkParcel:
         event = record.event
         state = retrying(Tries(), record.due, None, wall, None)
         waits, tier = state.waits_ms(wall) > 0, self._session.place.tier(event.type)

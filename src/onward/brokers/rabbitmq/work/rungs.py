@@ -6,6 +6,7 @@ member that gets it in between charges no attempt.
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from onward.event import Tries
 RUNGS_MS = (50, 100, 200, 500, *(1_000 << step for step in range(13)))  # the last one is 4,096 s
 DUE_MS = 10  # a retry that is due within this time is due
 _LATE = 0.1  # of the time that is left: how late the last rung may bring a retry back
+_LONGEST_MS = 365 * 86_400_000  # that headers can make a message wait
+_LATEST = 253_402_300_799.0  # the end of the year 9999
+_MOST_TRIES = 2**31 - 1  # tries are stored as integers; a higher number is damaged
 
 TRIES_HEADER = "onward-tries"
 DUE_HEADER = "onward-due"
@@ -77,20 +81,23 @@ def headers_of(state: Retrying) -> dict[str, str]:
 
 
 def parsed(headers: Mapping[str, object]) -> Retrying:
-    """The state in these headers. What is missing or damaged counts as not there: the event is then due."""
-    failed, started, crashes = _numbers(headers.get(TRIES_HEADER), 3)
+    """The state in these headers. What is missing or damaged counts as not there: the event is then due. Another
+    program may have written them, so no wait is longer than a year."""
+    failed, started, crashes = _numbers(headers.get(TRIES_HEADER), 3, most=_MOST_TRIES)
     due, left_ms = _numbers(headers.get(DUE_HEADER), 2)
-    (first,) = _numbers(headers.get(FIRST_HEADER), 1)
-    return Retrying(Tries(int(failed), int(started), int(crashes)), due, left_ms, first or None)
+    (first,) = _numbers(headers.get(FIRST_HEADER), 1, most=_LATEST)
+    return Retrying(
+        Tries(int(failed), int(started), int(crashes)), min(due, _LATEST), min(left_ms, _LONGEST_MS), first or None
+    )
 
 
-def _numbers(text: object, count: int) -> tuple[float, ...]:
-    """That many numbers, none below 0."""
+def _numbers(text: object, count: int, *, most: float = sys.float_info.max) -> tuple[float, ...]:
+    """That many numbers, none below 0 or above `most`."""
     try:
         found = tuple(float(part) for part in str(text).split(","))
     except ValueError:
         found = ()
-    if len(found) != count or not all(0 <= each < math.inf for each in found):
+    if len(found) != count or not all(0 <= each <= most for each in found):
         return (0.0,) * count
     return found
 
