@@ -523,7 +523,7 @@ def test_without_a_majority_events_are_refused_and_it_goes_on_afterwards(
             await asyncio.gather(refused(ordered), refused(work))
             for shop in (ordered, work):
                 assert not shop.app.health().ready
-                assert "cannot be reached" in troubles(shop)
+                await until(lambda shop=shop: "cannot be reached" in troubles(shop), "the cause is named", shop)  # type: ignore[misc]
             await asyncio.to_thread(cluster.heal)
             async with load(ordered, work):
                 await flows(ordered, work)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,11 +13,12 @@ import pytest
 from onward.brokers.base import Assigned, Fenced, Supervised
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.ordered import group_start
-from onward.brokers.rabbitmq.ordered.membership import OrderedMembership
+from onward.brokers.rabbitmq.ordered.membership import OrderedMembership, SeatDesk
 from onward.brokers.rabbitmq.ordered.token import Anchor, Awaited, Token
 from onward.brokers.rabbitmq.ordered.token_search import TokenSearch
 from onward.clock import now
 from onward.errors import BrokerError, GroupDropped
+from onward.event import Partition
 from onward.testing.scenario import Member
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
 from tests.brokers.rabbitmq.stage import played
@@ -242,6 +244,52 @@ async def _created(broker: Any, connection: Any) -> None:
 
     await create()
     await ground.io.run(ground.registry.add_group("orders", "group", "ordered"))
+
+
+@pytest.mark.parametrize(
+    ("others", "is_claimed", "may"),
+    [({}, False, True), ({"c": ""}, False, True), ({"a": "", "c": ""}, False, False), ({}, True, False)],
+)
+def test_one_member_replaces_a_silent_token_queue_and_only_if_nobody_has_the_partition(
+    others: dict[str, str], is_claimed: bool, may: bool
+) -> None:
+    share = SimpleNamespace(
+        presence=SimpleNamespace(owner="b", live=lambda: others), is_claimed=lambda index: is_claimed
+    )
+    desk: Any = SeatDesk(SimpleNamespace(share_of=lambda partition: share))  # type: ignore[arg-type]
+    assert desk.may_replace(Partition("orders", 0)) is may
+
+
+# -- the exchange of the members --------------------------------------------------------------------------------------
+
+
+@played
+async def test_partitions_are_shared_again_after_the_exchange_of_the_members_was_deleted(
+    harness: RabbitHarness,
+) -> None:
+    async with brokers(harness, partitions=4) as opened, connected(harness) as connection:
+        one = await (await Member.join(await opened(), "orders", "group")).hold(4)
+        channel = await connection.channel()
+        await channel.delete_exchange(names.members_exchange("orders", "group"))
+        two = await Member.join(await opened(), "orders", "group")
+        while not len(one.assigned) == len(two.assigned) == 2:
+            await asyncio.gather(one.receive(), two.receive())
+        while one.subscription.troubles():
+            await one.receive()
+
+
+@played
+async def test_a_member_whose_exchange_belongs_to_another_program_is_not_ready(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        member = await joined(await opened())
+        channel = await connection.channel()
+        exchange = names.members_exchange("orders", "group")
+        await channel.delete_exchange(exchange)
+        await channel.declare_exchange(exchange, "direct")
+        await member.until(lambda: exchange in "".join(member.subscription.troubles()))
+        await channel.delete_exchange(exchange)
+        await member.until(lambda: not member.subscription.troubles())
+        assert len(member.assigned) == 1
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ lost, and what cannot go on says why."""
 import asyncio
 import time
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 
+from onward.brokers.rabbitmq.ordered import seat
 from tests.brokers.rabbitmq.fault_shop import GROUP, KEYS, KINDS, TOPIC, FaultShop, some_fail, until
 from tests.servers.rabbitmq import RabbitMQServer
 
@@ -114,6 +116,43 @@ def test_under_a_memory_alarm_an_application_waits_and_says_so(
     asyncio.run(scene())
 
 
+def test_a_token_queue_that_the_server_forgets_is_named_and_created_again(
+    rabbitmq_server: RabbitMQServer, vhost: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is killed right after a group was created does not know the newest quorum queue again: the queue
+    exists, but it delivers and confirms nothing."""
+    token = f"onward.{TOPIC}:{GROUP}:1.token"
+    monkeypatch.setattr(seat, "_SILENT_S", 6.0)
+
+    async def scene() -> None:
+        shop = FaultShop(url, "ordered")
+        async with shop.app:
+            running = asyncio.create_task(shop.app.run())
+            await until(lambda: shop.app.health().ready, "the application is ready", shop)
+            await shop.publish(50)
+            await shop.settled()
+            await asyncio.to_thread(rabbitmq_server.until_durable, vhost)
+            await asyncio.to_thread(rabbitmq_server.kill)
+            await asyncio.to_thread(forget, rabbitmq_server, vhost, token)
+            await asyncio.to_thread(rabbitmq_server.start)
+            await until(lambda: f"queue {token} does not answer" in troubles(shop), "the queue is named", shop)
+            assert not shop.app.health().ready
+            await until(lambda: shop.app.health().ready, "readiness is back", shop)
+            await shop.publish(50)
+            await shop.settled()
+            shop.app.stop()
+            await running
+
+    asyncio.run(scene())
+
+
+def forget(server: RabbitMQServer, vhost: str, queue: str) -> None:
+    """What a kill does to a queue of the last seconds: the node that is down now does not know the queue's log."""
+    name = f"{vhost}_{queue}".encode()
+    for path in server.folder.glob("mnesia/*/*/*/names.dets"):
+        path.write_bytes(path.read_bytes().replace(name, b"x" * len(name)))
+
+
 # -- what is deleted --------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +169,30 @@ def test_a_token_queue_that_is_deleted_is_created_again_and_no_event_is_skipped(
                     await asyncio.to_thread(rabbitmq_server.delete_queue, vhost, token)
                 await shop.publish(50)
                 await shop.settled()
+
+    asyncio.run(scene())
+
+
+@kinds
+def test_an_exchange_of_the_members_that_is_deleted_comes_back_and_no_event_runs_twice(
+    rabbitmq_server: RabbitMQServer, vhost: str, url: str, kind: str
+) -> None:
+    name = f"onward.{TOPIC}:{GROUP}:members"
+
+    def is_bound() -> bool:
+        bound = rabbitmq_server.ask("GET", f"/api/bindings/{vhost}")
+        return any(each["source"] == name for each in bound)
+
+    async def scene() -> None:
+        async with FaultShop(url, kind).open() as shop:
+            await shop.publish(50)
+            await shop.settled()
+            await asyncio.to_thread(rabbitmq_server.ask, "DELETE", f"/api/exchanges/{vhost}/{quote(name, safe='')}")
+            assert not is_bound()
+            await until(is_bound, "the member joins again", shop)
+            await shop.publish(50)
+            await shop.settled()
+            assert len(shop.runs) == 100
 
     asyncio.run(scene())
 

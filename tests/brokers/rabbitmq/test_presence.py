@@ -1,15 +1,17 @@
 """Who is in a group: members report to each other, and any process can ask them."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
 from onward.brokers.rabbitmq import presence
-from onward.brokers.rabbitmq.amqp import Connection, Outbound
+from onward.brokers.rabbitmq.amqp import Channel, ChannelClosed, Connection, Outbound
 from onward.brokers.rabbitmq.presence import Presence, PresencePlace, PresenceSelf
 from onward.clock import now
+from onward.errors import BrokerError
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
 from tests.brokers.rabbitmq.stage import played, until
 from tests.brokers.rabbitmq.token_stage import connected
@@ -111,6 +113,100 @@ async def test_messages_of_other_programs_are_ignored(harness: RabbitHarness) ->
             channel.send([Outbound(PLACE.exchange, "", b"\0\0", body, mandatory=False)])
         await until(lambda: one.live() == {"owner-two": "two"})
         assert not connection.is_closed
+
+
+@asynccontextmanager
+async def staying(harness: RabbitHarness, name: str, **options: Any) -> AsyncIterator[tuple[Presence, Connection]]:
+    """A member that joins again, with a short lease."""
+    async with present(harness, name, lease_s=1.0, **options) as (member, connection):
+        work = asyncio.create_task(member.stay(connection))
+        try:
+            yield member, connection
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+
+
+def hear_each_other(one: Presence, two: Presence) -> bool:
+    for each in (one, two):
+        each.announce()
+    return one.live() == {"owner-two": "two"} and two.live() == {"owner-one": "one"}
+
+
+async def drop_exchange(channel: Channel, _: RabbitHarness) -> None:
+    await channel.delete_exchange(PLACE.exchange)
+
+
+async def drop_roll(channel: Channel, _: RabbitHarness) -> None:
+    await channel.delete_queue(PLACE.roll)
+
+
+async def drop_own_queue(channel: Channel, harness: RabbitHarness) -> None:
+    """Of the member whose connection it is. The server lets no other one do that."""
+    for name in await asyncio.to_thread(harness.server.queues, harness.vhost):
+        if name.startswith(f"{PLACE.exchange}."):
+            with suppress(ChannelClosed):
+                await (await channel.connection.channel()).delete_queue(name)
+
+
+async def drop_bindings(channel: Channel, _: RabbitHarness) -> None:
+    """As when another member creates the exchange again before this one notices that it was deleted."""
+    await channel.delete_exchange(PLACE.exchange)
+    await channel.declare_exchange(PLACE.exchange, "fanout")
+
+
+@pytest.mark.parametrize("drop", [drop_exchange, drop_roll, drop_own_queue, drop_bindings])
+@played
+async def test_members_join_again_when_something_of_theirs_is_deleted(harness: RabbitHarness, drop: Any) -> None:
+    async with (
+        staying(harness, "one") as (one, connection),
+        staying(harness, "two") as (two, _),
+        connected(harness) as operator,
+    ):
+        await until(lambda: hear_each_other(one, two))
+        await drop(await connection.channel(), harness)
+        await until(lambda: hear_each_other(one, two) and not one.trouble)
+        ends = now() + 2.0  # longer than a lease
+        await until(lambda: now() > ends and hear_each_other(one, two))
+        assert len(await presence.asked(operator, *PLACE)) == 2
+        assert await presence.counted(operator, *PLACE) == 2
+
+
+async def take_exchange(connection: Connection) -> Channel:
+    """Another program has the exchange's name now."""
+    channel = await connection.channel()
+    await channel.delete_exchange(PLACE.exchange)
+    await channel.declare_exchange(PLACE.exchange, "direct")
+    return channel
+
+
+@played
+async def test_a_member_that_cannot_join_again_says_why_until_it_can(harness: RabbitHarness) -> None:
+    async with staying(harness, "one") as (one, _), connected(harness) as operator:
+
+        def is_in_trouble() -> bool:
+            one.announce()
+            return "differs" in one.trouble
+
+        channel = await take_exchange(operator)
+        await until(is_in_trouble)
+        await channel.delete_exchange(PLACE.exchange)
+        await until(lambda: not one.trouble)
+
+
+@played
+async def test_a_member_gives_up_to_join_again_when_its_patience_ends(harness: RabbitHarness) -> None:
+    async with present(harness, "one", lease_s=0.1) as (one, connection), connected(harness) as operator:
+        await take_exchange(operator)
+        staying = asyncio.create_task(one.stay(connection, patience_s=0.5))
+
+        def has_ended() -> bool:
+            one.announce()
+            return staying.done()
+
+        await until(has_ended)
+        with pytest.raises(BrokerError, match="differs"):
+            await staying
 
 
 @played

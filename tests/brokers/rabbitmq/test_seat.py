@@ -11,8 +11,11 @@ import pytest
 
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import ChannelClosed, Connection, ConnectionLost
+from onward.brokers.rabbitmq.ordered import group_start
 from onward.brokers.rabbitmq.ordered.token import Awaited, Probe, Token
 from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost, TokenRefused
+from onward.clock import now
+from onward.errors import BrokerError
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
 from tests.brokers.rabbitmq.stage import played, until
 from tests.brokers.rabbitmq.token_stage import connected, emptied, peeked, write
@@ -197,6 +200,57 @@ async def test_a_nudge_does_not_disturb_an_owner(harness: RabbitHarness) -> None
         await waiting.close()
         await desk.close()
         assert await emptied(connection) == 1
+
+
+@played
+async def test_a_queue_that_does_not_answer_a_nudge_in_a_lease_is_silent_until_it_answers(
+    harness: RabbitHarness,
+) -> None:
+    async with queue(harness) as connection, connected(harness) as other:
+        await own(connection)
+        waiting = await stand_by(other, "next:1", lease_s=1.0)
+        harness.server.pause()
+        try:
+            waiting.nudge()
+            await until(lambda: waiting.is_silent)
+        finally:
+            harness.server.resume()
+        await until(lambda: waiting.has_answered)
+        assert not waiting.is_silent
+        assert not waiting.is_active, "only a confirm came"
+
+
+@played
+async def test_during_an_alarm_no_queue_counts_as_silent(harness: RabbitHarness) -> None:
+    async with queue(harness) as connection, connected(harness) as other:
+        await own(connection)
+        waiting = await stand_by(other, "next:1", lease_s=1.0)
+        with harness.server.alarmed():
+            waiting.nudge()
+            await until(lambda: other.blocked is not None)
+            over = now() + 2.0
+            while now() < over:
+                assert not waiting.is_silent
+                await asyncio.sleep(0.05)
+
+
+@played
+async def test_a_queue_is_not_deleted_while_a_new_one_does_not_work_either(harness: RabbitHarness) -> None:
+    """Its nodes may be down and come back."""
+    async with queue(harness) as connection, connected(harness) as other:
+        with pytest.MonkeyPatch.context() as patch, harness.server.alarmed():
+            patch.setattr(group_start, "_CHECK_S", 1.0)
+            with pytest.raises(BrokerError, match="a new queue does not work either"):
+                await group_start.delete_silent(other, QUEUE)
+        newest = await peeked(connection)
+        assert newest == FIRST
+
+
+@played
+async def test_a_deleted_queue_leaves_no_other_one_behind(harness: RabbitHarness) -> None:
+    async with queue(harness) as connection:
+        await group_start.delete_silent(connection, QUEUE)
+        assert not harness.server.queues(harness.vhost)
 
 
 @played

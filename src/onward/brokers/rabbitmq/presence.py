@@ -7,6 +7,9 @@ many answers to wait for.
 
 import asyncio
 import contextlib
+import functools
+import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -17,6 +20,7 @@ from onward import clock
 from onward.brokers.core.observed import Observed
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import (
+    AmqpError,
     Channel,
     ChannelClosed,
     Connection,
@@ -25,8 +29,14 @@ from onward.brokers.rabbitmq.amqp import (
     Received,
     encoded_properties,
 )
+from onward.brokers.rabbitmq.server_errors import explained
+from onward.errors import BrokerError
+
+log = logging.getLogger("onward")
 
 ANSWER_S = 2.0
+_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # before joining again
+_CLOSE_S = 1.0
 _MOST_GONE = 1_000  # names to remember, the newest
 _TRANSIENT = encoded_properties(Properties(delivery_mode=1))
 
@@ -78,8 +88,35 @@ class PresenceSelf(NamedTuple):
     gone: frozenset[str] = frozenset()
 
 
+class PresenceLink:
+    """The channel of a member that has joined. `cut` is done with the reason when the others do not hear it, or it does
+    not hear them."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.cut: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.unheard_since: float | None = None  # since when our own notes do not reach us
+        channel.closing.add_done_callback(lambda closing: self.end(str(closing.result())))
+
+    def end(self, why: str) -> None:
+        if not self.cut.done():
+            self.cut.set_result(why)
+
+    def look_for_echo(self, now: float, lease_s: float) -> None:
+        """Our notes reach our own queue too. If none does for a lease, its binding was removed."""
+        if self.unheard_since is None or self.channel.connection.blocked is not None:  # then the server takes no notes
+            self.unheard_since = now
+        elif now > self.unheard_since + lease_s:
+            self.end("what this member sends does not reach its own queue; was its binding removed?")
+
+    async def close(self) -> None:
+        with contextlib.suppress(TimeoutError, AmqpError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self.channel.close()
+
+
 class Presence:
-    """This member's part. All of it runs in the loop of the connection."""
+    """This member's part. All of it runs in the loop of the connection. `trouble`: why the others do not hear it."""
 
     def __init__(
         self,
@@ -98,7 +135,8 @@ class Presence:
         self._observed = Observed()
         self._gone = dict.fromkeys(me.gone)  # names of members that have no process left
         self._beat = 0
-        self._channel: Channel | None = None
+        self._link: PresenceLink | None = None
+        self.trouble = ""
 
     # -- what is known ----------------------------------------------------------------------------------------------
 
@@ -139,33 +177,63 @@ class Presence:
 
     async def open(self, connection: Connection) -> None:
         """Join: report to the others, and ask them for notes. Again after each new connection."""
-        place, self._channel = self._place, None
+        place, self._link = self._place, None
         channel = await connection.channel()
+        link = PresenceLink(channel)
         await declare(channel, *place)
         mine = place.new_queue()
         await channel.declare_queue(mine, durable=False, exclusive=True, auto_delete=True)
         await channel.bind_queue(mine, place.exchange)
-        await channel.consume(mine, self._arrived, no_ack=True)
-        await channel.consume(place.roll, lambda _: None)
-        self._channel = channel
+        for queue, arrived, no_ack in ((mine, self._arrived, True), (place.roll, _pass_over, False)):
+            why = f"the server cancelled the consumer of queue {queue}; was the queue deleted?"
+            await channel.consume(queue, arrived, no_ack=no_ack, on_cancel=functools.partial(link.end, why))
+        self._link, self.trouble = link, ""
         self.announce()
         self._send(place.exchange, "", PresenceCall(mine))
 
+    async def stay(self, connection: Connection, *, patience_s: float = math.inf) -> None:
+        """After `open`, until the connection ends: join again when something of the group's exchange or queues was
+        deleted. Raises BrokerError if that fails for so long."""
+        while (link := self._link) is not None:
+            why = await asyncio.shield(link.cut)
+            if connection.is_closed:
+                return
+            log.warning("RabbitMQ: %s: %s; this member joins again", self._place.exchange, why)
+            self._link = None
+            await link.close()  # so that the member is counted once
+            await self._join_again(connection, patience_s)
+
+    async def _join_again(self, connection: Connection, patience_s: float) -> None:
+        since, pause_s = clock.now(), _PAUSE_S
+        while not connection.is_closed:
+            await asyncio.sleep(pause_s)
+            try:
+                return await self.open(connection)
+            except ChannelClosed as error:
+                self.trouble = explained(error, f"exchange {self._place.exchange}, over which members report")
+                if clock.now() > since + patience_s:
+                    raise BrokerError(self.trouble) from error
+            except AmqpError:
+                return  # the connection has ended
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
     def announce(self, *, leaving: bool = False) -> None:
+        if self._link is not None:
+            self._link.look_for_echo(clock.now(), self._me.lease_s)
         self._beat += 1
         self._send(self._place.exchange, "", self._note(leaving=leaving))
 
     def close(self) -> None:
         """Send no more notes, and answer no more calls."""
-        self._channel = None
+        self._link = None
 
     def _note(self, *, leaving: bool = False) -> PresenceNote:
         owner, member, lease_s, _ = self._me
         return PresenceNote(owner, member, lease_s, self._beat, dict(self._held()), tuple(self._gone), leaving)
 
     def _send(self, exchange: str, key: str, message: PresenceNote | PresenceCall) -> None:
-        if self._channel is not None and not self._channel.is_closed:
-            self._channel.send([Outbound(exchange, key, _TRANSIENT, _encode(message), mandatory=False)])
+        if self._link is not None and not self._link.channel.is_closed:
+            self._link.channel.send([Outbound(exchange, key, _TRANSIENT, _encode(message), mandatory=False)])
 
     def _arrived(self, messages: list[Received]) -> None:
         has_changed = False
@@ -176,7 +244,10 @@ class Presence:
                 continue  # from another program, or a later version
             if isinstance(message, PresenceCall):
                 self._send("", message.reply_to, self._note())
-            elif message.owner != self._me.owner:
+            elif message.owner == self._me.owner:
+                if self._link is not None:
+                    self._link.unheard_since = None
+            else:
                 has_changed |= self._heard(message)
         if has_changed:
             self._on_change()
@@ -194,6 +265,10 @@ class Presence:
         self._others[note.owner] = note
         self._observed.saw(note.owner, note.beat, clock.now())
         return bool(fresh) or known is None or known.held != note.held
+
+
+def _pass_over(_: list[Received]) -> None:
+    """What another program sends to the queue that gets no message."""
 
 
 async def declare(channel: Channel, topic: str, group: str) -> None:

@@ -1,13 +1,22 @@
-"""Creates an ordered group: its token queues, and the first token of each partition."""
+"""Creates an ordered group: its token queues, and the first token of each partition. Deletes damaged token queues."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from uuid import uuid4
 
 import msgspec
 
 from onward.brokers.base import Start
 from onward.brokers.rabbitmq import names, presence
-from onward.brokers.rabbitmq.amqp import AmqpError, Channel, Connection, Outbound, Properties, encoded_properties
+from onward.brokers.rabbitmq.amqp import (
+    AmqpError,
+    Channel,
+    ChannelClosed,
+    Connection,
+    Outbound,
+    Properties,
+    encoded_properties,
+)
 from onward.brokers.rabbitmq.ordered.log_start import start_of
 from onward.brokers.rabbitmq.ordered.token import Token, encoded
 from onward.brokers.rabbitmq.registry.registry import TopicRegistry
@@ -19,6 +28,9 @@ from onward.event import Partition
 _PERSISTENT = encoded_properties(Properties(delivery_mode=2, content_type="application/msgpack"))
 
 _ATTEMPTS, _PAUSE_S = 50, 0.1
+_CHECK_S = 10.0  # for a new queue to store a message
+_DELETE_S = 20.0  # 3.10 takes 5 s to delete a queue that it has forgotten
+_EXPIRES_MS = 60_000
 
 FirstTokens = Mapping[Partition, Token]
 
@@ -91,3 +103,46 @@ async def stored(channel: Channel, messages: Sequence[Outbound]) -> str | None:
             return None
         await asyncio.sleep(_PAUSE_S)
     return next(filter(None, reasons))
+
+
+async def delete_silent(connection: Connection, queue: str) -> None:
+    """Delete a token queue that neither delivers nor confirms, with its messages. Raises BrokerError.
+
+    A queue is also silent while most of its nodes are down, and then it may come back. So it is deleted only if a new
+    queue stores a message."""
+    await _check_that_queues_work(connection, queue)
+    channel = await connection.channel()
+    try:
+        async with asyncio.timeout(_DELETE_S):
+            await channel.delete_queue(queue)
+    except TimeoutError as error:
+        raise BrokerError(
+            f"queue {queue} does not answer and cannot be deleted; restart its node, or delete the queue with "
+            f"`rabbitmqctl delete_queue {queue}`"
+        ) from error
+    except ChannelClosed as error:
+        raise BrokerError(explained(error, f"queue {queue} does not answer; deleting it")) from error
+    finally:
+        await channel.close()
+
+
+async def _check_that_queues_work(connection: Connection, queue: str) -> None:
+    """Raises BrokerError if a new queue does not work either."""
+    check = f"{queue}.check.{uuid4().hex[:8]}"
+    channel = await connection.channel()
+    try:
+        async with asyncio.timeout(_CHECK_S):
+            await channel.declare_queue(check, arguments={**names.QUORUM_ARGUMENTS, "x-expires": _EXPIRES_MS})
+            refused = await stored(channel, [Outbound("", check, _PERSISTENT, b"")])
+            await channel.delete_queue(check)
+    except TimeoutError:
+        refused = "no answer"
+    except ChannelClosed as error:
+        refused = explained(error, f"queue {check}")
+    finally:
+        await channel.close()
+    if refused:
+        raise BrokerError(
+            f"queue {queue} does not answer, and a new queue does not work either ({refused}): check that most nodes "
+            "of the server run"
+        )

@@ -127,6 +127,7 @@ class OrderedMembership:
             found.append(
                 f"RabbitMQ has an alarm ({alarm}): group {self.group} can store no progress; free memory or disk"
             )
+        found += [share.presence.trouble for share in list(self._shares.values()) if share.presence.trouble]
         for seat in list(self._seats.values()):
             reader = seat.tenancy.reader if seat.tenancy is not None else None
             if why := seat.trouble if reader is None else reader.trouble:
@@ -273,6 +274,7 @@ class OrderedMembership:
             for seat in self._seats.values():
                 seat.withdraw()
         for share in self._shares.values():
+            self._tasks.keep(share.presence, functools.partial(share.presence.stay, connection))
             share.wake()
         for reader in tuple(self._parts.stalled):
             reader.resume()
@@ -385,6 +387,12 @@ class SeatDesk:
 
     def is_claimed_elsewhere(self, partition: Partition) -> bool:
         return self._membership.share_of(partition).is_claimed(partition.index)
+
+    def may_replace(self, partition: Partition) -> bool:
+        presence = self._membership.share_of(partition).presence
+        return not self.is_claimed_elsewhere(partition) and presence.owner <= min(
+            presence.live(), default=presence.owner
+        )
 
     async def queue_is_missing(self, partition: Partition) -> None:
         await self._membership.queue_is_missing(partition)

@@ -4,7 +4,6 @@ Every member of a group has a seat at every partition. The server makes one of t
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 from typing import Protocol
@@ -12,11 +11,12 @@ from typing import Protocol
 from onward import clock
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, Connection
+from onward.brokers.rabbitmq.ordered.group_start import delete_silent
 from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold
 from onward.brokers.rabbitmq.ordered.tenancy import Tenancy
 from onward.brokers.rabbitmq.ordered.tenancy_parts import TenancyParts
 from onward.brokers.rabbitmq.ordered.token import Token, wait_note
-from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost, TokenRefused
+from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost, TokenRefused, TokenSilent
 from onward.brokers.rabbitmq.ordered.token_search import TokenSearch
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.errors import BrokerError
@@ -28,6 +28,9 @@ _PAUSE_S = 0.05  # before standing by again
 _PASS_PAUSE_S = 0.2
 _FAULT_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _LONG_WAIT_S = 30.0  # a wait for the last owner that the operator should know of
+# A queue whose leader has died is silent until the others have elected a new one, so replace it only after a while. But
+# about a minute after a consume that the queue did not answer, the server closes the connection.
+_SILENT_S = 30.0
 _MOST_PASSES, _PASSES_S = 3, 1.0  # then a member accepts a partition although it has enough
 
 
@@ -56,8 +59,20 @@ class SeatOffice(Protocol):
         """What this member holds has changed."""
 
     def is_claimed_elsewhere(self, partition: Partition) -> bool: ...
+    def may_replace(self, partition: Partition) -> bool:
+        """Whether this member, and no other one, may delete the partition's token queue: no member has it."""
+
     async def queue_is_missing(self, partition: Partition) -> None:
         """Create the token queue again, unless the group was dropped."""
+
+
+class KnownQueue:
+    """What a seat knows of its queue."""
+
+    def __init__(self) -> None:
+        self.is_new = False  # it was missing, so it has no token
+        self.is_doubtful = False  # it was silent, and has not answered since
+        self.silent_since: float | None = None  # on this connection
 
 
 class TokenSeat:
@@ -71,7 +86,7 @@ class TokenSeat:
         self._parts = parts
         self._search = TokenSearch(partition, parts)
         self._is_taking = False
-        self._is_new_queue = False  # the queue was missing, so it has no token
+        self._known = KnownQueue()
         self._passes: list[float] = []
         self._faults = 0
 
@@ -103,9 +118,12 @@ class TokenSeat:
 
     async def run(self, connection: Connection) -> None:
         """Until the connection ends, the member takes no more partitions, or the task is cancelled."""
+        self._known.silent_since = None
         while not connection.is_closed and self._office.is_open:
             try:
                 pause_s = await self._live(connection)
+            except TokenSilent as silent:
+                pause_s = await self._silent(connection, silent.why)
             except TokenLost as lost:
                 log.debug("RabbitMQ: %s stands by again: %s", self.partition, lost.why)
                 pause_s = self._fault(lost.why) if isinstance(lost, TokenRefused) else _PAUSE_S
@@ -133,12 +151,41 @@ class TokenSeat:
             self.trouble = why
             log.warning("RabbitMQ: %s of group %s: %s", self.partition, self._parts.group, why)
 
+    async def _silent(self, connection: Connection, why: str) -> float:
+        """The server forgets a quorum queue if it is killed in the first seconds of it. The queue exists, but it never
+        delivers or confirms anything again, so it is deleted and created again."""
+        now = clock.now()
+        if connection.blocked is not None:  # then the server answers nothing
+            self._known.silent_since = None
+            return _PAUSE_S
+        self._known.is_doubtful = True
+        if self._known.silent_since is None:
+            self._known.silent_since = now
+        if now < self._known.silent_since + _SILENT_S or not self._office.may_replace(self.partition):
+            return self._fault(f"{why}; if this lasts and its node runs, a member deletes it and creates it again")
+        try:
+            await delete_silent(connection, self._queue)
+        except (AmqpError, BrokerError) as error:
+            return self._fault(str(error))
+        log.error(
+            "RabbitMQ: %s of group %s: queue %s did not answer and is created again; its messages could not be read. "
+            "The group goes on from the progress that the last owner noted, so some events run again",
+            *(self.partition, self._parts.group, self._queue),
+        )
+        self._known.silent_since = None
+        return await self._declared()
+
+    def _answered(self) -> None:
+        """The queue answers again."""
+        if self._known.is_doubtful:
+            self.trouble, self._known = "", KnownQueue()
+
     async def _declared(self) -> float:
         try:
             await self._office.queue_is_missing(self.partition)
         except (AmqpError, BrokerError) as error:
             return self._fault(str(error))
-        self._is_new_queue = True
+        self._known.is_new = True
         return _PAUSE_S
 
     async def _live(self, connection: Connection) -> float:
@@ -160,13 +207,19 @@ class TokenSeat:
 
     async def _newest(self, desk: TokenChannel) -> Token | None:
         """Wait for our turn. If no member seems to have the token, the queue may be empty: a nudge finds that out."""
-        if self._is_new_queue:
-            self._is_new_queue = False
+        if self._known.is_new or self._known.is_doubtful:
+            self._known.is_new = False
             desk.nudge()
         while True:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(random.uniform(1.0, 1.5) * self._parts.settings.lease_s):
                     return await desk.newest()
+            except TimeoutError:
+                if desk.is_silent:
+                    raise TokenSilent(f"queue {self._queue} does not answer") from None
+            finally:
+                if desk.has_answered:
+                    self._answered()
             if not desk.is_active and not self._office.is_claimed_elsewhere(self.partition):
                 desk.nudge()
 

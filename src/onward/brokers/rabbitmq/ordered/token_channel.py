@@ -20,6 +20,7 @@ from onward.brokers.rabbitmq.ordered.token import Probe, Token, TokenArrival, de
 
 T = TypeVar("T")
 _PERSISTENT = encoded_properties(Properties(delivery_mode=2, content_type="application/msgpack"))
+_ANSWER_S = 15.0  # at most, for the queue to answer
 
 
 class TokenLost(Exception):
@@ -34,6 +35,33 @@ class TokenRefused(TokenLost):
     """The server did not store the token."""
 
 
+class TokenSilent(TokenLost):
+    """The queue neither delivers nor confirms. The server may have forgotten it."""
+
+
+class QueueAnswers:
+    """Whether the queue answers what it is asked."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self.has_any = False
+        self._asked_at: float | None = None  # the first question that has no answer
+
+    def asked(self, now: float) -> None:
+        if self._asked_at is None:
+            self._asked_at = now
+
+    def heard(self) -> None:
+        self.has_any, self._asked_at = True, None
+
+    def is_late(self, now: float, *, alarm: bool) -> bool:
+        if self._asked_at is None:
+            return False
+        if alarm:
+            self._asked_at = now
+        return now > self._asked_at + min(self.lease_s, _ANSWER_S)
+
+
 class TokenChannel:
     """Stands by until the server makes it the active consumer, finds the newest token, then writes tokens.
 
@@ -46,7 +74,7 @@ class TokenChannel:
         self.lost: asyncio.Future[TokenLost] = loop.create_future()  # what it raises from then on
         self.on_lost: Callable[[str], None] = lambda _: None
         self.name = tenure
-        self._lease_s = lease_s
+        self._answers = QueueAnswers(lease_s)
         self._channel = channel
         self._takeover = Takeover(Probe(uuid4().hex))
         self._waiter: asyncio.Future[None] = loop.create_future()  # for the newest token, then for each write
@@ -54,15 +82,19 @@ class TokenChannel:
 
     @classmethod
     async def open(cls, connection: Connection, queue: str, *, tenure: str, lease_s: float) -> "TokenChannel":
-        """Stand by. Raises ChannelClosed if there is no such queue."""
+        """Stand by. Raises ChannelClosed if there is no such queue, and TokenSilent if it does not answer."""
         channel = await connection.channel()
         opened = cls(channel, queue, tenure=tenure, lease_s=lease_s)
         channel.on_answers = opened._answered
         channel.closing.add_done_callback(lambda closing: opened.lose(str(closing.result())))
         try:
-            await channel.confirm_select()
-            await channel.qos(PREFETCH)
-            await channel.consume(queue, opened._arrived, on_cancel=opened._cancelled)
+            async with asyncio.timeout(min(lease_s, _ANSWER_S)):
+                await channel.confirm_select()
+                await channel.qos(PREFETCH)
+                await channel.consume(queue, opened._arrived, on_cancel=opened._cancelled)
+        except TimeoutError as error:
+            await opened.close()
+            raise TokenSilent(f"queue {queue} does not answer") from error
         except BaseException:
             await opened.close()
             raise
@@ -81,7 +113,7 @@ class TokenChannel:
 
     @property
     def sure_until(self) -> float:
-        return 0.0 if self.tenure is None or self.lost.done() else self.tenure.sure_since + self._lease_s
+        return 0.0 if self.tenure is None or self.lost.done() else self.tenure.sure_since + self._answers.lease_s
 
     async def newest(self) -> Token | None:
         """Wait until we are the active consumer and the newest token is known. None: the queue has no token."""
@@ -108,7 +140,18 @@ class TokenChannel:
     def nudge(self) -> None:
         """Send a message that has no effect. If the queue is empty and we are its active consumer, we find that out."""
         if not self.lost.done():
+            self._answers.asked(clock.now())
             self._publish(encoded(Probe("nudge")))
+
+    @property
+    def is_silent(self) -> bool:
+        """The queue has not answered a nudge for a lease, or for 15 s. During an alarm the server answers nothing."""
+        return self._answers.is_late(clock.now(), alarm=self._channel.connection.blocked is not None)
+
+    @property
+    def has_answered(self) -> bool:
+        """The queue has delivered or confirmed something."""
+        return self._answers.has_any
 
     async def unless_lost(self, awaited: "asyncio.Future[T] | Coroutine[Any, Any, T]") -> T:
         """The result, or TokenLost. A coroutine is cancelled by the loss."""
@@ -145,6 +188,7 @@ class TokenChannel:
     # -- called by the channel --------------------------------------------------------------------------------------
 
     def _arrived(self, messages: list[Received]) -> None:
+        self._answers.heard()
         for each in messages:
             if self.lost.done():
                 return
@@ -169,7 +213,9 @@ class TokenChannel:
     def _answered(self, answers: list[PublishAnswer]) -> None:
         """A confirm proves nothing, because the server also confirms the token of a former owner. A refusal counts."""
         for answer in answers:
-            if answer.why is not None:
+            if answer.why is None:
+                self._answers.heard()
+            else:
                 self.lose(f"the server did not store the token in {self.queue}: {answer.why}", TokenRefused)
 
     def _cancelled(self) -> None:
@@ -180,8 +226,8 @@ class TokenChannel:
     def _send(self, body: bytes) -> None:
         """It must come back in the time of a lease."""
         self._stop_timer()
-        late = f"what was sent to {self.queue} did not come back in {self._lease_s:g} s"
-        self._timer = asyncio.get_running_loop().call_later(self._lease_s, self.lose, late)
+        late = f"what was sent to {self.queue} did not come back in {self._answers.lease_s:g} s"
+        self._timer = asyncio.get_running_loop().call_later(self._answers.lease_s, self.lose, late)
         self._publish(body)
 
     def _publish(self, body: bytes) -> None:

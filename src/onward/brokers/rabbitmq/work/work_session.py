@@ -76,6 +76,7 @@ class WorkSession:
         for link in self.links:
             self.watch(link.closing)
         await presence.open(self.links.sending)
+        self.spawn(presence.stay(self.links.sending, patience_s=self._me.lease_s))
         channel = await self.links.consuming.channel()
         self.watch(channel.closing)
         work: WorkChannel
