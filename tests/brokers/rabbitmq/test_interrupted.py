@@ -12,9 +12,10 @@ import pytest
 
 from onward import Onward
 from onward.brokers.base import Filter
-from onward.brokers.rabbitmq.amqp import Channel
-from onward.brokers.rabbitmq.connecting import LoggedCauses
+from onward.brokers.rabbitmq.amqp import Channel, ChannelClosed
+from onward.brokers.rabbitmq.connecting import LoggedCauses, reconnecting
 from onward.brokers.rabbitmq.work.work_session import WorkSession
+from onward.errors import BrokerError
 from onward.testing.failure_shop import eventually
 from tests.brokers.rabbitmq.fault_shop import GROUP, TOPIC, FaultShop, some_fail
 from tests.brokers.rabbitmq.stage import played, until
@@ -193,6 +194,20 @@ async def test_a_refused_member_pauses_ever_longer_and_logs_the_cause_once(
     gaps = [later - earlier for earlier, later in itertools.pairwise(opened)]
     assert gaps[4] > 0.4
     assert gaps[4] > 2 * gaps[1]
+
+
+def test_a_call_on_a_queue_that_is_just_starting_is_done_again() -> None:
+    tries: list[int] = []
+
+    async def work() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            late = "NOT_FOUND - home node 'a@b' of durable queue 'q' in vhost '/' is down or inaccessible"
+            raise BrokerError("group g: not there") from ChannelClosed(late, code=404, text=late)
+        return "done"
+
+    assert asyncio.run(reconnecting(work)) == "done"
+    assert len(tries) == 2
 
 
 def test_a_cause_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from onward import clock
 from onward.brokers.rabbitmq.address import RabbitAddress
 from onward.brokers.rabbitmq.amqp import AmqpError, ConnectFailed, Connection, LoginRefused
 from onward.brokers.rabbitmq.hosts import HostOrder
-from onward.brokers.rabbitmq.server_errors import is_interrupted
+from onward.brokers.rabbitmq.server_errors import is_interrupted, is_starting
 from onward.errors import BadSetting, BrokerError
 
 T = TypeVar("T")
@@ -63,7 +63,8 @@ async def connected_at_last(address: RabbitAddress, *, name: str, hosts: HostOrd
 
 async def reconnecting(work: Callable[[], Awaitable[T]]) -> T:
     """The result of `work`, which must be harmless to repeat and ask for its connection itself. If that connection ends
-    meanwhile, it is done again for some seconds. Raises BrokerError if it takes too long."""
+    meanwhile, or it uses a queue that is just starting, it is done again for some seconds. Raises BrokerError if it
+    takes too long."""
     end = clock.now() + _AGAIN_S
     for pause_s in pauses():
         try:
@@ -75,7 +76,7 @@ async def reconnecting(work: Callable[[], Awaitable[T]]) -> T:
                 "nothing to a client that has sent messages: free memory or disk there"
             ) from error
         except (AmqpError, BrokerError) as error:
-            if not is_interrupted(error) or clock.now() + pause_s >= end:
+            if not (is_interrupted(error) or is_starting(error)) or clock.now() + pause_s >= end:
                 raise
         await asyncio.sleep(pause_s)
     raise AssertionError("pauses never end")

@@ -44,6 +44,16 @@ def is_interrupted(error: BaseException) -> bool:
     return False
 
 
+def is_starting(error: BaseException) -> bool:
+    """This error, or its cause, is passing: the queue exists, and another process may just have declared it."""
+    each: BaseException | None = error
+    while each is not None:
+        if isinstance(each, AmqpError) and is_passing(each):
+            return True
+        each = each.__cause__
+    return False
+
+
 def lacks_replica(error: AmqpError) -> bool:
     """The node of this connection has no copy of the stream. Another node has."""
     return isinstance(error, ChannelClosed) and "does not have a replica" in error.text
