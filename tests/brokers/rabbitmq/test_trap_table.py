@@ -1,5 +1,5 @@
-"""Where each flaw of the seed's design, each rule of safety and each trap on RabbitMQ is tested.
-F: a flaw (research/frameworks.md, section 2), R: a rule (research/rabbitmq-design.md, section 1), T: a trap.
+"""Where each flaw of a usual RabbitMQ design, each rule of safety and each trap is tested.
+F: a flaw, R: a rule of tokens, T: a trap.
 
 F1   a failure returns the message, so its attempts are never counted
      test_work_app::test_an_event_that_always_fails_is_retried_and_becomes_a_dead_letter
@@ -125,10 +125,12 @@ R2   a confirm proves no ownership: a settle counts when its token was delivered
      test_flaws::test_a_token_that_is_confirmed_and_not_delivered_back_is_not_stored
      test_token::test_a_claim_counts_when_it_comes_back_and_then_the_rest_is_acknowledged
      test_token::test_the_checks_find_that_a_confirm_was_taken_for_a_proof
+     test_cluster::test_a_late_token_of_a_former_owner_has_no_effect
 R3   the server gives the token on at once, so a new owner waits for the lease after an unclean token
      test_flaws::test_an_owner_that_is_cut_off_is_not_sure_any_more_when_the_next_one_begins
      test_membership::test_a_new_owner_waits_for_the_lease_in_the_token_not_for_its_own
      test_token::test_the_checks_find_that_an_owner_did_not_wait
+     test_cluster::test_an_owner_that_is_cut_off_starts_nothing_after_its_lease
      test_suite_owners::TestRabbitMQOwners::test_no_other_member_is_assigned_before_the_owners_sure_until
 R4   progress is anchored in the log, which may have lost its end
      test_membership::test_a_log_that_has_lost_its_end_has_a_new_id_and_skips_no_event
@@ -273,6 +275,19 @@ T44  a server without streams, or with known defects
 T45  kill -9 of members and of the node, in both kinds of group
      test_storm::test_members_that_are_killed_lose_and_invert_nothing
      test_storm::test_a_node_that_is_killed_loses_and_inverts_nothing
+T46  a node without a replica of a stream refuses to read it
+     test_cluster::test_a_node_without_a_replica_is_left_for_the_next_host
+T47  a copy that lags behind looks like a log that lost its end
+     test_cluster::test_a_copy_that_lags_behind_is_not_taken_for_a_log_that_lost_its_end
+T48  the server forgets a quorum queue that is young when it is killed
+     test_outages::test_a_token_queue_that_the_server_forgets_is_named_and_created_again
+T49  the server stops sending to a reader without a word
+     test_log_reader::test_a_reader_to_which_the_server_sends_nothing_more_asks_again
+T50  a message that cannot be decoded, or encoded again
+     test_hostile_messages::test_a_hostile_message_is_retried_becomes_a_dead_letter_and_is_replayed
+     test_hostile_messages::test_a_hostile_message_that_was_returned_stops_no_member
+T51  what members use to find each other is deleted
+     test_presence::test_members_join_again_when_something_of_theirs_is_deleted
 """
 
 from tests.brokers.trap_tables import named_tests
@@ -280,4 +295,4 @@ from tests.brokers.trap_tables import named_tests
 
 def test_the_table_has_every_flaw_rule_and_trap_with_tests_that_exist() -> None:
     named = named_tests(__doc__ or "", "tests.brokers.rabbitmq")
-    assert named == {"F": list(range(1, 26)), "R": list(range(1, 5)), "T": list(range(1, 46))}
+    assert named == {"F": list(range(1, 26)), "R": list(range(1, 5)), "T": list(range(1, 52))}
