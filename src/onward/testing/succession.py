@@ -111,9 +111,11 @@ class SuccessionScenarios:
 
 
 async def _kill_an_owner(kit: Kit, slot: str, name: str) -> None:
+    """When it owns all four partitions and was given events."""
     child = kit.child("hold", slot=slot, member=name)
-    while (await child.line())["report"] != "Delivery":
-        pass
+    seen: list[str] = []
+    while seen.count("Assigned") < 4 or "Delivery" not in seen:
+        seen.append((await child.line())["report"])
     child.kill()
 
 

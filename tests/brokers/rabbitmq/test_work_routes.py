@@ -10,13 +10,12 @@ from urllib.parse import quote
 
 import pytest
 
-from onward import Onward
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.work import route_watch
 from onward.errors import OnwardError
 from onward.testing.failure_shop import eventually, until
 from tests.brokers.rabbitmq.stage import played
-from tests.brokers.rabbitmq.test_work_app import QUEUE, Desk, publish
+from tests.brokers.rabbitmq.test_work_app import QUEUE, Desk
 from tests.servers.rabbitmq import RabbitMQServer
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
@@ -102,8 +101,8 @@ async def test_an_exchange_that_was_deleted_is_declared_again_with_its_bindings(
 async def test_without_auto_declare_a_missing_exchange_is_reported_and_not_created(
     rabbitmq_server: RabbitMQServer, vhost: str
 ) -> None:
-    async with Onward(rabbitmq_server.url_of(vhost)) as other:
-        await publish(other, [0])
+    async with Desk(rabbitmq_server.url_of(vhost)).open() as other:  # creates the topic and the group
+        await other.publish([0])
     desk = Desk(rabbitmq_server.url_of(vhost), auto_declare=False)
     async with desk.open():
         await asyncio.to_thread(rabbitmq_server.ask, "DELETE", f"/api/exchanges/{vhost}/{EXCHANGE}")
