@@ -26,6 +26,7 @@ MEMBERS = 3
 KEYS = 50
 BATCH = 50
 PARTITIONS = 4
+REPAIR_S = 150.0  # a queue that the server has forgotten is replaced after 30 s, and its deletion may take 20 s
 OPEN = 100  # events that a member has open in a partition, at most
 STORM_SETTINGS = {**SETTINGS, "partitions": PARTITIONS, "max_in_flight": OPEN}
 
@@ -96,7 +97,7 @@ class Storm:
         before, deadline = -1, 0.0
         while missing := self.shop.accepted - await self._ended(group):
             if len(missing) != before:
-                before, deadline = len(missing), time.monotonic() + 60
+                before, deadline = len(missing), time.monotonic() + REPAIR_S
             assert time.monotonic() < deadline, f"{len(missing)} accepted events are missing: {sorted(missing)[:9]}"
             await asyncio.sleep(0.5)
 
