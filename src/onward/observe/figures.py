@@ -66,7 +66,7 @@ def of_broker(found: Sequence[Figure], readings: Sequence[Reading], durations: S
 
 def _aliased(figure: Figure, known: Mapping[str, Family]) -> tuple[Sample, ...]:
     family = known.get(figure.alias_of)
-    if family is None or not figure.labels:
+    if family is None:
         return ()
     if figure.kind != "histogram":
         return family.samples

@@ -196,9 +196,7 @@ class OrderedMembership:
 
     async def _run(self) -> None:
         waits = pauses()
-        while True:
-            if self.state.is_leaving or self.state.failure is not None:
-                return
+        while not self.state.is_leaving and self.state.failure is None:
             since = clock.now()
             self.state.connection = connection = await self._ground.connect(f"group {self.group}")
             try:
