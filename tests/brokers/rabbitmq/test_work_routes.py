@@ -115,14 +115,16 @@ async def test_without_auto_declare_a_missing_exchange_is_reported_and_not_creat
 async def test_a_token_queue_that_was_deleted_stops_no_replay(rabbitmq_server: RabbitMQServer, vhost: str) -> None:
     """It elects the member that replays. The one that stands by declares it again."""
     url, broken = rabbitmq_server.url_of(vhost), {1}
-    async with Desk(url, broken.__contains__).open() as desk:
-        async with Desk(url, broken.__contains__).open() as first:
-            await first.publish([1])
-            await eventually(lambda: first.has_dead(1), "the event is a dead letter")
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(Desk(url, broken.__contains__).open())  # it is elected
+        await first.publish([1])
+        await eventually(lambda: first.has_dead(1), "the event is a dead letter")
+        async with Desk(url, broken.__contains__).open() as desk:
             await asyncio.to_thread(rabbitmq_server.delete_queue, vhost, "onward.orders:billing:work.token")
-        broken.clear()
-        await desk.app.dead.replay()
-        await until(lambda: desk.done == [1], "the replay is handled")
+            await stack.aclose()
+            broken.clear()
+            await desk.app.dead.replay()
+            await until(lambda: desk.done == [1], "the replay is handled")
 
 
 @played
