@@ -264,8 +264,8 @@ class LeaseKeeper:
             for hold in done.claimed:
                 waits = hold.assigned.unclean and not hold.own.is_gone
                 hold.ready_at = now + (settings.takeover_grace_s if waits else 0.0)
-                self._chores.reclaimer.claimed(hold)
                 holdings.add(hold)
+            self._chores.reclaimer.claimed(done.claimed)  # its threads look at once, and forget what is not held
             for message in _moved(look):
                 holdings.report(message)
                 if (holder := holdings.held.get(message.partition)) and holder.own.shard:

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -27,7 +27,8 @@ log = logging.getLogger("onward")
 
 class ReclaimLog:
     """What is logged for all topics of a member: a line for each round, with the total, one when other consumers begin
-    to disturb a partition, and one when it goes on. Any thread may use it."""
+    to disturb a partition, and one when it goes on. Topics that reclaim at the same time share a round. Any thread may
+    use it."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -54,12 +55,14 @@ class ReclaimLog:
         with self._lock:
             self._working += 1
 
-    def end(self, partition: Partition, taken: int) -> None:
-        """The last one of a round writes the line."""
+    def took(self, partition: Partition, count: int) -> None:
+        with self._lock:
+            self._taken[partition] = self._taken.get(partition, 0) + count
+
+    def end(self) -> None:
+        """The last topic of a round writes the line."""
         with self._lock:
             self._working -= 1
-            if taken:
-                self._taken[partition] = self._taken.get(partition, 0) + taken
             if self._working or not self._taken:
                 return
             found, self._taken = self._taken, {}
@@ -83,10 +86,11 @@ class TopicReclaimer:
         self._schedule = TurnSchedule()
         self._round_at = 0.0
 
-    def claimed(self, hold: RedisHold) -> None:
-        """It is announced when it is adopted."""
-        self._claimed[hold] = hold.ready_at
-        hold.ready_at = math.inf
+    def claimed(self, holds: Iterable[RedisHold]) -> None:
+        """They are announced when they are adopted."""
+        for hold in holds:
+            self._claimed[hold] = hold.ready_at
+            hold.ready_at = math.inf
         self._schedule.kick()
 
     def asked(self) -> list[RedisHold]:
@@ -115,8 +119,12 @@ class TopicReclaimer:
         for partition in list(self.troubles):
             if partition not in self._holdings.held:
                 self.troubles.pop(partition, None)
-        for hold in list(self._claimed):
-            self._adopt(hold)
+        self._log.begin()
+        try:
+            for hold in list(self._claimed):
+                self._adopt(hold)
+        finally:
+            self._log.end()
         if clock.now() >= self._round_at:
             for hold in self._holdings.announced():
                 if hold.partition.topic == self.topic and not hold.revoking:
@@ -129,19 +137,16 @@ class TopicReclaimer:
         if self._holdings.held.get(partition) is not hold:
             self._forget(hold)
             return
-        self._log.begin()
-        taken = 0
         try:
             answer = self._adopter.adopt(hold)
-            if isinstance(answer, Adopted):
-                taken = answer.taken
-                self._announce(hold, answer)
         except LinkDown:
             raise
         except BrokerError as error:
             answer = Waits(str(error), self._adopter.look_s)
-        finally:
-            self._log.end(partition, taken)
+        if isinstance(answer, Adopted):
+            if answer.taken:
+                self._log.took(partition, answer.taken)
+            self._announce(hold, answer)
         if isinstance(answer, Waits):
             self._waits(partition, answer)
             self._schedule.kick(clock.now() + answer.for_s)
@@ -219,9 +224,11 @@ class Reclaimer:
         for topic in self._topics.values():
             topic.stop()
 
-    def claimed(self, hold: RedisHold) -> None:
-        if (topic := self._topics.get(hold.partition.topic)) is not None:
-            topic.claimed(hold)
+    def claimed(self, holds: Sequence[RedisHold]) -> None:
+        """The member holds these from now on. A thread that has nothing to adopt is not woken."""
+        for name, topic in self._topics.items():
+            if mine := [hold for hold in holds if hold.partition.topic == name]:
+                topic.claimed(mine)
 
     def returns(self, held: Iterable[RedisHold]) -> list[RedisHold]:
         """Which of these must be given back now, to be adopted again."""
