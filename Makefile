@@ -45,7 +45,7 @@ test-more: $(VENV)/.dev $(VENV)/.bench ## what is long or rare: clusters, storms
 	@ONWARD_STORM_S=120 $(PY) -m pytest -n 2 --dist loadfile -m "more or storm"
 
 .PHONY: test-fast
-test-fast: $(VENV)/.dev ## the tests that need no server and little time
+test-fast: $(VENV)/.dev $(VENV)/.bench ## the tests that need no server and little time
 	@$(PY) -m pytest -q -n 4 -m "not servers and not slow and not more"
 
 RUNS ?= 1000

@@ -4,6 +4,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import pytest
@@ -54,15 +55,11 @@ class Startable(Protocol):
 
 
 def shared(kind: Callable[[], Startable]) -> object:
-    """A fixture with one server of this kind for the whole run. If it is not installed, its tests are skipped; in CI
-    they fail."""
+    """A fixture with one server of this kind for the whole run."""
 
     @pytest.fixture(scope="session")
     def fixture() -> Iterator[Startable]:
-        try:
-            server = kind()
-        except Missing as reason:
-            (pytest.fail if os.environ.get("CI") else pytest.skip)(str(reason))
+        server = kind()
         try:
             server.start()
             started.append(server)
@@ -103,12 +100,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.servers)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@contextmanager
+def skipped_without_its_server() -> Iterator[None]:
+    """A test is skipped if the server that it or its fixture starts is not installed. In CI it fails."""
+    try:
+        yield
+    except Missing as reason:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(reason))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Repair the servers that the last test broke."""
     if item.get_closest_marker("servers"):
         for server in started:
             server.heal()
+    with skipped_without_its_server():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    with skipped_without_its_server():
+        yield
 
 
 _SLOWEST_FILES = 10

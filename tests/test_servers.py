@@ -422,6 +422,7 @@ def test_the_installer_names_what_is_missing(
     monkeypatch.setitem(SERVERS, "Teapot", (Need("kettle", lambda: None, "boil water"),))
     monkeypatch.setattr(install, "install_packages", lambda servers: None)
     monkeypatch.setattr(install, "fetch_jars", lambda: None)
+    monkeypatch.setattr(install, "fetch_sqlalchemy", lambda: None)
     got = install.main(more=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [server for server in SERVERS if server not in MORE]
@@ -443,6 +444,14 @@ def test_without_its_server_a_test_is_skipped_but_fails_in_ci(ci: str, outcome: 
     output = child_pytest("-k", "stopped_gracefully", PATH="/nowhere", CI=ci)
     assert outcome in output
     assert "apt-get install -y --no-install-recommends redis-server" in output
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 failed")])
+def test_without_the_server_that_it_starts_a_test_is_skipped_but_fails_in_ci(ci: str, outcome: str) -> None:
+    output = child_pytest(
+        "tests/brokers/test_redis_servers.py", "-k", "a_wrong_password_is_refused", PATH="/nowhere", CI=ci
+    )
+    assert outcome in output
 
 
 def test_a_test_that_uses_a_server_is_marked() -> None:

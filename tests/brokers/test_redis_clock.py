@@ -14,7 +14,10 @@ from tests.brokers.redis_stage import now_ms, play, staged
 from tests.brokers.wall_clock import WallClock
 from tests.servers.redis import RedisServer
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+]
 
 HOUR_S = 3_600
 

@@ -17,6 +17,8 @@ from tests.brokers import redis_faults as faults
 from tests.brokers.redis_stage import Stage, play, staged
 from tests.servers.redis import RedisServer
 
+pytestmark = pytest.mark.servers
+
 LIMIT_S = 25.0  # of one step
 
 

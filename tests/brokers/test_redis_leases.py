@@ -34,6 +34,7 @@ def size(server: RedisServer) -> int:
     return server.appended.stat().st_size
 
 
+@pytest.mark.servers
 def test_a_takeover_that_the_server_lost_does_not_give_the_partition_back_to_the_silent_owner(tmp_path: Path) -> None:
     """Scenarios 5 and 7. The stored owner is the first one again. Its lease has lapsed, which is final."""
 
@@ -73,6 +74,7 @@ def test_a_takeover_that_the_server_lost_does_not_give_the_partition_back_to_the
     play(scene())
 
 
+@pytest.mark.servers
 def test_a_free_partition_whose_claim_the_server_lost_is_not_given_away_at_once(tmp_path: Path) -> None:
     """Scenario 6: the owner of the lost claim is suspended and still sure."""
 
@@ -162,6 +164,7 @@ def test_nothing_is_settled_or_read_before_a_restarted_server_has_confirmed_the_
     play(scene())
 
 
+@pytest.mark.servers
 def test_a_replication_id_that_changes_under_open_connections_stops_no_member() -> None:
     """A master changes it an hour after its last replica has left. Some connections know the new one, some the old."""
 

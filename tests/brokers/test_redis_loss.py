@@ -128,6 +128,7 @@ def test_a_deleted_stream_is_another_log(redis_server: RedisServer, caplog: pyte
     assert "its stream was deleted" in caplog.text
 
 
+@pytest.mark.servers
 def test_a_stream_that_is_deleted_after_a_restart_begins_again_with_the_next_publish() -> None:
     """The restart has lifted the ids above the clock, so those of the new stream lie below what was read."""
 
@@ -327,6 +328,7 @@ def check_positions(member: Member) -> None:
     assert min(after) > max(before), "a new event lies below a cursor"
 
 
+@pytest.mark.servers
 def test_a_promoted_replica_that_lagged_gives_no_position_below_a_cursor(caplog: pytest.LogCaptureFixture) -> None:
     """Scenario 8: the clock of the lost master was ahead, and what it had accepted last is reported as lost."""
 
@@ -412,6 +414,7 @@ def _fields(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
+@pytest.mark.servers
 def test_a_group_that_the_server_lost_is_not_a_dropped_group() -> None:
     """It begins where it began: the events before it joined are not for it."""
 
@@ -431,6 +434,7 @@ def test_a_group_that_the_server_lost_is_not_a_dropped_group() -> None:
     play(scene())
 
 
+@pytest.mark.servers
 def test_a_server_without_a_file_comes_back_empty_and_all_go_on(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         with own_server("--appendonly", "no") as server:
@@ -446,6 +450,7 @@ def test_a_server_without_a_file_comes_back_empty_and_all_go_on(caplog: pytest.L
     play(scene())
 
 
+@pytest.mark.servers
 def test_an_aof_that_lost_its_end_is_balanced() -> None:
     """Kill -9 with the last writes cut off: what is left in the streams is handled, in order, and no settle is lost
     that was answered before the cut."""

@@ -762,6 +762,7 @@ def test_a_member_that_has_lost_the_partition_adopts_nothing(redis_server: Redis
     play(scene())
 
 
+@pytest.mark.servers
 def test_adoption_goes_on_after_a_restart_of_the_server() -> None:
     async def scene() -> None:
         with own_server() as server:

@@ -15,6 +15,8 @@ from tests.brokers.redis_stage import own_server, play, staged
 from tests.servers.redis import RedisServer
 from tests.servers.server import free_port
 
+pytestmark = pytest.mark.servers
+
 SECRET = "s3/cret@p?a#ss"  # with every character that has a meaning in a URL
 
 

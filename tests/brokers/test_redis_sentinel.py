@@ -155,6 +155,7 @@ def test_without_replication_a_master_that_can_be_replaced_promises_a_window(red
     assert asyncio.run(_opened(redis_sentinel.url, replication=3)).features.durability == "replicated"
 
 
+@pytest.mark.servers
 def test_a_reader_leaves_a_server_that_became_a_replica() -> None:
     """It would go on answering reads, and never with our incarnation."""
     with own_server() as server, server.client() as client:

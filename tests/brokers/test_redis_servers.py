@@ -22,6 +22,8 @@ from tests.brokers.redis_stage import Stage, own_server, play, staged, until
 from tests.servers.redis import RedisServer
 from tests.servers.server import free_port
 
+pytestmark = pytest.mark.servers
+
 
 async def opened(url: str, **options: Any) -> Broker:
     broker = await open_broker(settings.load(url, **options))

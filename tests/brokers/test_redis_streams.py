@@ -913,6 +913,7 @@ def test_a_waiting_entry_is_not_trimmed(redis_server: RedisServer, monkeypatch: 
     play(scene())
 
 
+@pytest.mark.servers
 def test_a_position_that_comes_back_with_another_entry_is_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -1069,6 +1070,7 @@ def test_a_record_that_is_removed_does_not_acknowledge_an_entry_that_is_open(red
     play(scene())
 
 
+@pytest.mark.servers
 def test_entries_whose_claims_a_server_lost_are_pending_again_and_not_done() -> None:
     """The entries are on its disk; what it lost is that they were given out."""
 
@@ -1091,6 +1093,7 @@ def test_entries_whose_claims_a_server_lost_are_pending_again_and_not_done() -> 
     play(scene())
 
 
+@pytest.mark.servers
 def test_acknowledgements_that_a_server_lost_are_made_again() -> None:
     async def scene() -> None:
         with own_server() as server:

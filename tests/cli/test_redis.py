@@ -16,6 +16,8 @@ from tests.cli.shell import Shell, until
 from tests.servers.redis import RedisServer
 from tests.servers.server import free_port
 
+pytestmark = pytest.mark.servers
+
 SHOP = """
 from onward import GiveUp, Onward
 
