@@ -74,6 +74,24 @@ async def test_the_names_of_gone_members_reach_everybody(harness: RabbitHarness)
 
 
 @played
+async def test_a_member_that_is_known_to_be_gone_counts_no_longer(harness: RabbitHarness) -> None:
+    """A supervisor knows that the process has ended before its lease, or the server, says so. If it still counted, its
+    successor would be one member too many, and the others would give partitions back."""
+    async with (
+        present(harness, "other") as (other, _),
+        present(harness, "first@127.0.0.1:1#key") as (first, _),
+    ):
+        await until(lambda: len(other.live()) == 1)
+        async with present(harness, "second", gone=frozenset({"first"})) as (second, _):
+            await until(lambda: set(other.live()) == {"owner-second"})
+            first.announce()  # as if it had been under way
+            second.announce()
+            await until(lambda: other.notes()["owner-second"].beat > 1)
+            assert set(other.live()) == {"owner-second"}
+            assert set(second.live()) == {"owner-other"}
+
+
+@played
 async def test_a_member_that_is_forgotten_counts_again_when_it_is_heard(harness: RabbitHarness) -> None:
     async with present(harness, "one") as (one, _), present(harness, "two") as (two, _):
         await until(lambda: one.live())

@@ -10,13 +10,14 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
 
 from onward import clock
+from onward.brokers.base import MemberInfo
 from onward.brokers.core.observed import Observed
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import (
@@ -156,10 +157,9 @@ class Presence:
     def notes(self) -> dict[str, PresenceNote]:
         """The last note of each other live member."""
         now = clock.now()
-        over = {owner for owner, note in self._others.items() if self._observed.is_over(owner, note.lease_s, now)}
-        for owner in over:
-            del self._others[owner]
-        self._observed.forget(over)
+        self._drop(
+            [owner for owner, note in self._others.items() if self._observed.is_over(owner, note.lease_s, now)]
+        )
         return dict(self._others)
 
     def over_at(self) -> float:
@@ -169,8 +169,8 @@ class Presence:
 
     def forget(self, owner: str) -> None:
         """This member does not answer the server any more. It counts again when it is heard again."""
-        if self._others.pop(owner, None) is not None:
-            self._observed.forget({owner})
+        if owner in self._others:
+            self._drop([owner])
             self._on_change()
 
     # -- talking ----------------------------------------------------------------------------------------------------
@@ -253,18 +253,33 @@ class Presence:
             self._on_change()
 
     def _heard(self, note: PresenceNote) -> bool:
+        """Whether the live members, or what they hold, may have changed."""
         known = self._others.get(note.owner)
-        fresh = [name for name in note.gone if name not in self._gone]
-        self._gone |= dict.fromkeys(fresh)
-        while len(self._gone) > _MOST_GONE:
-            del self._gone[next(iter(self._gone))]
-        if note.is_leaving:
-            self._others.pop(note.owner, None)
-            self._observed.forget({note.owner})
-            return known is not None or bool(fresh)
+        fresh = self._remember_gone(note.gone)
+        if note.is_leaving or _name(note) in self._gone:  # the last words of a process that has ended may come late
+            self._drop([note.owner])
+            return known is not None or fresh
         self._others[note.owner] = note
         self._observed.saw(note.owner, note.beat, clock.now())
-        return bool(fresh) or known is None or known.held != note.held
+        return fresh or known is None or known.held != note.held
+
+    def _remember_gone(self, names: Iterable[str]) -> bool:
+        """Whether one of these names is new. Their members count no longer."""
+        fresh = dict.fromkeys(name for name in names if name not in self._gone)
+        self._gone |= fresh
+        while len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
+        self._drop([owner for owner, note in self._others.items() if fresh and _name(note) in fresh])
+        return bool(fresh)
+
+    def _drop(self, owners: Iterable[str]) -> None:
+        for owner in owners:
+            self._others.pop(owner, None)
+            self._observed.forget({owner})
+
+
+def _name(note: PresenceNote) -> str:
+    return MemberInfo.parse(note.member).name
 
 
 def _pass_over(_: list[Received]) -> None:
