@@ -157,9 +157,7 @@ class Presence:
     def notes(self) -> dict[str, PresenceNote]:
         """The last note of each other live member."""
         now = clock.now()
-        self._drop(
-            [owner for owner, note in self._others.items() if self._observed.is_over(owner, note.lease_s, now)]
-        )
+        self._drop([owner for owner, note in self._others.items() if self._observed.is_over(owner, note.lease_s, now)])
         return dict(self._others)
 
     def over_at(self) -> float:

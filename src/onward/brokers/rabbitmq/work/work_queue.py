@@ -31,7 +31,6 @@ class WorkBuffers:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[Received]] = {}
         self._turns = TierTurns()
-        self.bytes = 0
 
     def __len__(self) -> int:
         return sum([len(each) for each in tuple(self._waiting.values())])
@@ -41,7 +40,6 @@ class WorkBuffers:
         size = sum([len(message.body) for message in messages])
         with self._lock:
             self._waiting.setdefault(tier, deque()).extend(messages)
-            self.bytes += size
         return size
 
     def take(self, limit: int) -> list[Received]:
@@ -57,7 +55,6 @@ class WorkBuffers:
             elif waiting:
                 for tier, count in self._turns.share(waiting, limit - len(taken)).items():
                     taken += _taken(self._waiting[tier], count)
-            self.bytes -= sum([len(message.body) for message in taken])
         return taken
 
     def clear(self, *, keep: int = 0) -> list[Received]:
@@ -67,7 +64,6 @@ class WorkBuffers:
             for each in self._waiting.values():
                 while len(each) > keep:
                     removed.append(each.pop())
-            self.bytes -= sum([len(message.body) for message in removed])
         return removed
 
 
