@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.servers, pytest.mark.timeout(180)]
 
 
 MANY_RETRIES = Retry(attempts=50, first_delay_s=0.2, factor=1, jitter=0)
+ONE = Retry(attempts=1)
 EVENTS, CUTS = 40, 3
+LETTERS = "onward.orders:billing:work.aside.0"
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def _is_record(message: Outbound, where: str) -> bool:
 
 async def _dead(desk: Desk, count: int) -> bool:
     """Whether these are the events of the dead letters. An event may be there twice if an answer was lost."""
-    return {letter.event.value for letter in await desk.records(State.DEAD)} == {b'{"n":%d}' % n for n in range(count)}
+    return await _dead_are(desk, set(range(count)))
 
 
 def test_cuts_do_not_multiply_the_attempts_of_failing_events(rabbitmq_server: RabbitMQServer, vhost: str) -> None:
@@ -182,6 +184,31 @@ def test_a_queue_that_is_deleted_while_it_is_consumed_is_declared_again(
             await eventually(handled, "events are handled again")
 
     asyncio.run(main())
+
+
+def test_when_the_stream_of_dead_letters_was_deleted_all_events_go_on_and_new_letters_are_stored(
+    rabbitmq_server: RabbitMQServer, vhost: str
+) -> None:
+    bad = {0, 10, 20}
+
+    async def main() -> None:
+        async with Desk(rabbitmq_server.url_of(vhost), lambda n: n in bad, declared={"retry": ONE}).open() as desk:
+            await desk.publish([0])
+            await eventually(lambda: desk.has_dead(1), "the letter is stored")
+            await asyncio.to_thread(rabbitmq_server.delete_queue, vhost, LETTERS)
+            await desk.publish(range(10, 20))
+            await until(lambda: set(desk.done) == set(range(11, 20)), "the other events are handled")
+            await desk.publish(range(20, 30))
+            await eventually(lambda: _dead_are(desk, bad), "the new letters are stored, and the old one again")
+            await until(lambda: len(desk.done) == 18, "the other events are handled")
+            await eventually(lambda: is_empty(rabbitmq_server.url_of(vhost)), "all events are settled")
+            await until(lambda: desk.app.health().ready, "the member is ready")
+
+    asyncio.run(main())
+
+
+async def _dead_are(desk: Desk, numbers: set[int]) -> bool:
+    return {letter.event.value for letter in await desk.records(State.DEAD)} == {b'{"n":%d}' % n for n in numbers}
 
 
 @pytest.mark.slow

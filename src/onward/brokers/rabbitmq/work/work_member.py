@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 from uuid import uuid4
@@ -237,8 +238,9 @@ class WorkMember:
         )
         presence = Presence(PresencePlace(place.topic, place.group), self._me)
         intake = await session.open(presence, prefetch, self._rang)
-        letters = tools.asides.letters(session.links.sending, AsidePlace(place.topic, place.group, "work"))
-        session.on_close(letters.close)
+        letters = functools.partial(
+            tools.asides.letters, session.links.sending, AsidePlace(place.topic, place.group, "work")
+        )
         settling = WorkSettling(session, intake, letters, tools.counts)
         session.spawn(self._ping(session))
         session.spawn(self._announce(presence))

@@ -4,7 +4,7 @@ letter or its retry is stored."""
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -18,6 +18,7 @@ from onward.brokers.rabbitmq.work.work_message import ALONE, Arrived, arrived, r
 from onward.brokers.rabbitmq.work.work_place import SUSPECTS
 from onward.brokers.rabbitmq.work.work_queue import tier_of_message
 from onward.brokers.rabbitmq.work.work_session import WorkIntake, WorkSession
+from onward.errors import BrokerError
 
 _LOOK_S = 0.1  # how soon an alarm is noticed
 
@@ -25,7 +26,11 @@ _LOOK_S = 0.1  # how soon an alarm is noticed
 class LetterStore(Protocol):
     """Stores dead letters. See AsideStream."""
 
+    @property
+    def is_closed(self) -> bool: ...
+
     async def store(self, records: Sequence[AsideRecord], fence: int) -> str | None: ...
+    async def close(self) -> None: ...
 
 
 class LettersUnderWay(NamedTuple):
@@ -38,16 +43,19 @@ class LettersUnderWay(NamedTuple):
 class WorkSettling:
     """The settles of one ownership. Runs in the I/O thread."""
 
-    def __init__(self, session: WorkSession, intake: WorkIntake, letters: LetterStore, figures: RabbitFigures) -> None:
+    def __init__(
+        self, session: WorkSession, intake: WorkIntake, open_letters: Callable[[], LetterStore], figures: RabbitFigures
+    ) -> None:
         self.lock = asyncio.Lock()  # the mover holds it too, so that an event that dies again has one letter
         self._session = session
         self._work = intake.work
-        self._letters = letters
+        self._open_letters = open_letters
+        self._letters = open_letters()
         self._figures = figures
         self._stored: set[int] = set()  # open positions whose dead letter is stored
         self._waiting: set[int] = set()  # open positions whose retry waits
         self._storing: LettersUnderWay | None = None
-        session.on_close(self._stop_storing)
+        session.on_close(self._close)
 
     async def settle(self, progress: Progress | None, records: Sequence[AsideRecord]) -> dict[int, str]:
         """Returns the positions whose records were refused, and why. Everything else took effect.
@@ -102,16 +110,28 @@ class WorkSettling:
                 if not answer.done() and self._session.courier.is_blocked:
                     return dict.fromkeys(left, "RabbitMQ has an alarm")
             self._storing = None
-            if (why := answer.result()) is not None:
+            if (why := await self._why_refused(answer)) is not None:
                 return dict.fromkeys(left, why)
             self._stored |= places & self._work.open.keys()
             left = {position: each for position, each in left.items() if position not in places}
         return {}
 
-    async def _stop_storing(self) -> None:
+    async def _why_refused(self, answer: "asyncio.Future[str | None]") -> str | None:
+        """If the stream of the letters was deleted, its reader has ended for good, and a new one declares it again. The
+        letters may be stored or not, so they count as refused, and other events do not wait for them."""
+        try:
+            return answer.result()
+        except BrokerError as error:
+            if self._letters.is_closed:
+                await self._letters.close()
+                self._letters = self._open_letters()
+            return str(error)
+
+    async def _close(self) -> None:
         if self._storing is not None:
             self._storing.answer.cancel()
             await asyncio.wait([self._storing.answer])
+        await self._letters.close()
 
     def _retry(self, record: AsideRecord, message: Received, wall: float) -> None:
         """From now on its headers tell of this attempt. As if it was returned: if this member leaves, the message must
