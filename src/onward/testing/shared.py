@@ -356,6 +356,16 @@ class SharedReceiveScenarios:
 class SharedProcessScenarios:
     """Members in their own processes, which are killed."""
 
+    @scenario()
+    async def test_a_group_is_not_dropped_while_its_member_is_suspended(self, kit: Kit) -> None:
+        broker = await shared_broker(kit, processes=True)
+        child = kit.child("hold", ordering="none")
+        while (await child.line())["report"] != "Assigned":
+            pass
+        child.stop()
+        with pytest.raises(BrokerError):
+            await broker.drop_group(kit.topic, "group")
+
     @scenario(max_poll_gap_s=3.0)
     async def test_unsettled_events_of_a_killed_member_go_to_another(self, kit: Kit) -> None:
         broker = await shared_broker(kit, processes=True)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward.brokers.rabbitmq.operate.routing import covers
+from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry
 from onward.brokers.rabbitmq.work.tiers import (
     WEIGHTS,
     TierTurns,
@@ -19,6 +20,7 @@ from onward.brokers.rabbitmq.work.tiers import (
     tier_of,
     topic_keys,
 )
+from onward.brokers.rabbitmq.work.work_objects import bindings_of
 from onward.errors import BadSetting
 from onward.handler import type_filter
 
@@ -163,3 +165,9 @@ def test_a_share_is_as_large_as_possible(calls: list[tuple[dict[str, int], int]]
         share = turns.share(waiting, limit)
         assert sum(share.values()) == min(limit, sum(waiting.values()))
         assert all(0 < count <= waiting[tier] for tier, count in share.items())
+
+
+def test_routes_that_another_program_has_forged_are_left_out() -> None:
+    route = str(WorkRoute("", "queue", "order.*"))
+    forged = ("junk", "", "a\tb", "a\tb\tc\td\te")
+    assert bindings_of(GroupEntry("orders", "billing", "work", routes=(*forged, "tier:bulk", route))) == {route}

@@ -15,10 +15,13 @@ from onward.brokers.base import (
     Start,
     Supervised,
 )
+from onward.brokers.rabbitmq.amqp import AmqpError
 from onward.brokers.rabbitmq.aside.aside import RabbitAside, RabbitAsides
+from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate.operations import RabbitOperations
 from onward.brokers.rabbitmq.ordered.ordered import OrderedGroups, OrderedSubscription
+from onward.brokers.rabbitmq.presence import living
 from onward.brokers.rabbitmq.registry.registry import other_kind
 from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, GroupKind, TopicEntry
 from onward.brokers.rabbitmq.registry.topics import RabbitTopics
@@ -172,10 +175,9 @@ class RabbitGroups:
     async def drop_topic(self, topic: str) -> None:
         entry, groups = await self._known(topic)
         for each in groups.values():
-            if members := await self._members(topic, entry, each):
+            if members := await self._members(topic, each.group):
                 raise BrokerError(
-                    f"topic {topic} is in use: group {each.group} has members ({', '.join(sorted(members))}); stop "
-                    "them first"
+                    f"topic {topic} is in use: group {each.group} has members ({', '.join(members)}); stop them first"
                 )
         for each in groups.values():
             await self._drop(topic, entry, each)
@@ -192,10 +194,17 @@ class RabbitGroups:
         await self._ground.io.run(registry.catch_up())
         return registry.topic(topic), registry.groups(topic)
 
-    async def _members(self, topic: str, entry: TopicEntry | None, group: GroupEntry) -> Sequence[str]:
-        if group.kind == "work":
-            return await self._work.members(topic, group.group)
-        return [] if entry is None else await self._ordered.members(entry, group.group)
+    async def _members(self, topic: str, group: str) -> Sequence[str]:
+        """The names of the live members."""
+        ground = self._ground
+
+        async def ask() -> list[str]:
+            return await living(await ground.query(), topic, group)
+
+        try:
+            return await ground.io.run(reconnecting(ask))
+        except AmqpError as error:
+            raise BrokerError(f"RabbitMQ: the members of group {group} cannot be asked: {error}") from error
 
     async def _drop(self, topic: str, entry: TopicEntry | None, group: GroupEntry) -> None:
         if group.kind == "work":

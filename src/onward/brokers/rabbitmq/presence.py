@@ -324,6 +324,13 @@ async def counted(connection: Connection, topic: str, group: str) -> int:
         await channel.close()
 
 
+async def living(connection: Connection, topic: str, group: str) -> list[str]:
+    """The names of all live members. One that does not answer, because it is suspended, has no name."""
+    names_ = sorted(map(_name, await asked(connection, topic, group)))
+    silent = max(0, await counted(connection, topic, group) - len(names_))
+    return [*names_, *["a member that does not answer"] * silent]
+
+
 async def _answers(channel: Channel, place: PresencePlace, count: int, within_s: float) -> list[PresenceNote]:
     found: dict[str, PresenceNote] = {}
     complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -186,10 +186,6 @@ class OrderedGroups:
     async def owners(self, topic: TopicEntry, group: str) -> list[MemberInfo]:
         return await self._ask(lambda: ordered_groups.owners(self._ground, topic, group))
 
-    async def members(self, topic: TopicEntry, group: str) -> list[str]:
-        """The names of the live members."""
-        return await self._ask(lambda: ordered_groups.members(self._ground, topic, group))
-
     async def drop_group(self, topic: TopicEntry, entry: GroupEntry) -> None:
         """Raises BrokerError while a member is alive."""
         await self._ask(lambda: ordered_groups.drop(self._ground, self._asides, topic, entry.group))

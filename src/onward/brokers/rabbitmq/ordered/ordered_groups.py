@@ -61,17 +61,9 @@ async def owners(ground: RabbitGround, topic: TopicEntry, group: str) -> list[Me
     return [MemberInfo.parse(note.member) for note in _sorted(notes) if note.held]
 
 
-async def members(ground: RabbitGround, topic: TopicEntry, group: str) -> list[str]:
-    """The names of the live members. One that does not answer has no name."""
-    connection = await ground.query()
-    notes = await presence.asked(connection, topic.name, group)
-    silent = max(0, await presence.counted(connection, topic.name, group) - len(notes))
-    return [MemberInfo.parse(note.member).name for note in _sorted(notes)] + ["a member that does not answer"] * silent
-
-
 async def drop(ground: RabbitGround, asides: RabbitAsides, topic: TopicEntry, group: str) -> None:
     """Delete the group. Raises BrokerError while a member is alive."""
-    if alive := await members(ground, topic, group):
+    if alive := await presence.living(await ground.query(), topic.name, group):
         raise BrokerError(f"group {group} of topic {topic.name} is in use by {', '.join(alive)}; stop them first")
     connection = await ground.query()
     try:

@@ -37,6 +37,11 @@ class WorkRoute(NamedTuple):
         """The text that `parse` reads. Names of exchanges and queues have no tabs."""
         return "\t".join((self.source, self.target, self.key, "x" if self.to_exchange else "q"))
 
+    @staticmethod
+    def is_text(text: str) -> bool:
+        """Whether `parse` can read it."""
+        return text.count("\t") == len(WorkRoute._fields) - 1
+
     @classmethod
     def parse(cls, text: str) -> "WorkRoute":
         source, target, key, kind = text.split("\t")

@@ -17,7 +17,7 @@ from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate.operations import RabbitOperations
 from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel, conflict
 from onward.brokers.rabbitmq.operate.topology import Declared
-from onward.brokers.rabbitmq.presence import PresenceSelf, asked
+from onward.brokers.rabbitmq.presence import PresenceSelf, asked, living
 from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry
 from onward.brokers.rabbitmq.server_errors import undeclared
 from onward.brokers.rabbitmq.work import work_objects
@@ -132,29 +132,25 @@ class WorkGroups:
 
     async def owners(self, topic: str, group: str) -> list[MemberInfo]:
         """The live members: each of them owns the shared partition."""
-        return [MemberInfo.parse(text) for text in await self.members(topic, group)]
-
-    async def members(self, topic: str, group: str) -> list[str]:
-        return await self._ground.io.run(reconnecting(partial(self._members, topic, group)))
+        return await self._ground.io.run(reconnecting(partial(self._owners, topic, group)))
 
     async def drop_group(self, topic: str, group: str) -> None:
         """Delete the group's queues with their messages, and its dead letters. Raises BrokerError while a member is
         alive."""
-        if members := await self.members(topic, group):
-            raise BrokerError(
-                f"group {group} of topic {topic} has members ({', '.join(sorted(members))}); stop them first"
-            )
         await self._ground.io.run(reconnecting(partial(self._drop, topic, group)))
 
-    async def _members(self, topic: str, group: str) -> list[str]:
+    async def _owners(self, topic: str, group: str) -> list[MemberInfo]:
         try:
-            return sorted(note.member for note in await asked(await self._ground.query(), topic, group))
+            notes = await asked(await self._ground.query(), topic, group)
         except AmqpError as error:
             raise BrokerError(f"RabbitMQ: the members of group {group} cannot be asked: {error}") from error
+        return [MemberInfo.parse(text) for text in sorted(note.member for note in notes)]
 
     async def _drop(self, topic: str, group: str) -> None:
         connection = await self._ground.query()
         try:
+            if alive := await living(connection, topic, group):
+                raise BrokerError(f"group {group} of topic {topic} is in use by {', '.join(alive)}; stop them first")
             await self._asides.delete(connection, topic, group, ["work"])
         except AmqpError as error:
             raise BrokerError(f"RabbitMQ: the dead letters of group {group} cannot be deleted: {error}") from error

@@ -98,8 +98,9 @@ async def declare_tier(channel: Channel, exchange: TierExchange) -> None:
 
 
 def bindings_of(known: GroupEntry) -> set[str]:
-    """The bindings that the group may have at the server, as texts of WorkRoute."""
-    return {each for each in known.routes if not each.startswith(_TIER)}
+    """The bindings that the group may have at the server, as texts of WorkRoute. What another program has written into
+    the registry is left out."""
+    return {each for each in known.routes if WorkRoute.is_text(each)}
 
 
 async def _route(
