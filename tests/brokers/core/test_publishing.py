@@ -210,3 +210,21 @@ def test_close_can_be_called_again_and_cancelled_while_a_window_is_being_sent() 
 def test_a_relay_that_is_not_a_shard_and_a_fence_is_refused(relay: Any) -> None:
     with pytest.raises(BadSetting, match="relay="):
         check_relay(relay)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "text"),
+    [
+        ([Refusal("full")], "Test: 1 event was not accepted: full"),
+        ([Refusal("full"), Refusal("full")], "Test: 2 events were not accepted: full"),
+        ([Refusal("cut", unknown=True)], "Test: it is unknown whether 1 event was accepted: cut"),
+        (
+            [Refusal("full"), Refusal("cut", unknown=True), Refusal("cut", unknown=True)],
+            "Test: 1 event was not accepted, and it is unknown whether 2 events were accepted: full, cut",
+        ),
+    ],
+)
+def test_the_error_says_which_events_may_be_stored(refusals: list[Refusal], text: str) -> None:
+    """If an unknown event is published again, it may be there twice."""
+    failed = [(Event(new_id(), "orders", None, b""), refusal) for refusal in refusals]
+    assert str(publishing.combined("Test", failed)) == text

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 import pytest
 
 from onward import Onward, Retry
-from onward.brokers.base import State
+from onward.brokers.base import Assigned, Fenced, Message, Ordering, State, Subscription
 from onward.brokers.rabbitmq.amqp import Channel, Outbound
 from onward.testing.failure_shop import eventually, until
 from tests.brokers.rabbitmq.test_work_app import QUEUE, RETRY, Desk, is_empty, letters, publish
@@ -286,30 +286,36 @@ def test_under_a_memory_alarm_a_dead_letter_waits_and_other_events_do_not(
     asyncio.run(main())
 
 
-def test_an_unreachable_server_is_a_trouble_until_it_is_back(rabbitmq_server: RabbitMQServer, vhost: str) -> None:
-    """A member that is not consuming never looks healthy."""
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_an_unreachable_server_is_a_trouble_until_it_is_back(
+    rabbitmq_server: RabbitMQServer, vhost: str, ordering: Ordering
+) -> None:
+    """A member that is not consuming never looks healthy, and the trouble says why it is not connected."""
 
     async def main() -> None:
         with rabbitmq_server.proxy() as proxy:
             async with Onward(rabbitmq_server.url_of(vhost)) as other:
                 await publish(other, [0])
-                app = Onward(rabbitmq_server.url_of(vhost, proxy.url))
+                app = Onward(rabbitmq_server.url_of(vhost, proxy.url), lease_s=2.0)
                 async with app:
-                    subscription = await app.broker.subscribe(
-                        ["orders"], group="billing", member="a", ordering="none", start="latest"
+                    member = await app.broker.subscribe(
+                        ["orders"], group="billing", member="a", ordering=ordering, start="latest"
                     )
-                    received = [await subscription.receive(10, 1 << 20, 5.0)]
-                    assert received[0]
-                    assert not subscription.troubles()
+                    await eventually(lambda: _receives(member, Assigned), "it is assigned")
+                    assert not member.troubles()
                     await asyncio.to_thread(proxy.cut)
-                    await until(lambda: subscription.sure_until() == 0.0, "the loss is noticed")
-                    assert await subscription.receive(10, 1 << 20, 5.0), "Fenced"
-                    await until(lambda: bool(subscription.troubles()), "it is a trouble")
+                    await until(lambda: member.sure_until() == 0.0, "the loss is noticed")
+                    await eventually(lambda: _receives(member, Fenced), "it is fenced")
+                    await until(lambda: "cannot be reached" in " ".join(member.troubles()), "the trouble says why")
                     await asyncio.to_thread(proxy.mend)
-                    assert await subscription.receive(10, 1 << 20, 20.0), "Assigned again"
-                    assert not subscription.troubles()
+                    await eventually(lambda: _receives(member, Assigned), "it is assigned again")
+                    await until(lambda: not member.troubles(), "the trouble has ended")
 
     asyncio.run(main())
+
+
+async def _receives(member: Subscription, kind: type[Message]) -> bool:
+    return any(type(each) is kind for each in await member.receive(10, 1 << 20, 0.5))
 
 
 CONSUME = """

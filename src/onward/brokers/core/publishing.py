@@ -214,6 +214,13 @@ def counted(events: int) -> str:
     return "1 event was" if events == 1 else f"{events:,} events were"
 
 
+def _outcome(refused: int, unknown: int) -> str:
+    if not unknown:
+        return f"{counted(refused)} not accepted"
+    doubt = f"it is unknown whether {counted(unknown)} accepted"
+    return f"{counted(refused)} not accepted, and {doubt}" if refused else doubt
+
+
 def combined(label: str, failed: Iterable[tuple[Event, Refusal]]) -> OnwardError:
     """One error for a call, which names every cause once."""
     failed = list(failed)
@@ -221,10 +228,12 @@ def combined(label: str, failed: Iterable[tuple[Event, Refusal]]) -> OnwardError
     more = [f"and {len(causes) - _MOST_CAUSES} more causes"] if len(causes) > _MOST_CAUSES else []
     kinds = {refusal.kind for _, refusal in failed if refusal.why != BEHIND.why}
     kind = kinds.pop() if len(kinds) == 1 else PublishError
+    refused = [event for event, refusal in failed if not refusal.unknown]
+    unknown = [event for event, refusal in failed if refusal.unknown]
     error = kind(
-        f"{label}: {counted(len(failed))} not accepted: {', '.join([*causes[:_MOST_CAUSES], *more])}",
-        refused=[event for event, refusal in failed if not refusal.unknown],
-        unknown=[event for event, refusal in failed if refusal.unknown],
+        f"{label}: {_outcome(len(refused), len(unknown))}: {', '.join([*causes[:_MOST_CAUSES], *more])}",
+        refused=refused,
+        unknown=unknown,
     )
     if isinstance(error, RelayFenced):
         error.seen = max(refusal.seen for _, refusal in failed)

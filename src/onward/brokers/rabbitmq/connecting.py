@@ -45,8 +45,10 @@ async def connected(
     raise AssertionError("pauses never end")
 
 
-async def connected_at_last(address: RabbitAddress, *, name: str, hosts: HostOrder) -> Connection:
-    """A connection, tried for ever. A problem that lasts is logged."""
+async def connected_at_last(
+    address: RabbitAddress, *, name: str, hosts: HostOrder, report: Callable[[str], None]
+) -> Connection:
+    """A connection, tried for ever. A problem that lasts is logged, and reported when it changes."""
     problem = ""
     within_s = address.client.connect_timeout_s * len(hosts)
     for pause_s in pauses():
@@ -57,6 +59,7 @@ async def connected_at_last(address: RabbitAddress, *, name: str, hosts: HostOrd
             if problem != why:
                 problem = why
                 log.warning("%s; trying again until it succeeds (%s)", problem, name)
+                report(problem)
         await asyncio.sleep(pause_s)
     raise AssertionError("pauses never end")
 

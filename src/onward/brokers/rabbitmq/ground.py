@@ -2,6 +2,7 @@
 
 import asyncio
 import weakref
+from collections.abc import Callable
 
 from onward.brokers.rabbitmq.address import RabbitAddress
 from onward.brokers.rabbitmq.amqp import Connection
@@ -37,9 +38,10 @@ class RabbitGround:
         self._opened: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed = False
 
-    async def connect(self, name: str) -> Connection:
-        """A new connection, tried for ever. The caller closes it."""
-        connection = await connected_at_last(self.address, name=f"onward {name}", hosts=self._hosts)
+    async def connect(self, name: str, *, report: Callable[[str], None]) -> Connection:
+        """A new connection, tried for ever. `report` is called with the reason why there is none yet. The caller closes
+        the connection."""
+        connection = await connected_at_last(self.address, name=f"onward {name}", hosts=self._hosts, report=report)
         self._opened.add(connection)
         return connection
 

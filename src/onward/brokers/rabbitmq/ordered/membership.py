@@ -198,7 +198,9 @@ class OrderedMembership:
         waits = pauses()
         while not self.state.is_leaving and self.state.failure is None:
             since = clock.now()
-            self.state.connection = connection = await self._ground.connect(f"group {self.group}")
+            self.state.connection = connection = await self._ground.connect(
+                f"group {self.group}", report=self._unreachable
+            )
             try:
                 await self._session(connection)
             except (AmqpError, BrokerError) as error:
@@ -216,6 +218,9 @@ class OrderedMembership:
                 # The connection first: while the server has an alarm, it does not answer to the close of a channel.
                 await connection.close()
                 await self._tasks.end_session()
+
+    def _unreachable(self, why: str) -> None:
+        self.state.trouble = f"group {self.group} has no connection: {why}"
 
     def _report(self, trouble: str) -> None:
         if not self.state.is_leaving:

@@ -94,7 +94,7 @@ class PassingMembership:
 
     async def _run(self) -> None:
         for pause_s in pauses():
-            connection = await self._ground.connect(f"group {self.group}")
+            connection = await self._ground.connect(f"group {self.group}", report=self._unreachable)
             try:
                 await self._session(connection)
             except (AmqpError, BrokerError) as error:
@@ -106,6 +106,9 @@ class PassingMembership:
                 self._parts.holdings.drop(self._parts.holdings.all(), fenced=True)
                 await connection.close()
             await asyncio.sleep(pause_s)
+
+    def _unreachable(self, why: str) -> None:
+        self._trouble = why
 
     async def _session(self, connection: Connection) -> None:
         for partition in self._tokens:

@@ -81,7 +81,8 @@ class RabbitCourier:
             await self._carry(sending, window)
         except Exception as error:  # each event must have an answer
             log.exception("RabbitMQ: a window of events could not be sent")
-            await self._give_up(sending, f"internal error: {error!r}")
+            why = f"internal error: {error!r}"
+            await self._give_up(sending, refused=why, lost=why)
         finally:
             self._report(window)
             done(window)
@@ -108,14 +109,14 @@ class RabbitCourier:
             if len(window.answers) == answered:  # nothing was achieved
                 await asyncio.sleep(max(0.0, min(next(waits), window.deadline - clock.now())))
         if not sending.is_done:
-            why = self._blocked_text() or why
-            await self._give_up(sending, f"not accepted in publish_timeout_s={self._timeout_s:g}: {why}")
+            late = f"in publish_timeout_s={self._timeout_s:g}: {self._blocked_text() or why}"
+            await self._give_up(sending, refused=f"not accepted {late}", lost=f"not answered {late}")
 
-    async def _give_up(self, sending: RabbitSending, why: str) -> None:
+    async def _give_up(self, sending: RabbitSending, *, refused: str, lost: str) -> None:
         """Late answers must not reach another window, so what is in flight ends with its connection."""
-        sending.refuse(why)
+        sending.refuse(refused)
         if sending.in_flight:
-            sending.lose(why)
+            sending.lose(lost)
             link, self._link = self._link, None
             if link is not None:
                 await link.close(timeout_s=0.1)

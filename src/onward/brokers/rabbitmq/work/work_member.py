@@ -183,7 +183,7 @@ class WorkMember:
     async def _serve(self) -> None:
         """One session, from the connection to its end."""
         ground, place = self._tools.ground, self.place
-        links = await WorkConnections.open(ground.connect, place)
+        links = await WorkConnections.open(functools.partial(ground.connect, report=self._unreachable), place)
         settings = ground.settings
         me = WorkSelf(self._me.owner, MemberInfo.parse(self._me.member).name, settings.lease_s)
         session = WorkSession(links, place, me, self._deck)
@@ -286,6 +286,9 @@ class WorkMember:
                 return
             paused_at = None if not hold.paused else paused_at or now
             await _adjust(hold.own, stop=paused_at is not None and now >= paused_at + _PAUSE_S)
+
+    def _unreachable(self, why: str) -> None:
+        self._life.trouble = why
 
     def _report(self, why: str) -> None:
         self._life.trouble = why
