@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -473,5 +473,24 @@ def test_a_group_keeps_its_kind(url: str) -> None:
         with pytest.raises(BrokerError, match="without order"):
             async with Desk(url, declared={"ordering": "key"}).app as app:
                 await app.run()
+
+    asyncio.run(main())
+
+
+def test_a_member_of_the_wrong_kind_creates_nothing(
+    rabbitmq_server: RabbitMQServer, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its queues would stay, because `onward groups drop` knows only those of the group's own kind."""
+    vhost = unquote(urlsplit(url).path[1:])
+
+    async def main() -> None:
+        async with Desk(url, declared={"ordering": "key"}).open():
+            pass
+        before = await asyncio.to_thread(rabbitmq_server.queues, vhost)
+        with pytest.raises(BrokerError, match="with order"):
+            async with Desk(url).app as app:
+                await app.run()
+        assert set(await asyncio.to_thread(rabbitmq_server.queues, vhost)) == set(before)
+        assert "was missing" not in caplog.text
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ from onward.brokers.rabbitmq import names, presence
 from onward.brokers.rabbitmq.amqp import AmqpError, Channel, ChannelClosed, Connection
 from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel
 from onward.brokers.rabbitmq.operate.topology import Queue
-from onward.brokers.rabbitmq.registry.registry import TopicRegistry
+from onward.brokers.rabbitmq.registry.registry import TopicRegistry, other_kind
 from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntry
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.brokers.rabbitmq.work.suspects import STARTS_ARGUMENTS
@@ -31,7 +31,10 @@ async def declare(connection: Connection, registry: TopicRegistry, place: WorkPl
     joined. Raises BrokerError with the thing, the cause and the cure."""
     what = f"the queues of {place}"
     try:
+        await registry.catch_up()
         known = registry.groups(place.topic).get(place.group)
+        if known is not None and known.kind != "work":  # nothing is declared for a member that will be refused
+            raise BrokerError(other_kind(known))
         missing = await _missing(connection, place, known) if place.is_own and known is not None else []
         channel = await connection.channel()
         place = await _declare_queues(channel, known, place)
