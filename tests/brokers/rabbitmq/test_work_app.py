@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import aio_pika
 import pytest
 
 from onward import Event, Onward, Retry
@@ -375,6 +376,30 @@ def test_a_handler_with_types_gets_only_those(url: str) -> None:
             await until(lambda: len(desk.done) == 3, "three events are handled")
             await asyncio.sleep(0.3)
             assert sorted(desk.types) == ["notification.", "notification.slack.critical", "order.placed"]
+            assert await queue_state(url, QUEUE) == 0
+
+    asyncio.run(main())
+
+
+def test_the_routing_key_is_the_type_of_a_message_that_has_none(url: str) -> None:
+    """Another program publishes to the exchange of the topic. A type that it gives counts, not the routing key."""
+
+    async def main() -> None:
+        retry = Retry(attempts=2, first_delay_s=5, jitter=0)  # long enough to wait on a rung
+        broken = {1}
+        desk = Desk(url, lambda n: n in broken, declared={"types": ["order.*"], "retry": retry})
+        async with desk.open():
+            async with await aio_pika.connect(url) as connection:
+                exchange = await (await connection.channel()).get_exchange("onward.orders")
+                await exchange.publish(aio_pika.Message(b'{"n": 1}'), "order.a")
+                await exchange.publish(aio_pika.Message(b'{"n": 2}', type="OrderPlaced"), "order.b")
+                await exchange.publish(aio_pika.Message(b'{"n": 3}', type="order.c"), "order.d")
+            await eventually(lambda: desk.has_dead(1), "the event is a dead letter")
+            assert [(n, attempt) for n, attempt, _ in desk.tried if n == 1] == [(1, 1), (1, 2)]
+            broken.clear()
+            await desk.app.dead.replay()
+            await until(lambda: len(desk.done) == 2, "the replay is handled")
+            assert dict(zip(desk.done, desk.types, strict=True)) == {1: "order.a", 3: "order.c"}
             assert await queue_state(url, QUEUE) == 0
 
     asyncio.run(main())

@@ -297,7 +297,7 @@ async def consuming(
     special: list[Received] = []
     channel = await connection.channel()
     prefetch = Prefetch(None, 1, max_in_flight=1_000, max_bytes=32 << 20)
-    work = WorkChannel(channel, place, prefetch, special=lambda _, message: special.append(message), rang=lambda: None)
+    work = WorkChannel(channel, prefetch, special=lambda _, message: special.append(message), rang=lambda: None)
     consumers = TierConsumers(channel, place, work.arrived, lambda queue: None)
     await consumers.start(500)
     try:

@@ -41,7 +41,8 @@ class RabbitFigures:
             self._published[place] += count
 
     def processed(self, queue: str, status: Status, count: int = 1) -> None:
-        """Calls of the handler have ended. failed: the message became a dead letter. retried: it comes again."""
+        """Messages are done with. success: the handler has returned, or its `types` filter the message out. failed: it
+        became a dead letter. retried: it comes again."""
         with self._lock:
             self._processed[queue, status] += count
 
@@ -104,7 +105,9 @@ class RabbitFigures:
 
 
 _PUBLISHED = "Messages that the server has accepted from this process."
-_PROCESSED = "Calls of handlers that have ended. status is success, failed (a dead letter) or retried."
+_PROCESSED = (
+    "Messages that are done with. status is success (or filtered out by types), failed (a dead letter) or retried."
+)
 _DEPTH = "Messages in the queue that no consumer has yet."
 _CONSUMERS = "Consumers of the queue."
 _OLDEST = "Age of the oldest message in the queue, where the server knows it."

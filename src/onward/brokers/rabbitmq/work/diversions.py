@@ -16,7 +16,7 @@ from onward.brokers.rabbitmq.amqp import Received
 from onward.brokers.rabbitmq.work.retrying import WorkCourier, WorkParcel
 from onward.brokers.rabbitmq.work.rungs import DUE_MS, RUNGS_MS, rung_for
 from onward.brokers.rabbitmq.work.suspects import Suspects, suspected
-from onward.brokers.rabbitmq.work.work_message import AMONG_OTHERS, Arrived, Fate, arrived, resent
+from onward.brokers.rabbitmq.work.work_message import AMONG_OTHERS, Arrived, Fate, arrived, resent, type_of
 from onward.brokers.rabbitmq.work.work_place import SUSPECTS, WorkPlace
 from onward.brokers.rabbitmq.work.work_queue import WorkChannel, tier_of_message
 from onward.event import Tries
@@ -76,7 +76,7 @@ class Diversions:
         if fate is Fate.HAND_OUT:
             work.hand_out(tier, message, found.state.tries)
         elif fate is Fate.SUSPECT:
-            self._send(message, suspected(message, found, type_of(self._place, message)))
+            self._send(message, suspected(message, found, type_of(message)))
         else:
             self._hold(tier, message, found.state.waits_ms(wall))
 
@@ -138,13 +138,13 @@ class Diversions:
         found = arrived(message)
         tries = found.state.tries
         if tries.crashes or tries.started:
-            self._send(message, suspected(message, found, type_of(self._place, message)))
+            self._send(message, suspected(message, found, type_of(message)))
         else:
             work.hand_out(tier, message, tries)
 
     def _parcel(self, tier: str, message: Received, left_ms: float, rung_ms: int | None) -> WorkParcel:
         state = msgspec.structs.replace(arrived(message).state, left_ms=left_ms).after(rung_ms)
-        return WorkParcel(tier, rung_ms, resent(message, state, type_=type_of(self._place, message)), message.body)
+        return WorkParcel(tier, rung_ms, resent(message, state, type_=type_of(message)), message.body)
 
     async def send_on(self, work: WorkChannel) -> None:
         """Send on what was sorted, until it is cancelled. Raises AmqpError if that is not possible any more."""
@@ -183,7 +183,7 @@ class Diversions:
         while True:
             message, found = await self._returned.get()
             if await self._suspects.killed_its_process(found.suspect):
-                self._send(message, suspected(message, found, type_of(self._place, message), crashed=True))
+                self._send(message, suspected(message, found, type_of(message), crashed=True))
             else:
                 _hand_out_suspect(work, message, found)
 
@@ -195,8 +195,3 @@ class Diversions:
 def _hand_out_suspect(work: WorkChannel, message: Received, found: Arrived) -> None:
     tries = found.state.tries
     work.hand_out(SUSPECTS, message, Tries(tries.failed, AMONG_OTHERS, tries.crashes))
-
-
-def type_of(place: WorkPlace, message: Received) -> str | None:
-    """The type of an event to which its publisher, another program, gave none: it is the routing key."""
-    return message.routing_key if place.is_typed and message.exchange else None

@@ -85,7 +85,7 @@ class StartLog:
         return found.get(suspect, SuspectStart(suspect))
 
 
-def suspected(message: Received, found: Arrived, type_: str | None, *, crashed: bool = False) -> WorkParcel:
+def suspected(message: Received, found: Arrived, type_: str, *, crashed: bool = False) -> WorkParcel:
     """The message as a suspect. `crashed`: the process has died in which it ran alone. It has a new name each time,
     because a start belongs to one name. `type_`: its type, if the publisher gave it none."""
     tries = Tries(found.state.tries.failed, AMONG_OTHERS, found.state.tries.crashes + crashed)

@@ -87,6 +87,12 @@ def arrived(message: Received) -> Arrived:
     )
 
 
+def type_of(message: Received) -> str:
+    """The type of the event if its publisher, another program, gave it none: the routing key. A message that Onward or
+    the server has sent on has no exchange, and its routing key is the name of a queue."""
+    return message.routing_key if message.exchange else ""
+
+
 def resent(
     message: Received, state: Retrying | None, *, id_: str | None = None, type_: str | None = None, suspect: str = ""
 ) -> bytes:

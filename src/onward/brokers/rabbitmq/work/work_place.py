@@ -26,8 +26,7 @@ LONGEST_CALL_S = 1_500.0
 
 class WorkPlace(msgspec.Struct, frozen=True):
     """`queues`: by tier. `tiers`: the patterns that choose a tier. `exchange`: where the topic's events are published.
-    `is_own`: Onward declares the queues. `is_counted`: they count how often a message was returned. `is_typed`: another
-    program publishes the events, and their type is the routing key."""
+    `is_own`: Onward declares the queues. `is_counted`: they count how often a message was returned."""
 
     topic: str
     group: str
@@ -37,7 +36,6 @@ class WorkPlace(msgspec.Struct, frozen=True):
     routing: WorkRouting = WorkRouting({}, (), ())
     is_own: bool = True
     is_counted: bool = True
-    is_typed: bool = False
 
     @property
     def suspects(self) -> str:
@@ -65,17 +63,15 @@ def place_of(topic: str, group: str, asks: Asks | None, exchange: Exchange | Non
     source = names.exchange(topic) if exchange is None else exchange.name
     types, tiers = (asks.types, asks.tiers) if asks is not None else ((), {})
     if queue is not None:
-        return _foreign(topic, group, queue, tiers, source, is_typed=exchange is not None)
+        return _foreign(topic, group, queue, tiers, source)
     keys = topic_keys(types) if exchange is None else foreign_keys(exchange.kind, types, exchange.name)
     if tiers and exchange is not None and exchange.kind != "topic":
         raise BadSetting(f"tiers={dict(tiers)!r}: exchange {exchange.name} is no topic exchange; remove the tiers")
     plan = routing(names.work_queue(topic, group), keys, tiers)
-    return WorkPlace(topic, group, plan.queues, source, tiers, plan, is_typed=exchange is not None)
+    return WorkPlace(topic, group, plan.queues, source, tiers, plan)
 
 
-def _foreign(
-    topic: str, group: str, queue: Queue, tiers: Mapping[str, str], source: str, *, is_typed: bool
-) -> WorkPlace:
+def _foreign(topic: str, group: str, queue: Queue, tiers: Mapping[str, str], source: str) -> WorkPlace:
     if tiers:
         raise BadSetting(f"tiers={dict(tiers)!r}: group {group} is a declared queue; give the tiers to its declaration")
     if queue.kind == "stream":
@@ -84,7 +80,6 @@ def _foreign(
         *(topic, group, queue.tier_queues, source, queue.tiers),
         is_own=False,
         is_counted=queue.kind == "quorum",
-        is_typed=is_typed,
     )
 
 

@@ -16,7 +16,7 @@ from onward.brokers.rabbitmq.message import received
 from onward.brokers.rabbitmq.work.ack_ledger import AckLedger
 from onward.brokers.rabbitmq.work.prefetch import Prefetch
 from onward.brokers.rabbitmq.work.tiers import TierTurns
-from onward.brokers.rabbitmq.work.work_message import is_special
+from onward.brokers.rabbitmq.work.work_message import is_special, type_of
 from onward.brokers.rabbitmq.work.work_place import SUSPECTS, WorkPlace
 from onward.event import Delivery, Partition, Tries
 
@@ -164,10 +164,7 @@ class Acknowledger:
 class WorkChannel:
     """`special` is called for messages whose headers must be read first. `rang`: there is something to take."""
 
-    def __init__(
-        self, channel: Channel, place: WorkPlace, prefetch: Prefetch, *, special: Special, rang: Callable[[], None]
-    ) -> None:
-        self.place = place
+    def __init__(self, channel: Channel, prefetch: Prefetch, *, special: Special, rang: Callable[[], None]) -> None:
         self.prefetch = prefetch
         self.acks = Acknowledger(channel)
         self.buffers = WorkBuffers()
@@ -222,13 +219,11 @@ class WorkChannel:
         """The next messages as deliveries, at most so many."""
         messages = self.buffers.take(limit)
         taken, tries, topic, position = self.open, self._tries, partition.topic, self._position
-        is_typed = self.place.is_typed
         deliveries: list[Delivery] = []
         for message in messages:
             position += 1
             taken[position] = message
-            type_ = message.routing_key if is_typed else ""
-            event = received(message.properties, message.body, topic, f"{log_id}/{position}", type_)
+            event = received(message.properties, message.body, topic, f"{log_id}/{position}", type_of(message))
             known = tries.pop(message.tag, None) if tries else None
             deliveries.append(Delivery(event, partition, position, epoch, 1, None, log_id, False, known))
         self._position = position

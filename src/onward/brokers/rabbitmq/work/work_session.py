@@ -11,11 +11,11 @@ from onward import clock
 from onward.brokers.rabbitmq.amqp import AmqpError, Connection, Received
 from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel
 from onward.brokers.rabbitmq.presence import Presence, asked
-from onward.brokers.rabbitmq.work.diversions import Diversions, type_of
+from onward.brokers.rabbitmq.work.diversions import Diversions
 from onward.brokers.rabbitmq.work.prefetch import Prefetch
 from onward.brokers.rabbitmq.work.retrying import RungDeck, WorkCourier, WorkParcel
 from onward.brokers.rabbitmq.work.suspects import StartLog, Suspects, SuspectStart
-from onward.brokers.rabbitmq.work.work_message import arrived, resent
+from onward.brokers.rabbitmq.work.work_message import arrived, resent, type_of
 from onward.brokers.rabbitmq.work.work_place import SUSPECTS, WorkPlace
 from onward.brokers.rabbitmq.work.work_queue import TierConsumers, WorkChannel, tier_of_message
 from onward.errors import BrokerError
@@ -84,7 +84,7 @@ class WorkSession:
         def special(tier: str, message: Received) -> None:
             self.diversions.sort(work, tier, message)
 
-        work = WorkChannel(channel, self.place, prefetch, special=special, rang=rang)
+        work = WorkChannel(channel, prefetch, special=special, rang=rang)
         intake = WorkIntake(work, TierConsumers(channel, self.place, work.arrived, self._cancelled))
         self.spawn(self.diversions.hold(work))
         self.spawn(self.diversions.send_on(work))
@@ -134,7 +134,7 @@ class WorkSession:
             WorkParcel(
                 tier_of_message(each),
                 None,
-                resent(each, arrived(each).state, type_=type_of(self.place, each)),
+                resent(each, arrived(each).state, type_=type_of(each)),
                 each.body,
             )
             for each in messages
