@@ -19,6 +19,7 @@ from onward.brokers.base import Filter, State
 from onward.brokers.rabbitmq.amqp import Connection
 from onward.context import current
 from onward.errors import BadSetting, BrokerError
+from onward.event import Partition
 from onward.testing import Process
 from onward.testing.failure_shop import eventually, until
 from onward.testing.scenario import whole_lines
@@ -466,6 +467,27 @@ def test_a_group_can_get_tiers_and_lose_them_again(url: str) -> None:
             expected = next(numbers)
             await until(lambda: len(set(handled + last.done)) == expected, "events of former tiers are handled too")
         assert sorted(handled + last.done) == list(range(expected))
+
+    asyncio.run(main())
+
+
+# -- leaving ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_has_left_is_no_trouble(url: str) -> None:
+    """Readiness would warn about each stop that waits for another handler."""
+
+    async def main() -> None:
+        async with Onward(url) as app:
+            subscription = await app.broker.subscribe(
+                ["orders"], group="billing", member="m-1", ordering="none", start="latest"
+            )
+            while not await subscription.receive(1, 1 << 20, 1.0):
+                pass
+            await subscription.release([Partition("orders", 0)], drained=True)
+            for _ in range(20):
+                assert not subscription.troubles()
+                await asyncio.sleep(0.02)
 
     asyncio.run(main())
 

@@ -96,6 +96,8 @@ class WorkMember:
     @property
     def troubles(self) -> list[str]:
         hold = self._hold
+        if self._life.is_leaving:
+            return []
         if hold is None:
             return [self._life.trouble] if self._life.trouble else []
         session = hold.own.session
@@ -115,7 +117,6 @@ class WorkMember:
 
     async def start(self) -> None:
         """Declare what the group needs, then join it and stay. Raises BrokerError if that cannot be declared."""
-        await self._tools.ground.registry.catch_up()
         self.place = await reconnecting(self._declared)
         self._life.task = asyncio.create_task(self._run())
 
