@@ -241,6 +241,36 @@ def test_without_the_management_api_depths_come_over_amqp(
         asyncio.run(scene(vhost))
 
 
+def test_only_a_lasting_problem_is_logged(rabbitmq_server: RabbitMQServer, caplog: pytest.LogCaptureFixture) -> None:
+    """The management API has no figures of a new queue for some seconds."""
+
+    async def scene(vhost: str) -> None:
+        connection = await Connection.open(rabbitmq_server.host, rabbitmq_server.port, vhost=vhost)
+        channel = await connection.channel()
+
+        async def connect() -> Connection:
+            return connection
+
+        probe = DepthProbe(connect, RabbitFigures())
+        counts: list[int] = []
+
+        async def look() -> None:
+            await probe.look(["q"])
+            counts.append(caplog.text.count("the depth of queue q is unknown"))
+
+        await look()
+        await channel.declare_queue("q")
+        await look()
+        await channel.delete_queue("q")
+        for _ in range(3):
+            await look()
+        assert counts == [0, 0, 0, 1, 1]
+        await connection.close()
+
+    with rabbitmq_server.vhost() as vhost:
+        asyncio.run(scene(vhost))
+
+
 # -- in an application ----------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ class DepthProbe:
         self._figures = figures
         self._management = management
         self._asked: frozenset[str] = frozenset()
+        self._warned: dict[str, str] = {}  # by queue, the problem that was logged last
         self._without = ""  # the problem of the management API that was logged last
 
     async def watch(self, queues: Callable[[], Collection[str]], every_s: float = _EVERY_S) -> None:
@@ -51,12 +52,22 @@ class DepthProbe:
         for queue, answer in found.items():
             if isinstance(answer, str):
                 self._figures.probe_failed(queue)
-                if self.problems.get(queue) != answer:
-                    log.warning("the depth of queue %s is unknown: %s", queue, answer)
             else:
                 self._figures.depth(queue, *answer)
         self._asked = frozenset(found)
+        before = self.problems
         self.problems = {queue: answer for queue, answer in found.items() if isinstance(answer, str)}
+        self._warn(before)
+
+    def _warn(self, before: Collection[str]) -> None:
+        """Log what is unknown for the second time in a row: the management API has no figures of a new queue for some
+        seconds. `before`: the queues that were unknown at the last look."""
+        for queue, why in self.problems.items():
+            if queue in before and self._warned.get(queue) != why:
+                self._warned[queue] = why
+                log.warning("the depth of queue %s is unknown: %s", queue, why)
+        for queue in self._warned.keys() - self.problems.keys():
+            del self._warned[queue]
 
     async def _found(self, queues: Collection[str]) -> dict[str, QueueDepth | str]:
         if self._management is not None:
