@@ -71,6 +71,13 @@ def test_list_shows_a_table_and_one_array(shell: Shell) -> None:
     assert "no group has ever read topic payments" in dead(shell, "list", "--topic", "payments", code=2)
 
 
+def test_a_misspelled_group_is_an_error(shell: Shell) -> None:
+    bury(shell.folder, 1)
+    for command in ("list", "replay", "drop"):
+        assert "no topic has a group biling" in dead(shell, command, "--group", "biling", code=2)
+    assert dead(shell, "replay", "--group", "billing", "--dry-run").startswith("1 would be replayed")
+
+
 @pytest.mark.slow
 def test_every_command_works_with_times_outside_the_calendar(shell: Shell) -> None:
     edges = [253402300800.0, 1e300, -62135596801.0, float("nan"), float("inf"), -float("inf")]
@@ -152,7 +159,7 @@ def test_ctrl_c_stops_a_replay_and_prints_how_far_it_got(shell: Shell) -> None:
     assert running.ended() == 130
     moved = int(running.out.split()[0])
     assert 0 < moved < 20
-    assert f"{20 - moved} matching dead letters left" in running.out
+    assert f"{20 - moved} matching dead letter" in running.out
     assert "stopped; run the command again" in running.err
     assert len(json.loads(dead(shell, "list", "--json"))) == 20 - moved
 
@@ -162,12 +169,15 @@ def test_drop_asks_and_export_and_send_leave_the_letters(shell: Shell) -> None:
     bury(shell.folder, 4)
     lines = [json.loads(line) for line in dead(shell, "export").splitlines()]
     assert len(lines) == 4
-    assert dead(shell, "send", "--topic", "sick", "--key", "c-1") == "1 copies sent to sick\n"
+    assert dead(shell, "send", "--topic", "sick", "--key", "c-1") == "1 copy sent to sick\n"
     tail = shell.run("tail", "sick", "--json", "--from", "earliest", "--limit", "1", "--app", "shop:app")
     copy = json.loads(tail.stdout)
     assert (copy["key"], copy["value"]) == ("c-1", {"id": 1})
     assert copy["headers"]["onward-dead-message"] == "no stock for 1"
     assert "add --yes" in dead(shell, "drop", code=2)
+    assert "this would drop 1 dead letter for good" in dead(shell, "drop", "--key", "c-1", code=2)
+    assert dead(shell, "drop", "--key", "c-1", "--dry-run").endswith("0 matching dead letters left\n")
+    assert dead(shell, "drop", "--limit", "3", "--dry-run").endswith("1 matching dead letter left\n")
     assert dead(shell, "drop", "--key", "c-9") == "0 dropped, 0 were no longer dead, 0 matching dead letters left\n"
     answer = json.loads(dead(shell, "drop", "--text", "no stock", "--yes", "--json"))
     assert answer == {"dropped": 2, "failed": 0, "left": 0}

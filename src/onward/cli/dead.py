@@ -20,11 +20,11 @@ from onward.cli.dead_choice import (
     UntilOption,
     chosen,
 )
-from onward.cli.say import confirm, say
+from onward.cli.say import confirm, counted, say
 
 if TYPE_CHECKING:
     from onward.app import Onward
-    from onward.failure.dead import Dropped, Replayed, Where
+    from onward.failure.dead import Dropped, LetterScan, Replayed, Where
 
 T = TypeVar("T")
 
@@ -72,7 +72,12 @@ def list_(
     from onward.cli import dead_show
 
     where = chosen(topic, group, key, error, text, since, until)
-    page = _with(app, url, lambda system: system.dead.list(after=after, limit=limit, **where))
+
+    async def work(system: "Onward") -> "LetterScan":
+        await system.dead.check(group=group)
+        return await system.dead.list(after=after, limit=limit, **where)
+
+    page = _with(app, url, work)
     if json:
         dead_show.print_array(page.letters)
     else:
@@ -199,7 +204,7 @@ def export(
         return count
 
     try:
-        say(f"{_with(app, url, work):,} dead letters")
+        say(counted(_with(app, url, work), "dead letter"))
     except BrokenPipeError:
         # The reader of our output has closed it. Python flushes stdout again when it exits, and that must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -234,11 +239,12 @@ def send(
         return await system.dead.send(to, limit=limit, **where)
 
     sent = _with(app, url, work)
-    typer.echo(f'{{"sent":{sent}}}' if json else f"{sent:,} copies sent to {to}")
+    typer.echo(f'{{"sent":{sent}}}' if json else f"{sent:,} {'copy' if sent == 1 else 'copies'} sent to {to}")
 
 
 def _rest(answer: "Replayed | Dropped") -> str:
-    return f"{answer.failed:,} were no longer dead, {answer.left:,} matching dead letters left"
+    were = "was" if answer.failed == 1 else "were"
+    return f"{answer.failed:,} {were} no longer dead, {counted(answer.left, 'matching dead letter')} left"
 
 
 def _with(app: str | None, url: str | None, work: Callable[["Onward"], Awaitable[T]]) -> T:
@@ -255,4 +261,4 @@ async def _confirm(system: "Onward", where: "Where", limit: int | None) -> None:
     planned = await system.dead.drop(limit=limit, dry_run=True, **where)
     if not planned.dropped:
         return
-    confirm(f"{planned.dropped:,} dead letters")
+    confirm(counted(planned.dropped, "dead letter"))

@@ -21,6 +21,11 @@ def complain(error: Exception) -> None:
     typer.echo(f"{typer.style('error:', fg='red')} {text}", err=True)
 
 
+def counted(count: int, noun: str) -> str:
+    """The count with its noun, such as `1 dead letter` or `2 dead letters`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def confirm(what: str) -> None:
     """Ask before something is dropped for good. Misuse if there is no terminal."""
     if not sys.stdin.isatty():

@@ -127,8 +127,10 @@ class DeadLetters:
         return await self.total(_choice(choice))
 
     async def check(self, **choice: Unpack[Where]) -> None:
-        """Raise NoSuchLetter if one of the `ids` is not a dead letter that matches."""
+        """Raise NoSuchLetter if one of the `ids` is not a dead letter that matches. Raise ConfigError if there is no
+        such group."""
         chosen = _choice(choice)
+        await self._check_group(chosen)
         if not chosen.ids:
             return
         found = {name async for record in self._matching(chosen) for name in (record.id, record.event.id)}
@@ -270,6 +272,16 @@ class DeadLetters:
 
     async def _every_topic(self) -> set[str]:
         return {spec.name for spec in await self._broker.topics()}
+
+    async def _check_group(self, chosen: LetterChoice) -> None:
+        """A group that the broker has forgotten may still have letters."""
+        name = chosen.group
+        if name is None or name in {group for _, group in self._places} or await self.total(LetterChoice(group=name)):
+            return
+        for topic in await self._every_topic():
+            if name in {info.group for info in await self._broker.groups(topic)}:
+                return
+        raise ConfigError(f"no topic has a group {name}, so it has no dead letters; is the name right?")
 
     def _check_named(self, chosen: LetterChoice) -> None:
         """A mistake must not change the letters of every application that uses the broker."""
