@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from onward.cli.show import as_json, as_line
@@ -46,8 +47,14 @@ class TestJson:
         assert json.loads(as_json(event(None)))["tombstone"] is True
         assert "tombstone" not in json.loads(as_json(event(b"null")))
 
+    def test_an_event_without_a_time_has_none(self) -> None:
+        assert json.loads(as_json(msgspec.structs.replace(event(b"1"), time=0.0)))["time"] is None
+
 
 class TestLine:
+    def test_an_event_without_a_time_shows_none(self) -> None:
+        assert as_line(msgspec.structs.replace(event(b"1"), time=0.0)).plain.startswith("--:--:--.--- orders ")
+
     def test_shows_topic_key_type_value_and_headers(self) -> None:
         line = as_line(event(b'{"id": 1}', headers={"a": "b"}, type="OrderPlaced")).plain
         assert line.endswith(' orders key=c-1 type=OrderPlaced {"id":1} a=b')

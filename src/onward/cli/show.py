@@ -58,7 +58,7 @@ def as_json(event: Event) -> bytes:
 def as_line(event: Event) -> Text:
     """The event as coloured text. Control characters are escaped, so it cannot affect the terminal."""
     line = Text(no_wrap=True)
-    at = clock.moment(event.time)
+    at = clock.moment(event.time) if event.time else None  # 0: the publisher, another program, gave it none
     line.append("--:--:--.---" if at is None else f"{at:%H:%M:%S.%f}"[:-3], "dim")
     line.append(f" {event.topic}", "cyan")
     line.append(" key=", "dim")

@@ -39,7 +39,7 @@ def event_fields(event: Event) -> dict[str, Any]:
         "topic": event.topic,
         "key": event.key,
         "type": event.type,
-        "time": iso(event.time),
+        "time": iso(event.time) if event.time else None,  # 0: the publisher, another program, gave it none
         "headers": dict(event.headers),
     }
     compact = None if event.value is None else compact_json(event.value)
