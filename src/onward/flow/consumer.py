@@ -112,8 +112,14 @@ class HandlerSubscription:
         """Log the lost partitions. `error`: what the next receive raised. If the store was lost or the group dropped,
         that error already explains the loss."""
         if self.lost and not isinstance(error, StoreLost | GroupDropped):
-            log.warning("%s: no longer owns %s", self._handler.name, ", ".join(map(str, self.lost)))
+            log.warning("%s: %s", self._handler.name, self._loss)
         self.lost.clear()
+
+    @property
+    def _loss(self) -> str:
+        if self._broker.features.shared and self._handler.ordering == "none":  # no member owns it
+            return f"no longer receives events of {self._handler.topic}"
+        return f"no longer owns {', '.join(map(str, self.lost))}"
 
     async def ask_lag(self, subscription: Subscription) -> None:
         """Ask the broker for the lag every few seconds, for metrics and readiness."""

@@ -15,6 +15,7 @@ from onward import Event, Onward, Retry
 from onward.brokers.base import Filter, State
 from onward.brokers.rabbitmq import Binding, Exchange, Queue
 from onward.brokers.rabbitmq.amqp import Channel, Outbound, properties_of
+from onward.errors import BadSetting
 from onward.testing.failure_shop import eventually, until
 from tests.brokers.rabbitmq.stage import played
 from tests.servers.rabbitmq import RabbitMQServer
@@ -214,6 +215,13 @@ async def test_operators_find_the_group_and_its_dead_letters_without_the_applica
         assert [info.group for info in await operator.broker.groups(EXCHANGE)] == [QUEUE]
         letters = [letter async for letter in operator.dead.export(group=QUEUE)]
     assert len(letters) == 1
+
+
+@played
+async def test_an_exchange_cannot_be_read_in_order_or_shown(foreign: Foreign) -> None:
+    async with Shop(foreign).app as app:
+        with pytest.raises(BadSetting, match="`onward tail` cannot show it"):
+            await app.broker.subscribe([EXCHANGE], group="tail", member="m", ordering="partition", start="latest")
 
 
 @played

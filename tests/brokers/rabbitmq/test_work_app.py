@@ -471,6 +471,18 @@ def test_a_group_can_get_tiers_and_lose_them_again(url: str) -> None:
     asyncio.run(main())
 
 
+def test_a_member_of_a_work_group_has_nothing_to_own(
+    url: str, rabbitmq_server: RabbitMQServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with Desk(url).open():
+            await asyncio.to_thread(rabbitmq_server.close_connections, url.rsplit("/", 1)[1])
+            await until(lambda: "no longer receives events of orders" in caplog.text, "the loss is logged")
+        assert "no longer owns" not in caplog.text
+
+    asyncio.run(main())
+
+
 # -- leaving ----------------------------------------------------------------------------------------------------------
 
 

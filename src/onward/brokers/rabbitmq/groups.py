@@ -101,7 +101,8 @@ class RabbitGroups:
         if self._topics.declared.exchange(topic) is not None:
             raise BadSetting(
                 f"topic {topic} is an exchange of the application, which stores no events: they cannot be read in "
-                "order, or again; use ordering='none' for its handlers"
+                "order, or again. Its handlers need ordering='none', and `onward tail` cannot show it; to see its "
+                "messages, bind a queue of your own"
             )
 
     async def _entry(self, name: str) -> TopicEntry:
