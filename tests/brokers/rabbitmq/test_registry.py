@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward import settings
+from onward.brokers import open_broker
 from onward.brokers.rabbitmq import names
-from onward.brokers.rabbitmq.amqp import ChannelClosed, Outbound, Properties, encoded_properties
+from onward.brokers.rabbitmq.amqp import ChannelClosed, Connection, Outbound, Properties, encoded_properties
 from onward.brokers.rabbitmq.ground import RabbitGround
-from onward.brokers.rabbitmq.registry import registry, topic_objects
+from onward.brokers.rabbitmq.registry import registry, registry_fold, topic_objects
 from onward.brokers.rabbitmq.registry.registry_fold import (
     GenerationSet,
     GroupAdded,
@@ -20,11 +22,14 @@ from onward.brokers.rabbitmq.registry.registry_fold import (
     RegistryFold,
     TopicChanged,
     TopicCreated,
+    TopicEntry,
+    TopicMade,
     decoded,
     encoded,
 )
 from onward.brokers.rabbitmq.stream_reader import end_of
-from onward.errors import BrokerError
+from onward.errors import BrokerError, PublishError
+from onward.testing.scenario import event
 from tests.brokers.rabbitmq.stage import grounded, played, until
 from tests.servers.rabbitmq import RabbitMQServer
 
@@ -33,6 +38,7 @@ PLACES = st.integers(0, 1) | st.just("work")
 ENTRIES: st.SearchStrategy[list[RegistryEntry]] = st.lists(
     st.one_of(
         st.builds(TopicCreated, NAMES, st.integers(1, 3), st.uuids().map(str), st.just({}), st.just({}), st.just(0.0)),
+        st.builds(TopicMade, NAMES, st.just("?"), st.just(0.0)),
         st.builds(TopicChanged, NAMES, st.just("?"), st.sampled_from(["ready", "dropping", "dropped"])),
         st.builds(GroupAdded, NAMES, NAMES, st.sampled_from(["ordered", "work"])),
         st.builds(GroupRouted, NAMES, NAMES, st.just(("x",))),
@@ -61,6 +67,20 @@ class TestFold:
         fold = applied(created("t", "one", 2), created("t", "two", 9), TopicChanged("t", "two", "ready"))
         assert (fold.topics["t"].log_id, fold.topics["t"].partitions) == ("one", 2)
         assert fold.topics["t"].state == "created", "an entry about another life has no effect"
+
+    def test_a_missing_stream_is_created_only_in_a_new_topic(self) -> None:
+        def may_lack(*entries: RegistryEntry, now: float) -> bool:
+            return applied(created("t", "one"), *entries).topics["t"].may_lack_streams(now)
+
+        made = TopicMade("t", "one", 100.0)
+        assert may_lack(now=1e9), "a creation that was cut short is completed at any time"
+        assert may_lack(made, now=140.0), "a killed server may have forgotten it"
+        assert may_lack(made, now=70.0), "the clock of another machine"
+        assert not may_lack(made, now=161.0)
+        assert not may_lack(made, now=39.0)
+        assert not may_lack(made, TopicMade("t", "one", 300.0), now=301.0), "it was made once"
+        assert not may_lack(made, TopicChanged("t", "one", "ready"), now=101.0)
+        assert may_lack(TopicMade("t", "two", 100.0), now=1e9), "an entry about another life has no effect"
 
     def test_a_topic_that_was_dropped_can_be_created_again(self) -> None:
         dropped: list[RegistryEntry] = [
@@ -143,6 +163,15 @@ def is_ready(each: RabbitGround, topic: str) -> bool:
     return entry is not None and entry.state == "ready"
 
 
+async def deleted(each: RabbitGround, queue: str) -> None:
+    async def delete() -> None:
+        channel = await (await each.query()).channel()
+        await channel.delete_queue(queue)
+        await channel.close()
+
+    await each.io.run(delete())
+
+
 @pytest.mark.servers
 class TestOnAServer:
     @played
@@ -195,21 +224,70 @@ class TestOnAServer:
     ) -> None:
         monkeypatch.setattr(registry, "SETTLED_S", 0.2)
         async with grounded(url) as one, grounded(url) as two:
-
-            async def lose() -> None:
-                channel = await (await one.query()).channel()
-                await channel.delete_queue(names.stream("t", 1))
-                await channel.close()
-
             await one.io.run(one.registry.create_topic("t", 2))
-            await one.io.run(lose())
+            await deleted(one, names.stream("t", 1))
             await two.io.run(two.registry.create_topic("t", 2))
             assert await missing(one, "t") == [], "created and not ready: a missing stream is created again"
             await until(lambda: is_ready(one, "t"))
             await until(lambda: is_ready(two, "t"))
-            await one.io.run(lose())
+            await deleted(one, names.stream("t", 1))
             await two.io.run(two.registry.create_topic("t", 2))
             assert await missing(one, "t") == [1], "its events are gone, and that must be seen"
+
+    @played
+    async def test_a_creation_that_stopped_half_way_is_completed_long_after(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(registry_fold, "SETTLED_S", 0.0)
+        monkeypatch.setattr(registry_fold, "FORGOTTEN_S", 0.0)
+
+        async def crash(connection: Connection, topic: TopicEntry, **_: object) -> None:
+            channel = await connection.channel()
+            await channel.declare_queue(names.stream("t", 0), arguments=topic.arguments)
+            raise BrokerError("the process dies here")
+
+        async with grounded(url) as one, grounded(url) as two:
+            with monkeypatch.context() as patch:
+                patch.setattr(topic_objects, "create", crash)
+                with pytest.raises(BrokerError):
+                    await one.io.run(one.registry.create_topic("t", 2))
+            assert await missing(one, "t") == [1]
+            await two.io.run(two.registry.create_topic("t", 2))
+            assert await missing(two, "t") == []
+
+    @played
+    async def test_commands_that_end_at_once_do_not_create_a_deleted_stream_again(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No process lives long enough to mark the topic as ready some seconds after it was created."""
+        monkeypatch.setattr(registry_fold, "SETTLED_S", 0.0)
+        monkeypatch.setattr(registry_fold, "FORGOTTEN_S", 0.0)
+        async with grounded(url) as command:
+            await command.io.run(command.registry.create_topic("t", 2))
+
+        async with grounded(url) as later:
+            await deleted(later, names.stream("t", 1))
+            await later.io.run(later.registry.create_topic("t", 2))
+            assert await missing(later, "t") == [1]
+
+        broker = await open_broker(settings.load(url))
+        try:
+            with pytest.raises(PublishError, match=r"stream onward\.t\.1 does not exist.*deleted, with its events"):
+                await broker.publish([event("t", f"key-{number}", number) for number in range(20)])
+        finally:
+            await broker.close()
+
+    @played
+    async def test_the_second_command_marks_a_complete_topic_as_ready(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with grounded(url) as first:
+            await first.io.run(first.registry.create_topic("t", 2))
+            assert not is_ready(first, "t")
+        monkeypatch.setattr(registry_fold, "SETTLED_S", 0.0)
+        async with grounded(url) as second:
+            await second.io.run(second.registry.create_topic("t", 2))
+            assert is_ready(second, "t"), "before the command ends"
 
     @played
     async def test_a_topic_that_was_dropped_and_created_again_has_another_log_and_no_old_event(self, url: str) -> None:
@@ -297,13 +375,7 @@ class TestOnAServer:
     @played
     async def test_a_deleted_registry_is_an_error_with_a_cure(self, url: str) -> None:
         async with grounded(url) as one:
-
-            async def delete() -> None:
-                channel = await (await one.query()).channel()
-                await channel.delete_queue(names.REGISTRY)
-                await channel.close()
-
-            await one.io.run(delete())
+            await deleted(one, names.REGISTRY)
             with pytest.raises(BrokerError, match=r"onward\.registry.*start all applications again"):
                 await one.io.run(one.registry.catch_up())
             with pytest.raises((BrokerError, ChannelClosed)):

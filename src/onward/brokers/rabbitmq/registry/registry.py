@@ -1,8 +1,10 @@
 """The topics and groups of a virtual host, and how a topic is created and dropped.
 
 A topic is created in steps, each of which another process can complete: the entry `created`, the exchange and the
-streams, and some seconds later the entry `ready`. After that a missing stream is an error: creating it again would hide
-that its events are gone. To drop a topic, the entry `dropping` comes first, and `dropped` when all is deleted.
+streams, the entry `made`, and some seconds later the entry `ready`. Events are published only after `made`. A stream
+that is missing after `ready`, or long after `made`, is an error: creating it again would hide that its events are gone.
+`made` is needed because commands end before `ready`. To drop a topic, the entry `dropping` comes first, and `dropped`
+when all is deleted.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from onward.brokers.rabbitmq.connecting import pauses
 from onward.brokers.rabbitmq.names import Place
 from onward.brokers.rabbitmq.registry import topic_objects
 from onward.brokers.rabbitmq.registry.registry_fold import (
+    SETTLED_S,
     GenerationSet,
     GroupAdded,
     GroupEntry,
@@ -28,6 +31,7 @@ from onward.brokers.rabbitmq.registry.registry_fold import (
     TopicChanged,
     TopicCreated,
     TopicEntry,
+    TopicMade,
 )
 from onward.brokers.rabbitmq.registry.registry_log import RegistryLog
 from onward.errors import BrokerError
@@ -36,9 +40,6 @@ log = logging.getLogger("onward")
 
 NewConnection = Callable[[], Awaitable[Connection]]
 _TRIES = 6
-
-# RabbitMQ 3.10 writes a declaration to disk some 2 s later. If the node dies before that, the stream is gone.
-SETTLED_S = 5.0
 
 
 class TopicArguments:
@@ -145,14 +146,22 @@ class TopicRegistry:
             raise BrokerError(f"topic {name} was dropped while it was created; try again")
         if topic.state == "created":
             try:
-                is_settled = time.time() - topic.created_at > SETTLED_S and not await topic_objects.missing(
-                    await self._query(), topic
-                )
-                await self._create(topic, is_new=topic.log_id == own_log_id)
+                await self._make(topic, is_new=topic.log_id == own_log_id)
             except AmqpError as error:
                 raise BrokerError(f"topic {name} could not be created: {error}") from error
-            self._start(self._ready(topic, 0.0 if is_settled else SETTLED_S))
-        return topic
+        return self.topic(name) or topic
+
+    async def _make(self, topic: TopicEntry, *, is_new: bool) -> None:
+        """Create what may be missing, and mark the topic as made or ready. A deleted stream stays missing: publishers
+        and readers find that out."""
+        now = time.time()
+        if topic.is_settled(now) and not await topic_objects.missing(await self._query(), topic):
+            await self._ready(topic)  # at once, because a command ends before a task of its own would run
+        elif topic.may_lack_streams(now):
+            await self._create(topic, is_new=is_new)
+            if topic.made_at is None:
+                await self._log.append(TopicMade(topic.name, topic.log_id, time.time()))
+            self._start(self._ready_later(topic))
 
     async def _create(self, topic: TopicEntry, *, is_new: bool) -> None:
         """On a connection of its own, because the server may end it."""
@@ -170,12 +179,17 @@ class TopicRegistry:
             is_new = False
         raise BrokerError(f"topic {topic.name} could not be created: RabbitMQ ended {_TRIES} connections; see its log")
 
-    async def _ready(self, topic: TopicEntry, after_s: float) -> None:
-        """Any process that still finds the topic unready does this again."""
-        await asyncio.sleep(after_s)
+    async def _ready_later(self, topic: TopicEntry) -> None:
+        """If this process ends before, the next one that uses the topic marks it."""
+        await asyncio.sleep(SETTLED_S)
+        await self._ready(topic)
+
+    async def _ready(self, topic: TopicEntry) -> None:
+        """Mark it, if all its streams exist."""
         try:
             known = self.topic(topic.name)
-            if known == topic and not await topic_objects.missing(await self._query(), topic):
+            is_open = known is not None and known.log_id == topic.log_id and known.state == "created"
+            if is_open and not await topic_objects.missing(await self._query(), topic):
                 await self._log.append(TopicChanged(topic.name, topic.log_id, "ready"))
         except (AmqpError, BrokerError) as error:
             log.debug("RabbitMQ: topic %s is not marked as ready yet: %s", topic.name, error)

@@ -14,14 +14,20 @@ from onward.brokers.rabbitmq.names import Place
 GroupKind = Literal["ordered", "work"]
 TopicState = Literal["created", "ready", "dropping"]
 
+# RabbitMQ 3.10 writes a declaration to disk some 2 s later. If the node dies before that, the stream is gone.
+SETTLED_S = 5.0
+FORGOTTEN_S = 60.0  # as long as a node may take to start again, and clocks of machines may differ
+
 
 class TopicEntry(msgspec.Struct, frozen=True):
     """A topic.
 
     - `log_id` names this life of it. A topic that was dropped and created again has another.
     - `arguments`: of its streams, and `exchange_arguments`, so that all processes declare them alike.
-    - `created`: its exchange and streams may be missing, and any process creates them. `ready`: they exist, and a
-      missing one is an error. `dropping`: they are being deleted."""
+    - `made_at`: when all its streams existed. None: they never did, so no event was published, and any process creates
+      what is missing.
+    - `created`: the server may still forget its streams. `ready`: they exist, and a missing one is an error.
+      `dropping`: they are being deleted."""
 
     name: str
     partitions: int
@@ -30,6 +36,19 @@ class TopicEntry(msgspec.Struct, frozen=True):
     exchange_arguments: Mapping[str, Any] = {}
     created_at: float = 0.0  # Unix time
     state: TopicState = "created"
+    made_at: float | None = None  # Unix time
+
+    def is_settled(self, now: float) -> bool:
+        """Whether its streams were written to disk, so the server does not forget them. `now`: Unix time."""
+        return self.state == "ready" or (self.made_at is not None and abs(now - self.made_at) > SETTLED_S)
+
+    def may_lack_streams(self, now: float) -> bool:
+        """Whether a missing stream is created. Otherwise it was deleted, and creating it would hide that its events are
+        gone. `now`: Unix time.
+
+        One case remains: a stream that is deleted in the first minute, before a process has marked the topic as ready,
+        looks like one that a killed server has forgotten."""
+        return self.state == "created" and (self.made_at is None or abs(now - self.made_at) < FORGOTTEN_S)
 
 
 class GroupEntry(msgspec.Struct, frozen=True):
@@ -53,6 +72,14 @@ class TopicCreated(msgspec.Struct, frozen=True, tag="topic created"):
     log_id: str
     arguments: dict[str, Any]
     exchange_arguments: dict[str, Any]
+    at: float
+
+
+class TopicMade(msgspec.Struct, frozen=True, tag="topic made"):
+    """All streams of the topic exist, for the first time."""
+
+    name: str
+    log_id: str
     at: float
 
 
@@ -90,7 +117,7 @@ class GenerationSet(msgspec.Struct, frozen=True, tag="generation"):
 
 
 RegistryEntry = (
-    Founded | TopicCreated | TopicChanged | GroupAdded | GroupRouted | GroupRemoved | GenerationSet
+    Founded | TopicCreated | TopicMade | TopicChanged | GroupAdded | GroupRouted | GroupRemoved | GenerationSet
 )  # a process ignores entries of a later version that it does not know
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -142,13 +169,17 @@ class RegistryFold:
                 if entry.name not in self.topics:
                     facts = entry.arguments, entry.exchange_arguments, entry.at
                     self.topics[entry.name] = TopicEntry(entry.name, entry.partitions, entry.log_id, *facts)
+            case TopicMade():
+                known = self.topics.get(entry.name)
+                if known is not None and known.log_id == entry.log_id and known.made_at is None:
+                    self.topics[entry.name] = msgspec.structs.replace(known, made_at=entry.at)
             case TopicChanged():
                 self._change(entry)
             case GroupAdded():
                 self._add(entry)
             case GroupRouted():
-                if (known := self._groups.get(entry.topic, {}).get(entry.group)) is not None:
-                    routed = msgspec.structs.replace(known, routes=entry.routes)
+                if (group := self._groups.get(entry.topic, {}).get(entry.group)) is not None:
+                    routed = msgspec.structs.replace(group, routes=entry.routes)
                     self._groups[entry.topic][entry.group] = routed
             case GroupRemoved():
                 self._remove(entry.topic, entry.group, entry.fence)
