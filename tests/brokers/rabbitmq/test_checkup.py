@@ -34,6 +34,7 @@ from tests.servers.rabbitmq import RabbitMQServer
 
 STREAM = ExpectedQueue("onward.orders.0", "log", "a partition of topic orders")
 WORK = ExpectedQueue("onward.orders:billing:work", "work", "the events of group billing of topic orders")
+NOW = 1_000.0
 NODE = NodeFacts("rabbit@a", True, (), (), (100, 1_000))
 
 
@@ -159,7 +160,7 @@ def test_the_cure_for_a_missing_queue_deletes_nothing_that_can_come_back() -> No
 def test_a_declared_queue_of_a_group_that_is_missing_is_a_warning() -> None:
     groups = {"events": [GroupEntry("events", "ev.q", "work")]}
     declared = Declared.of(Topology(own=[Queue("ev.q", tiers={"bulk": "a"}), Queue("later")]))
-    expected = expected_queues((), groups, declared)
+    expected = expected_queues((), groups, declared, NOW)
     facts = FACTS._replace(expected=expected, missing=["ev.q", "ev.q.bulk"])
     (warning,) = [each for each in found(facts) if each.level != "ok"]
     assert warning.level == "warning"
@@ -170,8 +171,9 @@ def test_a_declared_queue_of_a_group_that_is_missing_is_a_warning() -> None:
 
 
 def test_the_number_of_queues_is_named() -> None:
-    assert "the only queue of topics and groups exists" in [
-        each.what for each in found(FACTS._replace(expected=[WORK]))
+    expected = expected_queues((), {}, Declared(), NOW)
+    assert "the list of topics and groups exists; no queue of a topic or group is expected yet" in [
+        each.what for each in found(FACTS._replace(expected=expected))
     ]
     assert "all 2 queues of topics and groups exist" in [each.what for each in found()]
 
@@ -335,7 +337,7 @@ def test_a_dead_letter_target_of_a_policy_is_checked_too() -> None:
 
 
 def test_the_queues_of_topics_and_groups_are_expected() -> None:
-    topics = [TopicEntry("orders", 2, "id", {}, state="ready"), TopicEntry("new", 8, "id", {})]
+    topics = [TopicEntry("orders", 2, "id", {}, made_at=NOW - 6.0), TopicEntry("new", 8, "id", {}, made_at=NOW - 1.0)]
     critical, bulk = (names.work_queue("orders", "mail", tier) for tier in ("critical", "bulk"))
     routes = (str(WorkRoute("onward.orders:mail:work.to-critical", critical, "a")), "tier:bulk", "tier:critical")
     groups = {
@@ -348,7 +350,7 @@ def test_the_queues_of_topics_and_groups_are_expected() -> None:
         "new": [GroupEntry("new", "billing", "ordered"), GroupEntry("new", "mail", "work")],
     }
     declared = Declared.of(Topology(own=[Queue("abs.mail", tiers={"bulk": "a"}, consumers=3)]))
-    found = {each.name: each for each in expected_queues(topics, groups, declared)}
+    found = {each.name: each for each in expected_queues(topics, groups, declared, NOW)}
     assert set(found) == {
         names.REGISTRY,
         *(names.stream("orders", index) for index in range(2)),

@@ -62,8 +62,8 @@ def _missing(facts: RabbitFacts) -> Iterator[Finding]:
     yield from combined(map(_missing_queue, missing))
     count = sum(each.is_created for each in facts.expected)
     if count and not missing:
-        which = "the only queue of topics and groups exists"
-        yield Finding("ok", which if count == 1 else f"all {count:,} queues of topics and groups exist")
+        only = "the list of topics and groups exists; no queue of a topic or group is expected yet"
+        yield Finding("ok", only if count == 1 else f"all {count:,} queues of topics and groups exist")
 
 
 def _missing_queue(queue: ExpectedQueue) -> QueueTrouble:

@@ -12,12 +12,14 @@ from onward.brokers.rabbitmq.work.work_objects import bindings_of
 
 
 def expected_queues(
-    topics: Sequence[TopicEntry], groups: Mapping[str, Iterable[GroupEntry]], declared: Declared
+    topics: Sequence[TopicEntry], groups: Mapping[str, Iterable[GroupEntry]], declared: Declared, now: float
 ) -> list[ExpectedQueue]:
-    """`groups`: by topic. A topic that is an exchange of another program has no entry in `topics`."""
+    """`groups`: by topic. A topic that is an exchange of another program has no entry in `topics`. `now`: Unix time.
+
+    A topic that is created at this moment may lack a stream, which any process creates."""
     found = [ExpectedQueue(names.REGISTRY, "record", "the list of topics and groups")]
-    partitions = {topic.name: topic.partitions if topic.state == "ready" else 0 for topic in topics}
-    for topic, count in partitions.items():  # a topic that is not ready may lack a stream, which any process creates
+    partitions = {topic.name: topic.partitions if topic.is_settled(now) else 0 for topic in topics}
+    for topic, count in partitions.items():
         found += _streams(topic, count)
     entries = [entry for of_topic in groups.values() for entry in of_topic]
     for entry in entries:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection
 
 from onward.brokers.base import Change, Figure, Finding, Topology
@@ -63,7 +64,7 @@ class RabbitOperations:
             topics = ground.registry.topics()
             readable = [*(topic.name for topic in topics), *self.declared.exchanges]
             groups = {name: ground.registry.groups(name).values() for name in readable}
-            expected = expected_queues(topics, groups, self.declared)
+            expected = expected_queues(topics, groups, self.declared, time.time())
             facts = await gathered(await ground.query(), ground.address, expected, self._management)
         except (AmqpError, BrokerError) as error:
             return [Finding("error", str(error), "start RabbitMQ, or correct the URL and the settings of the client")]
