@@ -32,7 +32,7 @@ from onward.brokers.rabbitmq.registry.registry_fold import GroupEntry, TopicEntr
 from onward.brokers.rabbitmq.work.tiers import WorkRoute
 from tests.servers.rabbitmq import RabbitMQServer
 
-STREAM = ExpectedQueue("onward.orders.0", "log", "a partition of topic orders")
+STREAM = ExpectedQueue("onward.orders.0", "log", "a partition of topic orders", topic="orders")
 WORK = ExpectedQueue("onward.orders:billing:work", "work", "the events of group billing of topic orders")
 NOW = 1_000.0
 NODE = NodeFacts("rabbit@a", True, (), (), (100, 1_000))
@@ -151,7 +151,7 @@ def test_the_cure_for_a_missing_queue_deletes_nothing_that_can_come_back() -> No
     token = ExpectedQueue("onward.orders:billing:0.token", "work", "a token of group billing of topic orders")
     facts = FACTS._replace(expected=[STREAM, WORK, token], missing=[STREAM.name, WORK.name, token.name])
     stream, work, lost_token = [each.cure or "" for each in found(facts) if "missing (" in each.what]
-    assert "drop the topic, and publish again to create it" in stream
+    assert "drop the topic with `await app.broker.drop_topic('orders')`" in stream
     for cure in (work, lost_token):
         assert "start a member of the group: it declares the queue again" in cure
         assert "drop" not in cure

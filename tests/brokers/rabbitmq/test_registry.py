@@ -272,8 +272,10 @@ class TestOnAServer:
 
         broker = await open_broker(settings.load(url))
         try:
-            with pytest.raises(PublishError, match=r"stream onward\.t\.1 does not exist.*deleted, with its events"):
+            with pytest.raises(PublishError, match=r"stream onward\.t\.1 does not exist.*drop_topic\('t'\)"):
                 await broker.publish([event("t", f"key-{number}", number) for number in range(20)])
+            await broker.drop_topic("t")
+            await broker.publish([event("t", "key", 1)])
         finally:
             await broker.close()
 

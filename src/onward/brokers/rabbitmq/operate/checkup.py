@@ -1,7 +1,7 @@
 """What an operator should know about the server, each problem with its cure. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from onward.brokers.base import Finding
 from onward.brokers.rabbitmq import names
@@ -10,6 +10,7 @@ from onward.brokers.rabbitmq.operate.queue_troubles import QueueTrouble, combine
 from onward.brokers.rabbitmq.operate.routing import RouteMap
 from onward.brokers.rabbitmq.operate.server_facts import ExpectedQueue, ManagedFacts, NodeFacts, QueueFacts, RabbitFacts
 from onward.brokers.rabbitmq.operate.topology import DEFAULT_EXCHANGE, WITHOUT_KEYS
+from onward.brokers.rabbitmq.registry.topic_objects import cure_of_a_deleted_stream
 from onward.brokers.rabbitmq.server_errors import APPLY
 from onward.settings import Settings
 
@@ -17,11 +18,7 @@ _FULL = 0.8  # of the file descriptors: time to act
 _MOST_PARTITIONS = 1_000  # streams on which Onward was measured
 _RUNNING = ("running", "idle", "flow", "syncing")
 _START = 'start a member of the group: it declares the queue again; see "When something fails" in docs/rabbitmq.md'
-_MISSING_CURES: Mapping[policies.Role, str] = {
-    "log": "it was deleted with all its events; drop the topic, and publish again to create it",
-    "work": f"{_START} for what runs again and what is lost",
-    "record": "start all applications again: they create it, and the topics keep their events",
-}
+_RECORD_CURE = "start all applications again: they create it, and the topics keep their events"
 
 
 def findings(facts: RabbitFacts, settings: Settings) -> list[Finding]:
@@ -69,9 +66,15 @@ def _missing(facts: RabbitFacts) -> Iterator[Finding]:
 def _missing_queue(queue: ExpectedQueue) -> QueueTrouble:
     before = f"missing ({queue.what}):"
     if not queue.is_declared:
-        return QueueTrouble("error", before, queue.name, "", _MISSING_CURES.get(queue.role, _MISSING_CURES["work"]))
+        return QueueTrouble("error", before, queue.name, "", _cure_of_missing(queue))
     cure = f"if it was deleted, its messages are lost; {APPLY}, or start a member with auto_declare"
     return QueueTrouble("warning", before, queue.name, "", cure)
+
+
+def _cure_of_missing(queue: ExpectedQueue) -> str:
+    if queue.topic:
+        return f"it was deleted with all its events; {cure_of_a_deleted_stream(queue.topic)}"
+    return _RECORD_CURE if queue.role == "record" else f"{_START} for what runs again and what is lost"
 
 
 def _partitions(facts: RabbitFacts) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ def expected_queues(
 
 def _streams(topic: str, partitions: int) -> Iterator[ExpectedQueue]:
     for index in range(partitions):
-        yield ExpectedQueue(names.stream(topic, index), "log", f"a partition of topic {topic}")
+        yield ExpectedQueue(names.stream(topic, index), "log", f"a partition of topic {topic}", topic=topic)
 
 
 def _of_group(group: GroupEntry, partitions: int | None, declared: Declared) -> Iterator[ExpectedQueue]:

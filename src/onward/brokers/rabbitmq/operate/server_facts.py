@@ -29,6 +29,7 @@ class ExpectedQueue(NamedTuple):
     is_created: bool = True  # False: nothing relies on it yet, and the application creates it when it starts
     is_declared: bool = False  # by the application. Onward does not create it for the group that consumes it
     keys: tuple[str, ...] | None = None  # of its bindings; empty: any binding; None: it needs none
+    topic: str = ""  # of which it is a partition
 
 
 class NodeFacts(NamedTuple):

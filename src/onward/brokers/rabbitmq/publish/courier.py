@@ -18,6 +18,7 @@ from onward.brokers.rabbitmq.connecting import pauses
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.publish.sending import RabbitOutgoing, RabbitSending, RabbitWindow
 from onward.brokers.rabbitmq.publish.stream_watch import StreamWatch
+from onward.brokers.rabbitmq.registry import topic_objects
 from onward.brokers.rabbitmq.registry.registry_fold import TopicEntry
 from onward.errors import OnwardError
 
@@ -233,7 +234,7 @@ def _lost(topic: TopicEntry, missing: Collection[int]) -> str:
     more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
     return (
         f"topic {topic.name}: stream {streams}{more} does not exist, or exchange {names.exchange(topic.name)} does "
-        "not: it was deleted, with its events. Drop the topic, and publish again to create it"
+        f"not: it was deleted, with its events; {topic_objects.cure_of_a_deleted_stream(topic.name)}"
     )
 
 

@@ -115,6 +115,13 @@ async def delete(connection: Connection, topic: TopicEntry) -> None:
         raise BrokerError(_why(error, what)) from error
 
 
+def cure_of_a_deleted_stream(topic: str) -> str:
+    return (
+        f"stop its members, drop the topic with `await app.broker.drop_topic({topic!r})`, which deletes its other "
+        "events too, and publish again to create it"
+    )
+
+
 def _founding(topic: TopicEntry, index: int) -> Outbound:
     """So a stream is never empty, and its end can be found without writing."""
     properties = Properties(delivery_mode=2, headers={FOUNDING: topic.log_id})
