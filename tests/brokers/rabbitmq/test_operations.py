@@ -10,6 +10,7 @@ from onward.brokers import open_broker
 from onward.brokers.base import Asks, Finding, GroupSpec, TopicSpec, Topology
 from onward.brokers.rabbitmq import Binding, Exchange, Queue
 from onward.brokers.rabbitmq.operate.operations import RabbitOperations
+from onward.brokers.rabbitmq.registry import registry_fold
 from onward.errors import BadSetting, BrokerError
 from onward.testing.scenario import event
 from tests.brokers.rabbitmq.abs import MENDED
@@ -174,3 +175,87 @@ async def test_a_lost_stream_of_a_topic_is_found(rabbitmq_server: RabbitMQServer
             ]
         finally:
             await broker.close()
+
+
+class TestWhatAGroupLacks:
+    """Groups of the registry whose objects were deleted at the server."""
+
+    specs = (
+        GroupSpec("orders", "mail", "none", "latest", Asks(types=["a"], tiers={"bulk": "a.*"})),
+        GroupSpec("orders", "billing", "key", "earliest"),
+    )
+    topology = Topology([TopicSpec("orders", 2)], groups=specs)
+    work, suspects = "onward.orders:mail:work", "onward.orders:mail:suspects"
+    token, stream = "onward.orders:billing:1.token", "onward.orders.1"
+
+    @played
+    async def test_is_planned_and_applied(self, rabbitmq_server: RabbitMQServer) -> None:
+        with rabbitmq_server.vhost() as vhost:
+            broker = await open_broker(settings.load(rabbitmq_server.url_of(vhost)))
+            try:
+                await broker.declare(self.topology, apply=True)
+                assert await broker.declare(self.topology, apply=False) == []
+                for queue in (self.work, self.suspects, self.token):
+                    rabbitmq_server.delete_queue(vhost, queue)
+                rabbitmq_server.ask("DELETE", f"/api/exchanges/{vhost}/onward.orders")
+                planned = await broker.declare(self.topology, apply=False)
+                assert {each.what for each in planned} == {
+                    *(f"queue {name}" for name in (self.work, self.suspects, self.token)),
+                    "exchange onward.orders",
+                }
+                assert {each.action for each in planned} == {"create"}
+                assert self.work not in rabbitmq_server.queues(vhost), "a plan creates nothing"
+                assert await broker.declare(self.topology, apply=True) == planned
+                assert await broker.declare(self.topology, apply=False) == []
+                await broker.publish([event("orders", "key", 1, type="a")])
+                (depth,) = [each for each in await broker.groups("orders") if each.group == "mail"]
+                assert depth.partitions[0].end == 1, "the queue is bound again"
+            finally:
+                await broker.close()
+
+    @played
+    async def test_is_an_error_if_it_is_a_stream(
+        self, rabbitmq_server: RabbitMQServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(registry_fold, "FORGOTTEN_S", 0.0)
+        with rabbitmq_server.vhost() as vhost:
+            broker = await open_broker(settings.load(rabbitmq_server.url_of(vhost)))
+            try:
+                await broker.declare(self.topology, apply=True)
+                rabbitmq_server.delete_queue(vhost, self.stream)
+                for apply in (False, True):
+                    (change,) = await broker.declare(self.topology, apply=apply)
+                    assert (change.what, change.action) == (f"queue {self.stream}", "refuse")
+                    assert "drop_topic('orders')" in change.detail
+                assert self.stream not in rabbitmq_server.queues(vhost)
+            finally:
+                await broker.close()
+
+    @played
+    async def test_names_bindings_where_they_can_be_listed(self, rabbitmq_server: RabbitMQServer) -> None:
+        client = {"management_url": rabbitmq_server.management_url}
+        with rabbitmq_server.vhost() as vhost:
+            broker = await open_broker(settings.load(rabbitmq_server.url_of(vhost), client=client))
+            try:
+                await broker.declare(self.topology, apply=True)
+                rabbitmq_server.ask("DELETE", f"/api/exchanges/{vhost}/onward.orders")
+                planned = await broker.declare(self.topology, apply=True)
+                binding = "binding of exchange onward.orders:mail:work.to-critical to exchange onward.orders with key"
+                assert any(each.what.startswith(binding) for each in planned)
+                assert await broker.declare(self.topology, apply=False) == []
+            finally:
+                await broker.close()
+
+    @played
+    async def test_a_queue_of_another_program_under_its_name_is_refused(self, rabbitmq_server: RabbitMQServer) -> None:
+        with rabbitmq_server.vhost() as vhost:
+            broker = await open_broker(settings.load(rabbitmq_server.url_of(vhost)))
+            try:
+                await broker.declare(self.topology, apply=True)
+                rabbitmq_server.delete_queue(vhost, self.work)
+                rabbitmq_server.ask("PUT", f"/api/queues/{vhost}/{self.work}", {"durable": True})
+                (change,) = await broker.declare(self.topology, apply=False)
+                assert change.action == "refuse"
+                assert "x-queue-type is classic there and quorum here" in change.detail
+            finally:
+                await broker.close()

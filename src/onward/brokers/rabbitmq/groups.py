@@ -19,6 +19,7 @@ from onward.brokers.rabbitmq.amqp import AmqpError
 from onward.brokers.rabbitmq.aside.aside import RabbitAside, RabbitAsides
 from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
+from onward.brokers.rabbitmq.operate.group_objects import one_of_each
 from onward.brokers.rabbitmq.operate.operations import RabbitOperations
 from onward.brokers.rabbitmq.ordered.ordered import OrderedGroups, OrderedSubscription
 from onward.brokers.rabbitmq.presence import living
@@ -115,28 +116,38 @@ class RabbitGroups:
         return self._asides.of(group)
 
     async def declare(self, specs: Sequence[GroupSpec], *, apply: bool) -> list[Change]:
-        """The groups that do not exist, or have another kind. With `apply`, create the former."""
+        """The groups that do not exist, lack something at the server, or have another kind. With `apply`, create what
+        is missing."""
         await self._ground.io.run(self._ground.registry.catch_up())
-        found = [await self._declare(spec, apply=apply) for spec in specs]
-        return [change for change in found if change is not None]
+        return one_of_each([change for spec in specs for change in await self._declare(spec, apply=apply)])
 
-    async def _declare(self, spec: GroupSpec, *, apply: bool) -> Change | None:
+    async def _declare(self, spec: GroupSpec, *, apply: bool) -> list[Change]:
         what = f"group {spec.group} of topic {spec.topic}"
         kind: GroupKind = "work" if spec.ordering == "none" else "ordered"
         known = self._ground.registry.groups(spec.topic).get(spec.group)
-        if known is not None:
-            return None if known.kind == kind else Change(what, "refuse", other_kind(known))
+        if known is not None and known.kind != kind:
+            return [Change(what, "refuse", other_kind(known))]
         try:
+            if why := await self._conflict(spec):
+                return [Change(what, "refuse", f"{what}: {why}")]
+            if known is not None:
+                return await self._compare(spec, apply=apply)
             if apply:
                 await self._create(spec)
-            elif why := await self._conflict(spec):
-                return Change(what, "refuse", f"{what}: {why}")
         except (BadSetting, BrokerError) as error:
-            return Change(what, "refuse", f"{what}: {error}")
-        return Change(what, "create", f"create {what}")
+            return [Change(what, "refuse", f"{what}: {error}")]
+        return [Change(what, "create", f"create {what}")]
+
+    async def _compare(self, spec: GroupSpec, *, apply: bool) -> list[Change]:
+        """What an existing group lacks. `apply` declares and binds it again in any case, because AMQP cannot list
+        bindings."""
+        lost = await self._ground.io.run(self._operations.lost(spec))
+        if apply:
+            await self._ground.io.run(self._operations.restore_group(spec))
+        return lost
 
     async def _conflict(self, spec: GroupSpec) -> str:
-        """Why the group cannot be created. Creates nothing."""
+        """Why the group cannot be created, or is not as it was created. Creates nothing."""
         if spec.ordering == "none":
             return await self._work.conflict(spec, self._topics.declared)
         self._check_stores(spec.topic)

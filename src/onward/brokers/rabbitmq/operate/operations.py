@@ -3,20 +3,25 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
 
-from onward.brokers.base import Change, Figure, Finding, Topology
+from onward.brokers.base import Change, Figure, Finding, GroupSpec, Topology
 from onward.brokers.rabbitmq.amqp import AmqpError, Connection
+from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.ground import RabbitGround
 from onward.brokers.rabbitmq.operate import checkup, topology_server
 from onward.brokers.rabbitmq.operate.depth import DepthProbe
 from onward.brokers.rabbitmq.operate.expected_queues import expected_queues
 from onward.brokers.rabbitmq.operate.figures import RabbitFigures
+from onward.brokers.rabbitmq.operate.group_objects import GroupObjects
 from onward.brokers.rabbitmq.operate.management import ManagementApi
 from onward.brokers.rabbitmq.operate.server_facts import gathered
 from onward.brokers.rabbitmq.operate.topology import Declared
+from onward.brokers.rabbitmq.server_errors import explained
 from onward.errors import BrokerError
 
+T = TypeVar("T")
 log = logging.getLogger("onward")
 
 
@@ -56,6 +61,30 @@ class RabbitOperations:
                 log.warning("RabbitMQ: %s was missing and is declared again; what it had is lost", change.what)
             else:
                 log.warning("RabbitMQ: %s", change.detail)
+
+    async def lost(self, spec: GroupSpec) -> list[Change]:
+        """What a group lacks that the registry has. Raises BrokerError."""
+        objects = self._objects(spec)
+        return await self._asked(spec, lambda connection: objects.lost(connection, self._management))
+
+    async def restore_group(self, spec: GroupSpec) -> None:
+        """Create what such a group lacks. Raises BrokerError."""
+        objects = self._objects(spec)
+        await self._asked(spec, lambda connection: objects.restore(connection, self._ground.registry, spec))
+
+    def _objects(self, spec: GroupSpec) -> GroupObjects:
+        registry = self._ground.registry
+        topic = None if self.declared.exchange(spec.topic) is not None else registry.topic(spec.topic)
+        return GroupObjects(topic, registry.groups(spec.topic)[spec.group], self.declared)
+
+    async def _asked(self, spec: GroupSpec, question: Callable[[Connection], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            return await question(await self._ground.query())
+
+        try:
+            return await reconnecting(ask)
+        except AmqpError as error:
+            raise BrokerError(explained(error, f"group {spec.group} of topic {spec.topic}")) from error
 
     async def diagnose(self) -> list[Finding]:
         ground = self._ground
