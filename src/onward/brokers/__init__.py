@@ -1,7 +1,8 @@
 """Brokers: the contract in base.py, the code that all brokers share in core/, and a folder for each broker.
 
 A URL's scheme selects a module with `open_broker(url, settings)`, which may be async. The module may also have
-`absent(settings)`, `holder(settings)` and `keeps_log_in(settings, connection)`; see the functions of these names below.
+`absent(settings)`, `uncompared(settings, topology)`, `holder(settings)` and `keeps_log_in(settings, connection)`; see
+the functions of these names below.
 Another package adds a scheme with an entry point in the group `onward.brokers`: its name is the scheme, its value is
 the package's `open_broker`.
 """
@@ -18,7 +19,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from onward.brokers.base import Broker, Holder
+from onward.brokers.base import Broker, Holder, Topology
 from onward.errors import BadSetting, MissingExtra, UnknownScheme
 from onward.settings import Settings, redacted
 
@@ -125,6 +126,12 @@ def absent(settings: Settings) -> str:
     """Why there is no store to open, such as a missing file that open_broker would create. "" if there is one."""
     ask: Callable[[Settings], str] | None = getattr(_found(settings.url).module, "absent", None)
     return "" if ask is None else ask(settings)
+
+
+def uncompared(settings: Settings, topology: Topology) -> str:
+    """What of the topology the broker cannot compare with its server, and why. "" if it compares everything."""
+    ask: Callable[[Settings, Topology], str] | None = getattr(_found(settings.url).module, "uncompared", None)
+    return "" if ask is None else ask(completed(settings), topology)
 
 
 def holder(settings: Settings) -> Holder | None:

@@ -53,18 +53,27 @@ async def _findings(system: "Onward") -> Sequence[Finding]:
     try:
         await broker.topics()  # raises BrokerError if the server cannot be reached; open_broker may not notice that
         changes = await broker.declare(system.declared, apply=False) if system.declared.own else ()
-        return [*await broker.diagnose(), *(_missing(each, system.settings) for each in changes)]
+        return [*await broker.diagnose(), *(_missing(each, changes, system.settings) for each in changes)]
     finally:
         await broker.close()
 
 
-def _missing(change: Change, settings: "Settings") -> Finding:
+def _missing(change: Change, changes: Sequence[Change], settings: "Settings") -> Finding:
     """A difference from the objects that the application declares."""
     if change.action == "refuse":
         return Finding("error", change.detail)
-    if settings.auto_declare:
-        return Finding("ok", f"{change.what} does not exist yet; the application creates it when it starts")
-    return Finding("error", f"{change.what} does not exist", "create it with `onward topology apply --app MODULE:APP`")
+    cure = "create it with `onward topology apply --app MODULE:APP`"
+    if not settings.auto_declare:
+        return Finding("error", f"{change.what} does not exist", cure)
+    if _is_lost_route(change, changes):
+        return Finding("warning", f"{change.what} does not exist, so its queue gets no events", cure)
+    return Finding("ok", f"{change.what} does not exist yet; the application creates it when it starts")
+
+
+def _is_lost_route(change: Change, changes: Sequence[Change]) -> bool:
+    """A binding whose both ends exist. With an end missing, the application was probably never started."""
+    ends = [each.what for each in changes if not each.what.startswith("binding ")]
+    return change.what.startswith("binding ") and not any(f"{end} " in f"{change.what} " for end in ends)
 
 
 def _print(findings: Sequence[Finding]) -> None:

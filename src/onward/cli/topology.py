@@ -57,12 +57,14 @@ def _differences(app: str | None, *, apply: bool, json: bool) -> None:
     wanted = _wanted(system)
     say(f"comparing with {redacted(system.settings.url)}")
     changes = asyncio.run(_declared(system, wanted, apply=apply))
+    uncompared = "" if apply else brokers.uncompared(system.settings, wanted)
     if json:
         typer.echo(msgspec.json.encode(changes).decode())
     else:
-        _print(changes)
+        _print(changes, uncompared)
     refused = sum(change.action == "refuse" for change in changes)
-    say(f"{len(changes) - refused} {'created' if apply else 'to create'}, {refused} refused")
+    note = f"; {uncompared}" if uncompared else ""
+    say(f"{len(changes) - refused} {'created' if apply else 'to create'}, {refused} refused{note}")
     if refused:
         raise typer.Exit(policy.NO)
 
@@ -91,8 +93,9 @@ async def _declared(system: "Onward", wanted: Topology, *, apply: bool) -> Seque
         await broker.close()
 
 
-def _print(changes: Sequence[Change]) -> None:
+def _print(changes: Sequence[Change], uncompared: str) -> None:
     for change in changes:
         typer.secho(f"{_SIGNS[change.action]} {change.detail}", fg="red" if change.action == "refuse" else None)
     if not changes:
-        typer.echo("the broker has everything that the application declares")
+        what = "was compared" if uncompared else "the application declares"
+        typer.echo(f"the broker has everything that {what}{f': {uncompared}' if uncompared else ''}")

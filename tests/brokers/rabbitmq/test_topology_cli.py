@@ -89,7 +89,11 @@ def test_plan_creates_nothing_and_apply_creates_everything(workshop: Workshop, a
     assert workshop.run("topology apply") == planned
     assert "abs.comparison.process" in workshop.server.queues(workshop.vhost)
     same = "the broker has everything that the application declares\n"
-    assert workshop.run("topology plan") == workshop.run("topology apply") == same
+    assert workshop.run("topology apply") == same
+    compared = workshop.run("topology plan")
+    assert compared.startswith("the broker has everything that was compared: bindings were not compared")
+    workshop.write(settings=f"auto_declare={auto_declare}, {workshop.managed}")
+    assert workshop.run("topology plan") == same
     assert json.loads(workshop.run("topology plan --json")) == []
 
 
@@ -194,6 +198,25 @@ def test_doctor_finds_a_policy_on_a_declared_queue_and_a_lost_route(workshop: Wo
     assert "error    policy lower sets delivery-limit=3" in printed
     assert "ok       queue abs.comparison.dlq does not exist yet; the application creates it" in printed
     assert "error    dead letters of queue abs.comparison.process with key comparison.failed are lost" in printed
+
+
+def test_doctor_warns_of_a_missing_binding_between_objects_that_exist(workshop: Workshop) -> None:
+    workshop.write(settings=workshop.managed)
+    workshop.run("topology apply")
+    place = "e/abs.comparison/q/abs.comparison.process/comparison.process"
+    workshop.server.ask("DELETE", f"/api/bindings/{workshop.vhost}/{place}")
+    binding = "binding of queue abs.comparison.process to exchange abs.comparison with key comparison.process"
+    assert f"warning  {binding} does not exist, so its queue gets no events" in workshop.run("doctor")
+
+
+def test_a_lost_work_queue_is_planned(workshop: Workshop) -> None:
+    workshop.shell.write("shop.py", GROUPS.format(url=workshop.server.url_of(workshop.vhost)))
+    workshop.run("topology apply")
+    workshop.server.delete_queue(workshop.vhost, "onward.orders:mail:work")
+    lost = "+ create queue onward.orders:mail:work again (the events of group mail of topic orders)"
+    assert lost in workshop.run("topology plan")
+    assert lost in workshop.run("topology apply")
+    assert "everything" in workshop.run("topology plan")
 
 
 def test_a_published_event_of_an_exchange_reaches_its_handler(workshop: Workshop) -> None:

@@ -15,7 +15,7 @@ io_thread.py       the thread that talks to the server; connecting.py and addres
 amqp/              the client
 """
 
-from onward.brokers.base import Broker
+from onward.brokers.base import Broker, Topology
 from onward.brokers.rabbitmq.operate.topology import Binding, Exchange, Queue
 from onward.settings import Settings
 
@@ -27,3 +27,14 @@ async def open_broker(url: str, settings: Settings) -> Broker:
     from onward.brokers.rabbitmq import broker  # a program that only names its topology starts faster
 
     return await broker.open_broker(url, settings)
+
+
+def uncompared(settings: Settings, topology: Topology) -> str:
+    """Bindings, without the management API."""
+    from onward.brokers.rabbitmq.address import RabbitAddress
+
+    has_bindings = any(isinstance(each, Binding) for each in topology.own)
+    has_bindings |= any(group.ordering == "none" for group in topology.groups)
+    if not has_bindings or RabbitAddress.of(settings.url, settings).client.management_url is not None:
+        return ""
+    return "bindings were not compared, because client.management_url is not set; `onward topology apply` binds again"
