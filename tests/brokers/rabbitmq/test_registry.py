@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from onward import settings
 from onward.brokers import open_broker
+from onward.brokers.base import GroupSpec, TopicSpec, Topology
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import ChannelClosed, Connection, Outbound, Properties, encoded_properties
 from onward.brokers.rabbitmq.ground import RabbitGround
@@ -377,8 +378,39 @@ class TestOnAServer:
     @played
     async def test_a_deleted_registry_is_an_error_with_a_cure(self, url: str) -> None:
         async with grounded(url) as one:
+            await one.io.run(one.registry.create_topic("old", 1))
             await deleted(one, names.REGISTRY)
             with pytest.raises(BrokerError, match=r"onward\.registry.*start all applications again"):
                 await one.io.run(one.registry.catch_up())
             with pytest.raises((BrokerError, ChannelClosed)):
                 await one.io.run(one.registry.create_topic("t", 1))
+
+    @played
+    async def test_a_process_that_only_looks_creates_nothing(self, url: str, rabbitmq_server: RabbitMQServer) -> None:
+        vhost = url.rsplit("/", 1)[1]
+        wanted = Topology([TopicSpec("t", 2)], groups=[GroupSpec("t", "g", "key", "earliest")])
+        looking = await open_broker(settings.load(url))
+        try:
+            assert await looking.topics() == []
+            assert [each.action for each in await looking.declare(wanted, apply=False)] == ["create", "create"]
+            found = [(each.level, each.what) for each in await looking.diagnose()]
+            none = f"there is no topic and no group: stream {names.REGISTRY}, which lists them, does not exist"
+            assert ("ok", none) in found
+            assert rabbitmq_server.queues(vhost) == {}
+            async with grounded(url) as other:
+                await other.io.run(other.registry.create_topic("t", 2))
+            assert [each.name for each in await looking.topics()] == ["t"], "it sees what others create later"
+        finally:
+            await looking.close()
+
+    @played
+    async def test_two_processes_create_the_registry_at_the_same_time(self, url: str) -> None:
+        async with grounded(url) as one, grounded(url) as two:
+            await asyncio.gather(
+                one.io.run(one.registry.add_group("a", "g", "work")),
+                one.io.run(one.registry.add_group("b", "g", "work")),
+                two.io.run(two.registry.add_group("c", "g", "work")),
+            )
+            for each in (one, two):
+                await each.io.run(each.registry.catch_up())
+                assert each.registry.group_topics("g") == ["a", "b", "c"]

@@ -55,12 +55,23 @@ def _times(facts: RabbitFacts, settings: Settings) -> Iterator[Finding]:
 
 def _missing(facts: RabbitFacts) -> Iterator[Finding]:
     expected = {each.name: each for each in facts.expected}
+    if _is_unused(facts):
+        yield Finding(
+            "ok", f"there is no topic and no group: stream {names.REGISTRY}, which lists them, does not exist"
+        )
+        return
     missing = [expected[name] for name in facts.missing]
     yield from combined(map(_missing_queue, missing))
     count = sum(each.is_created for each in facts.expected)
     if count and not missing:
         only = "the list of topics and groups exists; no queue of a topic or group is expected yet"
         yield Finding("ok", only if count == 1 else f"all {count:,} queues of topics and groups exist")
+
+
+def _is_unused(facts: RabbitFacts) -> bool:
+    """The list of topics and groups is created with the first of them. If it was deleted later, there are queues."""
+    queues = () if facts.managed is None else facts.managed.queues
+    return names.REGISTRY in facts.missing and not any(map(names.is_ours, queues))
 
 
 def _missing_queue(queue: ExpectedQueue) -> QueueTrouble:

@@ -22,7 +22,7 @@ from onward.brokers.rabbitmq.amqp import (
 )
 from onward.brokers.rabbitmq.connecting import reconnecting
 from onward.brokers.rabbitmq.registry.registry_fold import Founded, RegistryEntry, RegistryFold, decoded, encoded
-from onward.brokers.rabbitmq.server_errors import explained, is_missing
+from onward.brokers.rabbitmq.server_errors import explained, is_missing, lacks_streams
 from onward.brokers.rabbitmq.stream_reader import EmptyStream, end_by_writing, end_of, follow, offset_of
 from onward.errors import BrokerError
 
@@ -49,13 +49,23 @@ class RegistryLog:
         self._next: asyncio.Task[None] | None = None  # the one after that, for all calls that have come meanwhile
 
     async def open(self) -> None:
-        """Create the stream if it does not exist, and read it to its end. Raises BrokerError."""
-        try:
-            await reconnecting(self._found)
-        except AmqpError as error:
-            raise BrokerError(explained(error, _WHAT)) from error
-        self._follower = asyncio.create_task(self._follow())
+        """Read the stream to its end. Raises BrokerError. A missing stream is created with the first entry, so commands
+        that only look create nothing."""
+        await self._start(creates=False)
         await self.catch_up()
+
+    async def _start(self, *, creates: bool) -> bool:
+        """Follow the stream. Returns whether it exists. Raises BrokerError."""
+        if self._follower is None:
+            try:
+                exists = await reconnecting(self._found if creates else self._exists)
+            except AmqpError as error:
+                raise BrokerError(explained(error, _WHAT)) from error
+            if not exists:
+                return False
+            if self._follower is None:  # another call may have been faster
+                self._follower = asyncio.create_task(self._follow())
+        return True
 
     async def catch_up(self) -> None:
         """Read everything that was appended before this call. Raises BrokerError if that is not possible. Calls at the
@@ -74,6 +84,8 @@ class RegistryLog:
     async def _catch_up(self) -> None:
         try:
             async with asyncio.timeout(_ANSWER_S):
+                if not await self._start(creates=False):
+                    return  # no process has created a topic or a group
                 read, end = await reconnecting(self._ends)
                 if end < read:
                     self._restart(f"it ends at {end}, and we have read it up to {read}")
@@ -91,6 +103,7 @@ class RegistryLog:
     async def append(self, *entries: RegistryEntry) -> None:
         """Store the entries, and read up to them: then `fold` shows which of them took effect. Raises BrokerError; the
         entries may be stored all the same."""
+        await self._start(creates=True)
         ids = [uuid.uuid4().hex for _ in entries]
         self._appended |= {id_: asyncio.get_running_loop().create_future() for id_ in ids}
         blocked: str | None = None
@@ -139,23 +152,32 @@ class RegistryLog:
         finally:
             await channel.close()
 
-    async def _found(self) -> None:
-        """Only a missing stream is declared, so a user without that permission can use an existing one."""
+    async def _exists(self) -> bool:
+        """Whether the stream exists, and its first message."""
         connection = await self._query()
         channel = await connection.channel()
         try:
             await channel.declare_queue(names.REGISTRY, passive=True)
+            await channel.close()
+            await end_of(connection, names.REGISTRY)
+        except EmptyStream:  # the process that declared it ended before it wrote
+            return False
         except ChannelClosed as error:
             if not is_missing(error):
                 raise
+            await _check_streams(connection)
+            return False
+        return True
+
+    async def _found(self) -> bool:
+        """Only a missing stream is declared, so a user without that permission can use an existing one."""
+        if not await self._exists():
+            connection = await self._query()
             channel = await connection.channel()
             await channel.declare_queue(names.REGISTRY, arguments=names.LOG_ARGUMENTS)
+            await channel.close()
             await self._publish(connection, [_message(Founded(), "")])
-        await channel.close()
-        try:
-            await end_of(connection, names.REGISTRY)
-        except EmptyStream:  # the process that declared it ended before it wrote
-            await self._publish(connection, [_message(Founded(), "")])
+        return True
 
     async def _follow(self) -> None:
         while True:
@@ -197,6 +219,18 @@ class RegistryLog:
         if self._follower is not None:
             self._follower.cancel()
         self._follower = asyncio.create_task(self._follow())
+
+
+async def _check_streams(connection: Connection) -> None:
+    """Raises AmqpError if the server has no streams. It refuses a stream that is not durable, so none is created."""
+    channel = await connection.channel()
+    try:
+        await channel.declare_queue(names.REGISTRY, durable=False, arguments=names.LOG_ARGUMENTS)
+    except ChannelClosed as error:
+        if lacks_streams(error):
+            raise
+    finally:
+        await channel.close()
 
 
 def _message(entry: RegistryEntry, id_: str) -> Outbound:
