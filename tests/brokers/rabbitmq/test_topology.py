@@ -77,6 +77,28 @@ def after(made: TopologyPlan, live: LiveTopology, *, lists_bindings: bool) -> Li
         (lambda: Queue("q", max_priority=10), "use tiers, which are one queue for each priority"),
         (lambda: Queue("q", overflow="drop"), "use reject-publish, drop-head"),  # type: ignore[arg-type]
         (lambda: Queue("q", overflow="reject-publish-dlx"), "use reject-publish"),
+        *[
+            (
+                lambda name=name, value=value: Queue("q", arguments={name: value}),
+                f"{name}={value!r}; use a whole number",
+            )
+            for name in (
+                "x-max-length",
+                "x-message-ttl",
+                "x-delivery-limit",
+                "x-expires",
+                "x-quorum-initial-group-size",
+            )
+            for value in ("five", 5.0, True)
+        ],
+        (
+            lambda: Queue("q", max_length=6, arguments={"x-max-length": 5}),
+            "max_length=6 and arguments with x-max-length=5 differ; remove one of them",
+        ),
+        (
+            lambda: Queue("q", ttl_s=1.0, dead_letter_exchange="d", arguments={"x-message-ttl": 5}),
+            "ttl_s=1.0 and arguments with x-message-ttl=5 differ",
+        ),
         (lambda: Queue("q", dead_letter_key="k"), "dead_letter_key without dead_letter_exchange"),
         (lambda: Queue("q", dead_letter_exchange=""), "name the queue for dead letters in dead_letter_key"),
         (lambda: Queue("q", "stream", max_length=5), "use max_length_bytes"),
@@ -134,6 +156,7 @@ def test_a_queue_has_the_arguments_that_keep_messages() -> None:
         "x-overflow": "reject-publish",
     }
     assert Queue("q", max_length=5, overflow="drop-head").table == {**limit, "x-max-length": 5}
+    assert Queue("q", max_length=5, arguments={"x-max-length": 5}).table["x-max-length"] == 5, "twice the same value"
     assert Queue("q", arguments={"x-delivery-limit": None, "x-foo": 1}).table == {"x-queue-type": "quorum", "x-foo": 1}
     assert Queue("q", "stream", ttl_s=3_600).table == {"x-queue-type": "stream", "x-max-age": "3600s"}
 

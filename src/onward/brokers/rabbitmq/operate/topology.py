@@ -28,6 +28,23 @@ BUILT_IN: Mapping[str, ExchangeKind] = {
     "amq.match": "headers",
 }
 WITHOUT_KEYS: Sequence[ExchangeKind] = ("fanout", "headers")  # they route without looking at the routing key
+# RabbitMQ refuses other values of these arguments when the queue is declared.
+_INTEGERS = frozenset(
+    {
+        *("x-max-length", "x-max-length-bytes", "x-message-ttl", "x-expires", "x-max-priority", "x-delivery-limit"),
+        *("x-max-in-memory-length", "x-max-in-memory-bytes", "x-quorum-initial-group-size", "x-initial-cluster-size"),
+        *("x-stream-max-segment-size-bytes", "x-stream-filter-size-bytes", "x-consumer-timeout"),
+    }
+)
+_FIELDS = {  # of a queue, by the argument that they set
+    "x-max-length": "max_length",
+    "x-max-length-bytes": "max_length_bytes",
+    "x-message-ttl": "ttl_s",
+    "x-max-age": "ttl_s",
+    "x-dead-letter-exchange": "dead_letter_exchange",
+    "x-dead-letter-routing-key": "dead_letter_key",
+    "x-max-priority": "max_priority",
+}
 _LONGEST_NAME = 255  # bytes
 _RESERVED = {"amq.": "RabbitMQ", "onward.": "Onward"}
 
@@ -70,7 +87,8 @@ class Queue(msgspec.Struct, frozen=True):
       tier is a queue of its own, `<name>.<tier>`. All other messages are in `<name>`.
     - `consumers`: how many consumers it should have. `onward doctor` reports when there are fewer.
     - `max_priority`: only for classic queues. Use `tiers` elsewhere.
-    - `arguments`: more arguments, by the names of RabbitMQ. They win over the fields; None leaves an argument out."""
+    - `arguments`: more arguments, by the names of RabbitMQ. They may not differ from a field that is set. They win over
+      what Onward adds by itself, such as x-delivery-limit; None leaves such an argument out."""
 
     name: str
     kind: QueueKind = "quorum"
@@ -92,6 +110,8 @@ class Queue(msgspec.Struct, frozen=True):
         if problem := next(_queue_problems(self), ""):
             raise BadSetting(f"queue {self.name}: {problem}")
         _check_arguments(f"queue {self.name}", self.arguments)
+        if problem := next(_argument_problems(self), ""):
+            raise BadSetting(f"queue {self.name}: {problem}")
 
     @property
     def table(self) -> dict[str, Any]:
@@ -240,6 +260,16 @@ def _queue_problems(queue: Queue) -> Iterator[str]:
     yield from _dead_letter_problems(queue)
     yield from _stream_problems(queue)
     yield from _tier_problems(queue.tiers)
+
+
+def _argument_problems(queue: Queue) -> Iterator[str]:
+    computed = _computed(queue)
+    for name, value in queue.arguments.items():
+        if name in _INTEGERS and value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            yield f"arguments has {name}={value!r}; use a whole number"
+        field = _FIELDS.get(name)
+        if field is not None and computed.get(name) not in (None, value):
+            yield f"{field}={getattr(queue, field)!r} and arguments with {name}={value!r} differ; remove one of them"
 
 
 def _dead_letter_problems(queue: Queue) -> Iterator[str]:
