@@ -246,6 +246,11 @@ def test_what_a_policy_does_to_our_queues(definition: dict[str, Any], kind: str,
     assert found == ([] if level is None else [level])
 
 
+def test_the_cure_of_a_policy_names_its_virtual_host() -> None:
+    (trouble,) = harm([policy({"delivery-limit": 5}, name="my limits", vhost="shop")], "q", "quorum", "work")
+    assert "rabbitmqctl clear_policy -p shop 'my limits'" in trouble.cure
+
+
 def test_of_several_policies_the_highest_priority_counts_and_one_of_the_operators_too() -> None:
     low, high = policy({"max-length": 1}, priority=1), policy({"max-length": 2}, priority=5)
     theirs = policy({"max-length": 3}, is_operators=True)
@@ -396,7 +401,8 @@ def test_the_facts_of_a_real_server(rabbitmq_server: RabbitMQServer) -> None:
         lower = {"pattern": "^onward", "definition": {"delivery-limit": 5}, "apply-to": "queues"}
         rabbitmq_server.ask("PUT", f"/api/policies/{vhost}/lower", lower)
         rabbitmq_server.ask("PUT", f"/api/operator-policies/{vhost}/most", lower | {"definition": {"max-length": 5}})
-        levels = {(each.level, each.what) for each in diagnosed(rabbitmq_server, vhost, expected, management=True)}
+        found = diagnosed(rabbitmq_server, vhost, expected, management=True)
+        levels, cures = {(each.level, each.what) for each in found}, [each.cure or "" for each in found]
         without = {(each.level, each.what) for each in diagnosed(rabbitmq_server, vhost, expected, management=False)}
     queue = "on queue onward.t:g:work"
     assert {each for each in levels if each[0] != "ok"} == {
@@ -405,6 +411,7 @@ def test_the_facts_of_a_real_server(rabbitmq_server: RabbitMQServer) -> None:
         ("error", f"operator policy most sets max-length=5, which limits the number of messages, {queue}"),
         ("error", "dead letters of queue onward.t:g:work are lost: exchange nothing does not exist (its argument)"),
     }
+    assert any(f"clear_policy -p {vhost} lower" in cure for cure in cures)
     assert {level for level, what in without if "missing (" in what} == {"error"}
     assert any("were not checked: the client setting management_url is not set" in what for _, what in without)
 

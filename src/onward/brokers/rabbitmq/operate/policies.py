@@ -4,6 +4,7 @@ The server applies one policy of the users and one of the operators to a queue: 
 the one with the highest priority. A limit of a policy counts even if the queue has a larger one in its arguments."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -40,12 +41,13 @@ class Policy(NamedTuple):
     priority: int
     definition: Mapping[str, Any]
     is_operators: bool
+    vhost: str = "/"
 
     @classmethod
     def of(cls, found: Mapping[str, Any], *, is_operators: bool) -> "Policy":
         """As the management API describes it."""
         place = found["name"], found["pattern"], found["apply-to"], int(found["priority"])
-        return cls(*place, dict(found["definition"]), is_operators)
+        return cls(*place, dict(found["definition"]), is_operators, found["vhost"])
 
     def matches(self, queue: str, kind: str) -> bool:
         if kind not in _APPLIES.get(self.applies_to, ()):
@@ -101,4 +103,5 @@ def _level(name: str, role: Role, kind: str, overflow: str) -> Literal["warning"
 
 def _cure(policy: Policy) -> str:
     command = "clear_operator_policy" if policy.is_operators else "clear_policy"
-    return f"change its pattern so that it does not match, or remove it: rabbitmqctl {command} -p VHOST {policy.name}"
+    which = f"-p {shlex.quote(policy.vhost)} {shlex.quote(policy.name)}"
+    return f"change its pattern so that it does not match, or remove it: rabbitmqctl {command} {which}"
