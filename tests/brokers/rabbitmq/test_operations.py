@@ -247,7 +247,11 @@ class TestWhatAGroupLacks:
                 await broker.close()
 
     @played
-    async def test_a_queue_of_another_program_under_its_name_is_refused(self, rabbitmq_server: RabbitMQServer) -> None:
+    async def test_a_queue_of_another_program_under_its_name_is_an_error(
+        self, rabbitmq_server: RabbitMQServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(registry_fold, "SETTLED_S", 0.0)
+        differs = "x-queue-type is classic there and quorum here"
         with rabbitmq_server.vhost() as vhost:
             broker = await open_broker(settings.load(rabbitmq_server.url_of(vhost)))
             try:
@@ -256,6 +260,10 @@ class TestWhatAGroupLacks:
                 rabbitmq_server.ask("PUT", f"/api/queues/{vhost}/{self.work}", {"durable": True})
                 (change,) = await broker.declare(self.topology, apply=False)
                 assert change.action == "refuse"
-                assert "x-queue-type is classic there and quorum here" in change.detail
+                assert differs in change.detail
+                (error,) = [each for each in await broker.diagnose() if each.level == "error"]
+                assert error.what == f"queue {self.work}: it exists and differs: {differs}"
+                assert error.cure is not None
+                assert error.cure.startswith("another program uses this name")
             finally:
                 await broker.close()

@@ -63,7 +63,10 @@ def _missing(facts: RabbitFacts) -> Iterator[Finding]:
     missing = [expected[name] for name in facts.missing]
     yield from combined(map(_missing_queue, missing))
     count = sum(each.is_created for each in facts.expected)
-    if count and not missing:
+    for text in facts.taken.values():
+        what, _, cure = text.rpartition("; ")
+        yield Finding("error", what or text, cure if what else "delete it at the server, or use another name")
+    if count and not missing and not facts.taken:
         only = "the list of topics and groups exists; no queue of a topic or group is expected yet"
         yield Finding("ok", only if count == 1 else f"all {count:,} queues of topics and groups exist")
 

@@ -19,8 +19,8 @@ def expected_queues(
     A topic that is created at this moment may lack a stream, which any process creates."""
     found = [ExpectedQueue(names.REGISTRY, "record", "the list of topics and groups")]
     partitions = {topic.name: topic.partitions if topic.is_settled(now) else 0 for topic in topics}
-    for topic, count in partitions.items():
-        found += _streams(topic, count)
+    for topic in topics:
+        found += _streams(topic, partitions[topic.name])
     entries = [entry for of_topic in groups.values() for entry in of_topic]
     for entry in entries:
         found += _of_group(entry, partitions.get(entry.topic), declared)
@@ -29,22 +29,25 @@ def expected_queues(
     return list({each.name: each for each in found}.values())
 
 
-def _streams(topic: str, partitions: int) -> Iterator[ExpectedQueue]:
+def _streams(topic: TopicEntry, partitions: int) -> Iterator[ExpectedQueue]:
     for index in range(partitions):
-        yield ExpectedQueue(names.stream(topic, index), "log", f"a partition of topic {topic}", topic=topic)
+        name, what = names.stream(topic.name, index), f"a partition of topic {topic.name}"
+        yield ExpectedQueue(name, "log", what, topic=topic.name, arguments=topic.arguments)
 
 
 def _of_group(group: GroupEntry, partitions: int | None, declared: Declared) -> Iterator[ExpectedQueue]:
     what = f"of group {group.group} of topic {group.topic}"
     if group.kind == "ordered":
         for index in range(partitions or 0):
-            yield ExpectedQueue(names.token_queue(group.topic, index, group.group), "work", f"a token {what}")
+            name = names.token_queue(group.topic, index, group.group)
+            yield ExpectedQueue(name, "work", f"a token {what}", arguments=names.TOKEN_ARGUMENTS)
     elif partitions != 0:
         if declared.queue(group.group) is None and group.routes:  # without routes it is a queue of another program
-            yield ExpectedQueue(names.work_queue(group.topic, group.group), "work", f"the events {what}", keys=())
+            name = names.work_queue(group.topic, group.group)
+            yield ExpectedQueue(name, "work", f"the events {what}", keys=(), arguments=names.WORK_ARGUMENTS)
             yield from _tiers(group, what)
-        suspects = names.suspects_queue(group.topic, group.group)
-        yield ExpectedQueue(suspects, "work", f"the events that may have killed their process, {what}")
+        name, which = names.suspects_queue(group.topic, group.group), "the events that may have killed their process"
+        yield ExpectedQueue(name, "work", f"{which}, {what}", arguments=names.WORK_ARGUMENTS)
 
 
 def _tiers(group: GroupEntry, what: str) -> Iterator[ExpectedQueue]:
@@ -54,7 +57,8 @@ def _tiers(group: GroupEntry, what: str) -> Iterator[ExpectedQueue]:
     for mark in sorted(set(group.routes) - bindings):  # such as "tier:bulk"
         tier = mark.partition(":")[2]
         name = names.work_queue(group.topic, group.group, tier)
-        yield ExpectedQueue(name, "work", f"the {tier} events {what}", keys=() if name in bound else None)
+        keys = () if name in bound else None
+        yield ExpectedQueue(name, "work", f"the {tier} events {what}", keys=keys, arguments=names.WORK_ARGUMENTS)
 
 
 def _declared(queue: Queue, topic: str | None) -> Iterator[ExpectedQueue]:

@@ -1,15 +1,17 @@
 """What the server says of itself and its objects, for `onward doctor`."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onward.brokers.rabbitmq.address import RabbitAddress
-from onward.brokers.rabbitmq.amqp import Connection
+from onward.brokers.rabbitmq.amqp import Channel, Connection
 from onward.brokers.rabbitmq.operate.management import ManagementApi, ManagementError
 from onward.brokers.rabbitmq.operate.policies import Policy, Role
 from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel
 from onward.brokers.rabbitmq.operate.routing import ExchangeRoute
 from onward.brokers.rabbitmq.operate.topology import Binding
+from onward.brokers.rabbitmq.server_errors import DIFFERS, explained
 
 _COLUMNS = (
     *("name", "type", "durable", "exclusive", "arguments", "state"),
@@ -30,6 +32,7 @@ class ExpectedQueue(NamedTuple):
     is_declared: bool = False  # by the application. Onward does not create it for the group that consumes it
     keys: tuple[str, ...] | None = None  # of its bindings; empty: any binding; None: it needs none
     topic: str = ""  # of which it is a partition
+    arguments: Mapping[str, Any] | None = None  # with which Onward declares it; None: they are not compared here
 
 
 class NodeFacts(NamedTuple):
@@ -95,6 +98,7 @@ class RabbitFacts(NamedTuple):
     managed: ManagedFacts | None
     unmanaged: str  # why there is no `managed`
     unmanaged_cure: str = ""
+    taken: Mapping[str, str] = {}  # by expected queue that another program has declared: how it differs
 
 
 async def gathered(
@@ -113,6 +117,7 @@ async def gathered(
     probe = ProbeChannel(connection)
     try:
         missing = [each.name for each in expected if each.is_created and not await probe.has_queue(each.name)]
+        taken = await _taken(probe, [each for each in expected if each.name not in missing])
     finally:
         await probe.close()
     return RabbitFacts(
@@ -125,7 +130,22 @@ async def gathered(
         missing,
         managed,
         *unmanaged,
+        taken=taken,
     )
+
+
+async def _taken(probe: ProbeChannel, existing: Iterable[ExpectedQueue]) -> dict[str, str]:
+    """The server compares an existing queue only when it is asked to declare it again. A user who may not do that gets
+    no comparison."""
+    found: dict[str, str] = {}
+    for each in existing:
+        if each.arguments is None:
+            continue
+        again = functools.partial(Channel.declare_queue, name=each.name, arguments=each.arguments)
+        refusal = await probe.refusal(again)
+        if refusal is not None and refusal.code == DIFFERS:
+            found[each.name] = explained(refusal, f"queue {each.name}")
+    return found
 
 
 def _why_and_cure(text: str) -> tuple[str, str]:
