@@ -131,6 +131,28 @@ async def test_an_unexpected_error_is_a_trouble_and_is_tried_again(
             assert not member.subscription.troubles()
 
 
+@played
+async def test_what_failed_is_no_trouble_once_another_member_has_the_partition(harness: RabbitHarness) -> None:
+    failing: list[TokenSearch] = []
+    real = TokenSearch.real
+
+    async def first_fails(search: TokenSearch, *args: Any) -> Any:
+        if not failing:
+            failing.append(search)
+        if search is failing[0]:
+            raise KeyError("surprise")
+        return await real(search, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenSearch, "real", first_fails)
+        async with brokers(harness) as opened:
+            one = await Member.join(await opened(), "orders", "group")
+            await one.until(lambda: "KeyError('surprise')" in "".join(one.subscription.troubles()))
+            two = await joined(await opened())
+            await one.until(lambda: not one.subscription.troubles())
+            assert not two.subscription.troubles()
+
+
 def _by(token: Token, awaits: Awaited) -> Token:
     return msgspec.structs.replace(token, fence=token.fence + 1, tenure="x:1", awaits=awaits)
 

@@ -152,6 +152,24 @@ async def test_a_token_that_the_server_refuses_is_a_loss_of_its_own_kind(harness
 
 
 @played
+async def test_a_token_whose_fate_is_unknown_because_its_connection_ended_is_not_refused(
+    harness: RabbitHarness,
+) -> None:
+    async with queue(harness), connected(harness) as other:
+        desk = await own(other)
+        harness.server.pause()
+        try:
+            writing = asyncio.ensure_future(desk.write(settled(desk, 7)))
+            await until(lambda: desk.tenure is not None and desk.tenure.sent is not None)
+            other.abandon("the peer is silent")
+            with pytest.raises(TokenLost) as raised:
+                await writing
+            assert not isinstance(raised.value, TokenRefused)
+        finally:
+            harness.server.resume()
+
+
+@played
 async def test_a_deleted_queue_is_a_loss(harness: RabbitHarness) -> None:
     async with queue(harness) as connection:
         desk = await own(connection)

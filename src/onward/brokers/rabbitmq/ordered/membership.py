@@ -130,7 +130,7 @@ class OrderedMembership:
         found += [share.presence.trouble for share in list(self._shares.values()) if share.presence.trouble]
         for seat in list(self._seats.values()):
             reader = seat.tenancy.reader if seat.tenancy is not None else None
-            if why := seat.trouble if reader is None else reader.trouble:
+            if why := seat.trouble.why if reader is None else reader.trouble:
                 found.append(f"{seat.partition} of group {self.group} stands still: {why}")
         return found
 
@@ -270,6 +270,7 @@ class OrderedMembership:
         if state.is_open:
             for seat in self._seats.values():
                 self._tasks.keep(seat.partition, functools.partial(seat.run, connection))
+                seat.look()
             for share in self._shares.values():
                 self._rebalance(share)
         else:

@@ -13,6 +13,7 @@ from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError, ChannelClosed, Connection
 from onward.brokers.rabbitmq.ordered.group_start import delete_silent
 from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold
+from onward.brokers.rabbitmq.ordered.seat_trouble import SeatTrouble
 from onward.brokers.rabbitmq.ordered.tenancy import Tenancy
 from onward.brokers.rabbitmq.ordered.tenancy_parts import TenancyParts
 from onward.brokers.rabbitmq.ordered.token import Token, wait_note
@@ -26,7 +27,6 @@ log = logging.getLogger("onward")
 
 _PAUSE_S = 0.05  # before standing by again
 _PASS_PAUSE_S = 0.2
-_FAULT_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _LONG_WAIT_S = 30.0  # a wait for the last owner that the operator should know of
 # A queue whose leader has died is silent until the others have elected a new one, so replace it only after a while. But
 # about a minute after a consume that the queue did not answer, the server closes the connection.
@@ -76,11 +76,9 @@ class KnownQueue:
 
 
 class TokenSeat:
-    """`trouble`: why nothing of this partition is delivered."""
-
     def __init__(self, partition: Partition, office: SeatOffice, parts: TenancyParts) -> None:
         self.partition = partition
-        self.trouble = ""
+        self.trouble = SeatTrouble(partition, parts.group)
         self.tenancy: Tenancy | None = None
         self._office = office
         self._parts = parts
@@ -88,7 +86,6 @@ class TokenSeat:
         self._is_taking = False
         self._known = KnownQueue()
         self._passes: list[float] = []
-        self._faults = 0
 
     @property
     def _queue(self) -> str:
@@ -116,6 +113,11 @@ class TokenSeat:
             return None
         return self.tenancy.hold
 
+    def look(self) -> None:
+        """What has failed here is no trouble once another member has the partition."""
+        if not self.is_busy and self._office.is_claimed_elsewhere(self.partition):
+            self.trouble.clear_all()
+
     async def run(self, connection: Connection) -> None:
         """Until the connection ends, the member takes no more partitions, or the task is cancelled."""
         self._known.silent_since = None
@@ -126,30 +128,19 @@ class TokenSeat:
                 pause_s = await self._silent(connection, silent.why)
             except TokenLost as lost:
                 log.debug("RabbitMQ: %s stands by again: %s", self.partition, lost.why)
-                pause_s = self._fault(lost.why) if isinstance(lost, TokenRefused) else _PAUSE_S
+                pause_s = self.trouble.fault(lost.why) if isinstance(lost, TokenRefused) else _PAUSE_S
             except ChannelClosed as error:
-                pause_s = self._fault(explained(error, f"queue {self._queue}"))
+                pause_s = self.trouble.fault(explained(error, f"queue {self._queue}"))
                 if is_missing(error):
                     pause_s = await self._declared()
             except BrokerError as error:
-                pause_s = self._fault(str(error))
+                pause_s = self.trouble.fault(str(error))
             except AmqpError:
                 return  # the connection has ended
             except Exception as error:
                 log.exception("RabbitMQ: %s of group %s failed", self.partition, self._parts.group)
-                pause_s = self._fault(f"unexpected error, tried again: {error!r}; the log has its traceback")
+                pause_s = self.trouble.fault(f"unexpected error, tried again: {error!r}; the log has its traceback")
             await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s)
-
-    def _fault(self, why: str) -> float:
-        """Returns how long to pause."""
-        self._warn(why)
-        self._faults += 1
-        return min(_LONGEST_PAUSE_S, _FAULT_PAUSE_S * self._faults)
-
-    def _warn(self, why: str) -> None:
-        if why != self.trouble:
-            self.trouble = why
-            log.warning("RabbitMQ: %s of group %s: %s", self.partition, self._parts.group, why)
 
     async def _silent(self, connection: Connection, why: str) -> float:
         """The server forgets a quorum queue if it is killed in the first seconds of it. The queue exists, but it never
@@ -162,11 +153,13 @@ class TokenSeat:
         if self._known.silent_since is None:
             self._known.silent_since = now
         if now < self._known.silent_since + _SILENT_S or not self._office.may_replace(self.partition):
-            return self._fault(f"{why}; if this lasts and its node runs, a member deletes it and creates it again")
+            return self.trouble.fault(
+                f"{why}; if this lasts and its node runs, a member deletes it and creates it again"
+            )
         try:
             await delete_silent(connection, self._queue)
         except (AmqpError, BrokerError) as error:
-            return self._fault(str(error))
+            return self.trouble.fault(str(error))
         log.error(
             "RabbitMQ: %s of group %s: queue %s did not answer and is created again; its messages could not be read. "
             "The group goes on from the progress that the last owner noted, so some events run again",
@@ -178,13 +171,14 @@ class TokenSeat:
     def _answered(self) -> None:
         """The queue answers again."""
         if self._known.is_doubtful:
-            self.trouble, self._known = "", KnownQueue()
+            self.trouble.clear()
+            self._known = KnownQueue()
 
     async def _declared(self) -> float:
         try:
             await self._office.queue_is_missing(self.partition)
         except (AmqpError, BrokerError) as error:
-            return self._fault(str(error))
+            return self.trouble.fault(str(error))
         self._known.is_new = True
         return _PAUSE_S
 
@@ -248,14 +242,14 @@ class TokenSeat:
             )
         finally:
             if self.standing is not None:
-                self.trouble = ""  # it was the owner, or has waited for the last one
+                self.trouble.clear()  # it was the owner, or has waited for the last one
             if self.tenancy is not None and self.tenancy.reader is not None:
-                self.trouble, self._faults = "", 0
+                self.trouble.clear_all()
             await found.aside.close()
 
     def _wait_s(self, token: Token) -> float:
         """How long to wait for the last owner, from the moment its token was found. A long wait is a trouble."""
         waits_s = self._office.wait_s(self.partition, token)
         if token.awaits is not None and waits_s > _LONG_WAIT_S:
-            self._warn(wait_note(token.awaits, waits_s))
+            self.trouble.warn(wait_note(token.awaits, waits_s))
         return waits_s

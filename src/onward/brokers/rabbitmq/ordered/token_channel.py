@@ -211,12 +211,14 @@ class TokenChannel:
                 self.lose(reaction.why)
 
     def _answered(self, answers: list[PublishAnswer]) -> None:
-        """A confirm proves nothing, because the server also confirms the token of a former owner. A refusal counts."""
+        """A confirm proves nothing, because the server also confirms the token of a former owner. A refusal counts, but
+        not the answer that nothing is known because the channel has ended."""
         for answer in answers:
             if answer.why is None:
                 self._answers.heard()
             else:
-                self.lose(f"the server did not store the token in {self.queue}: {answer.why}", TokenRefused)
+                kind = TokenLost if answer.unknown and self._channel.is_closed else TokenRefused
+                self.lose(f"the server did not store the token in {self.queue}: {answer.why}", kind)
 
     def _cancelled(self) -> None:
         self.lose(f"the server cancelled the consumer of {self.queue}, or the queue was deleted")
