@@ -19,6 +19,7 @@ from onward.brokers.rabbitmq.aside.aside_entries import (
     fence_entry,
     move_entry,
     next_entry,
+    owned_entry,
     record_entry,
 )
 from onward.brokers.rabbitmq.aside.aside_fold import AsideFold
@@ -154,6 +155,23 @@ class TestFold:
         fold = self.fold([AsideEntry(OPEN)], [junk[0], record_entry(record(1), 0), *junk[1:]])
         assert [offset for offset, _ in fold.faults] == [1, 1, 1, 1]
         assert list(fold.table.rows) == [record(1).id]
+
+    @pytest.mark.parametrize("fence", [1 << 62, 1 << 63, (1 << 64) - 1])
+    def test_a_fence_that_no_owner_can_have_has_no_effect(self, fence: int) -> None:
+        """The owner that follows could not write a higher one."""
+        fold = self.fold([fence_entry(fence), fence_entry(3)], [AsideEntry(OPEN)])
+        assert not fold.apply([fence_entry(fence)], 2)
+        assert not fold.apply([owned_entry(b"", fence)], 3)
+        assert (fold.table.fence, fold.facts.witnessed) == (3, None)
+        assert [offset for offset, _ in fold.faults] == [0, 2, 3]
+        assert fold.apply([fence_entry(4)], 4)
+
+    def test_after_the_largest_fence_each_next_owner_is_still_one_higher(self) -> None:
+        fold = self.fold([AsideEntry(OPEN)], [fence_entry((1 << 62) - 1)])
+        assert fold.apply([fence_entry(1 << 62)], 2)
+        assert fold.apply([fence_entry((1 << 62) + 1)], 3)
+        assert not fold.apply([fence_entry((1 << 62) + 3)], 4)
+        assert fold.table.fence == (1 << 62) + 1
 
     def test_a_short_generation_is_not_rewritten(self) -> None:
         fold = self.fold([AsideEntry(OPEN)])

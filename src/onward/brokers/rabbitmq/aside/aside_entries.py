@@ -21,6 +21,8 @@ NEXT = "!next:"
 OPEN = "!open"
 OUTCOMES = "!outcomes"
 
+_LARGEST_FENCE = 1 << 62  # no owner comes so far, so an entry with a fence from here on is damaged or forged
+_LARGEST_COPIED = 1 << 63
 BATCH_BYTES = 65_536  # entries of one message, unless a single one is larger
 _ENTRY_BYTES = 40  # of an entry around its key and its value, at most
 _GENERATION_BITS = 24
@@ -44,6 +46,14 @@ class AsideEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     value: bytes | None = None
     fence: int = 0
     copied: bool = False
+
+
+def fence_fault(entry: AsideEntry, seen: int) -> str:
+    """Why the fence of this entry is damaged or forged; empty: it is not. `seen`: the highest fence before it.
+
+    Even after a forged fence just below the limit, each next owner is allowed one more, so none is shut out."""
+    limit = _LARGEST_COPIED if entry.copied else max(_LARGEST_FENCE, seen + 2)
+    return "" if entry.fence < limit else f"no owner has the fence {entry.fence}"
 
 
 class EntryBatch(msgspec.Struct, frozen=True, array_like=True):

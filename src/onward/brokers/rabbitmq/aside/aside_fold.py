@@ -25,6 +25,7 @@ from onward.brokers.rabbitmq.aside.aside_entries import (
     chain_offset,
     entry_bytes,
     fence_entry,
+    fence_fault,
     generation_and_offset,
     outcomes_entry,
     outcomes_of,
@@ -160,6 +161,9 @@ class AsideFold:
         return length.bytes >= _LONG_BYTES and length.bytes > _GROWN * sum(row.size for row in rows.values())
 
     def _apply(self, entry: AsideEntry, offset: int) -> bool:
+        if fault := fence_fault(entry, max(self.table.fence, self._deferred.fence)):
+            self.faults.append((offset, fault))
+            return False
         if entry.copied:
             self._copied(entry, offset)
         elif entry.key == OPEN:
