@@ -12,6 +12,8 @@ import pytest
 
 from onward.brokers.base import Assigned, Fenced, Supervised
 from onward.brokers.rabbitmq import names
+from onward.brokers.rabbitmq.amqp import Outbound
+from onward.brokers.rabbitmq.aside import aside_entries
 from onward.brokers.rabbitmq.ordered import group_start
 from onward.brokers.rabbitmq.ordered.membership import OrderedMembership, SeatDesk
 from onward.brokers.rabbitmq.ordered.token import Anchor, Awaited, Token
@@ -22,7 +24,17 @@ from onward.event import Partition
 from onward.testing.scenario import Member
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
 from tests.brokers.rabbitmq.stage import played
-from tests.brokers.rabbitmq.token_stage import LEASE_S, brokers, connected, emptied, event, joined, peeked, write
+from tests.brokers.rabbitmq.token_stage import (
+    LEASE_S,
+    PERSISTENT,
+    brokers,
+    connected,
+    emptied,
+    event,
+    joined,
+    peeked,
+    write,
+)
 
 __all__ = ["harness"]
 
@@ -129,6 +141,29 @@ async def test_an_unexpected_error_is_a_trouble_and_is_tried_again(
             await member.hold(1)
             await member.take(1)
             assert not member.subscription.troubles()
+
+
+@played
+async def test_a_token_of_a_later_version_is_a_trouble_that_names_its_queue(
+    harness: RabbitHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        broker = await opened()
+        await (await joined(broker)).subscription.close()
+        channel = await connection.channel()
+        await channel.confirm_select()
+        later = msgspec.msgpack.encode({"onward": "later"})
+        assert await channel.publish([Outbound("", QUEUE, PERSISTENT, later)]) == [None]
+        member = await Member.join(broker, "orders", "group")
+        await member.until(lambda: f"queue {QUEUE} has a token of a later version" in _troubles(member))
+        assert "Upgrade this member" in _troubles(member)
+        assert "Upgrade this member" in caplog.text
+        harness.server.delete_queue(harness.vhost, QUEUE)
+        await member.hold(1)
+
+
+def _troubles(member: Member) -> str:
+    return "".join(member.subscription.troubles())
 
 
 @played
@@ -253,6 +288,29 @@ async def test_a_group_whose_first_token_is_gone_starts_where_it_should(harness:
         again = await joined(broker)
         await again.take(3)
         assert again.values == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fence", [(1 << 62) - 1, 1 << 62, (1 << 64) - 1])
+@played
+async def test_a_forged_fence_in_the_aside_stops_no_partition(harness: RabbitHarness, fence: int) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        broker = await opened()
+        member = await taken(broker, 4)
+        await member.subscription.close()
+        channel = await connection.channel()
+        await channel.confirm_select()
+        stream = names.aside_stream("orders", "group", 0, 0)
+        forged = aside_entries.encoded("evil", 0, [aside_entries.fence_entry(fence)])
+        assert await channel.publish([Outbound("", stream, PERSISTENT, forged)]) == [None]
+        for n in (4, 5):  # two owners, one after the other
+            await broker.publish([event("orders", n)])
+            await _owned_once(broker, n)
+
+
+async def _owned_once(broker: Any, n: int) -> None:
+    member = await joined(broker)
+    await member.until(lambda: n in member.values)
+    await member.subscription.close()
 
 
 async def _created(broker: Any, connection: Any) -> None:

@@ -123,7 +123,7 @@ def test_a_probe_that_another_member_had_first_is_no_proof() -> None:
 
 
 def test_a_token_of_a_later_version_is_not_replaced() -> None:
-    assert Feed(Takeover(PROBE))(Stray(is_newer=True)).step is TokenStep.LOST
+    assert Feed(Takeover(PROBE))(Stray(is_newer=True)).step is TokenStep.LATER
 
 
 def test_many_leftovers_are_acknowledged_but_never_the_newest_token() -> None:
@@ -333,5 +333,20 @@ def test_the_model_knows_leases_that_are_longer_than_a_step() -> None:
 
 def test_a_token_with_an_impossible_fence_is_no_token() -> None:
     """Its successor could not be encoded, and the partition would stand still."""
-    assert decoded(encoded(token(fence=(1 << 62) + 1))) == Stray(is_newer=False)
-    assert decoded(encoded(token(number=(1 << 62) + 1))) == Stray(is_newer=False)
+    assert decoded(encoded(token(fence=1 << 63))) == Stray(is_newer=False)
+    assert decoded(encoded(token(number=1 << 63))) == Stray(is_newer=False)
+
+
+@pytest.mark.parametrize("order", [(1 << 61, 0), (1 << 62, 0), (0, 1 << 61)])
+def test_a_new_owner_does_not_go_on_from_a_token_without_room_above_it(order: tuple[int, int]) -> None:
+    search = Takeover(PROBE)
+    feed = Feed(search)
+    feed(token(*order))
+    feed(token(3, 7))
+    assert feed(PROBE).step is TokenStep.FOUND
+    assert search.newest == token(3, 7)
+
+
+def test_the_claim_after_the_largest_token_is_read_back() -> None:
+    claim = token(fence=(1 << 61) - 1).claimed(ME)
+    assert decoded(encoded(claim)) == claim

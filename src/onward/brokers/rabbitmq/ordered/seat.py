@@ -17,7 +17,7 @@ from onward.brokers.rabbitmq.ordered.seat_trouble import SeatTrouble
 from onward.brokers.rabbitmq.ordered.tenancy import Tenancy
 from onward.brokers.rabbitmq.ordered.tenancy_parts import TenancyParts
 from onward.brokers.rabbitmq.ordered.token import Token, wait_note
-from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost, TokenRefused, TokenSilent
+from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLater, TokenLost, TokenRefused, TokenSilent
 from onward.brokers.rabbitmq.ordered.token_search import TokenSearch
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.errors import BrokerError
@@ -128,7 +128,7 @@ class TokenSeat:
                 pause_s = await self._silent(connection, silent.why)
             except TokenLost as lost:
                 log.debug("RabbitMQ: %s stands by again: %s", self.partition, lost.why)
-                pause_s = self.trouble.fault(lost.why) if isinstance(lost, TokenRefused) else _PAUSE_S
+                pause_s = self.trouble.fault(lost.why) if isinstance(lost, TokenRefused | TokenLater) else _PAUSE_S
             except ChannelClosed as error:
                 pause_s = self.trouble.fault(explained(error, f"queue {self._queue}"))
                 if is_missing(error):

@@ -22,6 +22,7 @@ class TokenStep(Enum):
     PROBE = "send the probe"
     FOUND = "the newest token is known"
     STORED = "the token that was written last is stored"
+    LATER = "the queue has a token of a later version, which must not be replaced"
     LOST = "another member may be the owner"
 
 
@@ -59,11 +60,10 @@ class Takeover:
         message = arrival.message
         if isinstance(message, Stray):
             if message.is_newer:
-                return _lost("the token is of a later version of Onward; update this process")
+                return Reaction(TokenStep.LATER)
         elif isinstance(message, Token):
-            best = newer(self.newest, message)
-            if best is not self.newest:
-                self.newest, self._newest_tag = best, arrival.tag
+            if message.has_room:
+                self._compare(message, arrival.tag)
         elif message == self.probe:
             if arrival.redelivered:  # returned messages come first, so it says nothing about those behind it
                 return _lost("the probe was delivered to another member first")
@@ -72,6 +72,11 @@ class Takeover:
             self._probed = True
             return Reaction(TokenStep.PROBE)
         return Reaction(acks=self._spare())
+
+    def _compare(self, token: Token, tag: int) -> None:
+        best = newer(self.newest, token)
+        if best is not self.newest:
+            self.newest, self._newest_tag = best, tag
 
     def _spare(self) -> tuple[int, ...]:
         """If many messages are unacknowledged: all but the newest token."""

@@ -15,7 +15,8 @@ import msgspec
 
 _DRIFT = 1.01  # two clocks that measure the same lease may differ by this factor
 LONGEST_LEASE_S = 3_600.0  # a token with a longer one is damaged or forged
-_LARGEST = 1 << 62  # fence or number; a token with a larger one is damaged or forged
+_LARGEST_FOUND = 1 << 61  # fence or number. No group comes so far: a token from here on is damaged or forged
+_LARGEST = 1 << 63  # what follows a token that was just below stays far below this
 _ANCHORS = 8
 _SPREAD = 8  # each older anchor is up to this many times as far back as the one before
 
@@ -63,6 +64,11 @@ class Token(msgspec.Struct, frozen=True, tag="token", tag_field="onward", omit_d
     def is_clean(self) -> bool:
         return self.awaits is None
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a new owner may go on from it. Its own tokens are higher, and must still be read back."""
+        return max(self.order) < _LARGEST_FOUND
+
     def claimed(self, tenure: str) -> "Token":
         """The claim of a new owner, which has not started any event."""
         return msgspec.structs.replace(self, fence=self.fence + 1, tenure=tenure)
@@ -106,7 +112,7 @@ def decoded(body: bytes) -> TokenMessage:
         message = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return Stray(is_newer=_is_ours(body))
-    return Stray(is_newer=False) if isinstance(message, Token) and max(message.order) > _LARGEST else message
+    return Stray(is_newer=False) if isinstance(message, Token) and max(message.order) >= _LARGEST else message
 
 
 def _is_ours(body: bytes) -> bool:

@@ -39,6 +39,10 @@ class TokenSilent(TokenLost):
     """The queue neither delivers nor confirms. The server may have forgotten it."""
 
 
+class TokenLater(TokenLost):
+    """This version cannot read the token."""
+
+
 class QueueAnswers:
     """Whether the queue answers what it is asked."""
 
@@ -207,6 +211,12 @@ class TokenChannel:
                 self._stop_timer()
                 if not self._waiter.done():
                     self._waiter.set_result(None)
+            case TokenStep.LATER:
+                self.lose(
+                    f"queue {self.queue} has a token of a later version of Onward. Upgrade this member; if no member "
+                    "has a later version, another program wrote it: remove this message from the queue",
+                    TokenLater,
+                )
             case TokenStep.LOST:
                 self.lose(reaction.why)
 

@@ -109,7 +109,7 @@ class TokenSearch:
             "after that run again. Check that no policy limits or expires the messages of its queue",
             *(self._partition, self._parts.group, token.watermark),
         )
-        return msgspec.structs.replace(token, fence=fence)
+        return msgspec.structs.replace(token, fence=fence, number=0)
 
     def _of_this_topic(self, token: Token) -> Token:
         """If the topic was deleted and created again, the progress does not count."""
@@ -123,7 +123,9 @@ class TokenSearch:
 
 
 def _witness(aside: AsideStream) -> Token | None:
+    """With the fence of its entry, which was checked."""
     if aside.witnessed is None:
         return None
-    token = decoded(aside.witnessed[1])
-    return token if isinstance(token, Token) else None
+    fence, body = aside.witnessed
+    token = decoded(body)
+    return msgspec.structs.replace(token, fence=fence) if isinstance(token, Token) else None
