@@ -16,6 +16,7 @@ from onward.brokers.rabbitmq.amqp import Outbound
 from onward.brokers.rabbitmq.aside import aside_entries
 from onward.brokers.rabbitmq.ordered import group_start
 from onward.brokers.rabbitmq.ordered.membership import OrderedMembership, SeatDesk
+from onward.brokers.rabbitmq.ordered.seat import TokenSeat
 from onward.brokers.rabbitmq.ordered.token import Anchor, Awaited, Token
 from onward.brokers.rabbitmq.ordered.token_search import TokenSearch
 from onward.clock import now
@@ -162,6 +163,50 @@ async def test_a_token_of_a_later_version_is_a_trouble_that_names_its_queue(
         await member.hold(1)
 
 
+@played
+async def test_a_partition_whose_token_queue_another_program_consumes_is_a_trouble(
+    harness: RabbitHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        broker = await opened()
+        await (await joined(broker)).subscription.close()
+        channel = await connection.channel()
+        await channel.consume(QUEUE, lambda messages: None)
+        member = await Member.join(broker, "orders", "group")
+        await member.until(lambda: "list_consumers" in _troubles(member))
+        assert f"stands by at queue {QUEUE}" in _troubles(member)
+        await channel.close()
+        await member.hold(1)
+        await member.until(lambda: not member.subscription.troubles())
+        assert caplog.text.count("list_consumers") == 1
+
+
+@pytest.mark.parametrize(
+    ("is_claimed", "is_busy", "standing", "is_sure", "is_trouble"),
+    [
+        (False, False, None, True, True),
+        (False, True, None, True, True),  # it tries, and does not become the owner
+        (False, True, (1, 0), True, False),  # the owner, or the next one, which waits for the last one
+        (True, False, None, True, False),
+        (False, False, None, False, False),
+    ],
+)
+def test_a_partition_without_an_owner_for_several_leases_is_a_trouble(
+    is_claimed: bool, is_busy: bool, standing: tuple[int, int] | None, is_sure: bool, is_trouble: bool
+) -> None:
+    office: Any = SimpleNamespace(is_claimed_elsewhere=lambda partition: is_claimed)
+    parts: Any = SimpleNamespace(group="group", settings=SimpleNamespace(lease_s=LEASE_S))
+    seat = TokenSeat(Partition("orders", 0), office, parts)
+    seat._is_taking = is_busy
+    tenancy: Any = SimpleNamespace(standing=standing)
+    seat.tenancy = tenancy
+    seat.look(0.0, is_sure=is_sure)
+    seat.look(2 * LEASE_S, is_sure=is_sure)
+    assert not seat.trouble.why
+    seat.look(4 * LEASE_S, is_sure=is_sure)
+    assert bool(seat.trouble.why) is is_trouble
+
+
 def _troubles(member: Member) -> str:
     return "".join(member.subscription.troubles())
 
@@ -223,7 +268,7 @@ async def test_a_late_lower_token_does_not_disturb_the_owner(harness: RabbitHarn
 
 @played
 async def test_a_token_queue_that_is_deleted_while_it_is_consumed_costs_repeats_and_no_event(
-    harness: RabbitHarness,
+    harness: RabbitHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with brokers(harness) as opened:
         broker = await opened()
@@ -236,6 +281,7 @@ async def test_a_token_queue_that_is_deleted_while_it_is_consumed_costs_repeats_
         await member.until(lambda: "token is not in its queue" in "".join(member.subscription.troubles()))
         await member.hold(1)
         assert now() - missed > 2 * LEASE_S, "the token was not looked for"
+        assert caplog.text.count("token is not in its queue") == 1, "the same problem is logged more than once"
         again = next(iter(member.assigned.values()))
         assert again.unclean
         assert (again.fence or 0) > fence

@@ -28,6 +28,11 @@ class FairShare:
         """Whether another live member has this partition."""
         return any(index in note.held for note in self.presence.notes().values())
 
+    def look(self, now: float, *, is_sure: bool) -> None:
+        """Find out which partitions have no owner. `is_sure`: this member stands by, and the server takes its notes."""
+        for seat in self._seats:
+            seat.look(now, is_sure=is_sure and not self.presence.trouble)
+
     def wake(self) -> None:
         """Members may be known to be gone: those who wait for them look again."""
         for seat in self._seats:

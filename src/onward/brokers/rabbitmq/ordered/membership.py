@@ -270,7 +270,6 @@ class OrderedMembership:
         if state.is_open:
             for seat in self._seats.values():
                 self._tasks.keep(seat.partition, functools.partial(seat.run, connection))
-                seat.look()
             for share in self._shares.values():
                 self._rebalance(share)
         else:
@@ -279,6 +278,7 @@ class OrderedMembership:
                 seat.withdraw()
         for share in self._shares.values():
             self._tasks.keep(share.presence, functools.partial(share.presence.stay, connection))
+            share.look(now, is_sure=state.is_open and state.alarm is None)
             share.wake()
         for reader in tuple(self._parts.stalled):
             reader.resume()

@@ -78,7 +78,7 @@ class KnownQueue:
 class TokenSeat:
     def __init__(self, partition: Partition, office: SeatOffice, parts: TenancyParts) -> None:
         self.partition = partition
-        self.trouble = SeatTrouble(partition, parts.group)
+        self.trouble = SeatTrouble(partition, parts.group, parts.settings.lease_s)
         self.tenancy: Tenancy | None = None
         self._office = office
         self._parts = parts
@@ -113,14 +113,22 @@ class TokenSeat:
             return None
         return self.tenancy.hold
 
-    def look(self) -> None:
-        """What has failed here is no trouble once another member has the partition."""
-        if not self.is_busy and self._office.is_claimed_elsewhere(self.partition):
+    def look(self, now: float, *, is_sure: bool) -> None:
+        """Find out whether the partition has an owner. `is_sure`: this member stands by, and hears the others.
+
+        What has failed here is no trouble once another member has the partition."""
+        is_claimed = self._office.is_claimed_elsewhere(self.partition)
+        if is_claimed and not self.is_busy:
             self.trouble.clear_all()
+        if is_claimed or self.standing is not None or not is_sure:
+            self.trouble.occupied()
+        else:
+            self.trouble.vacant(now, self._queue)
 
     async def run(self, connection: Connection) -> None:
         """Until the connection ends, the member takes no more partitions, or the task is cancelled."""
         self._known.silent_since = None
+        self.trouble.occupied()
         while not connection.is_closed and self._office.is_open:
             try:
                 pause_s = await self._live(connection)
@@ -128,6 +136,7 @@ class TokenSeat:
                 pause_s = await self._silent(connection, silent.why)
             except TokenLost as lost:
                 log.debug("RabbitMQ: %s stands by again: %s", self.partition, lost.why)
+                self.trouble.lost(lost.why)
                 pause_s = self.trouble.fault(lost.why) if isinstance(lost, TokenRefused | TokenLater) else _PAUSE_S
             except ChannelClosed as error:
                 pause_s = self.trouble.fault(explained(error, f"queue {self._queue}"))
