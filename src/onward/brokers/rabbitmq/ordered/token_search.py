@@ -94,11 +94,11 @@ class TokenSearch:
             return self._parts.first_token(self._partition)  # no owner was ever there
         if self._missing_since is None:
             self._missing_since = now
-        wait_s = self._missing_since + _LEASES * self._parts.settings.lease_s - now
-        if wait_s > 0:
-            raise TokenMissing(
-                "its token is not in its queue; it was deleted, or a consumer has it. If it is not back in "
-                f"{wait_s:.0f} s, the group goes on from the progress that the last owner noted"
+        wait_s = _LEASES * self._parts.settings.lease_s
+        if now < self._missing_since + wait_s:
+            raise TokenMissing(  # the same text each time, so that it is logged once
+                "its token is not in its queue; it was deleted, or a consumer has it. If it is missing for "
+                f"{wait_s:g} s, the group goes on from the progress that the last owner noted"
             )
         token = _witness(aside) or newest or self._parts.first_token(self._partition)
         if newest is not None:
