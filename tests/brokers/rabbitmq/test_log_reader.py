@@ -105,6 +105,28 @@ async def test_large_and_small_events_arrive_once_and_in_order(harness: RabbitHa
 
 @pytest.mark.servers
 @played
+async def test_a_stream_that_was_deleted_is_one_error_with_its_name_and_the_cure(
+    harness: RabbitHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with brokers(harness) as opened:
+        broker = await opened()
+        await broker.publish([event("orders", 0)])
+        member = await joined(broker)
+        await member.take(1)
+        harness.server.delete_queue(harness.vhost, STREAM)
+        await member.until(lambda: "await app.broker.drop_topic('orders')" in "".join(member.subscription.troubles()))
+        errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+        assert len(errors) == 1
+        assert f"stream {STREAM} does not exist: it was deleted, with its events" in errors[0]
+        await member.subscription.close()
+        await broker.drop_topic("orders")
+        await broker.publish([event("orders", 1)])
+        again = await joined(broker)
+        await again.take(1)
+
+
+@pytest.mark.servers
+@played
 async def test_a_reader_waits_for_room_and_goes_on(harness: RabbitHarness) -> None:
     async with brokers(harness) as opened:
         broker = await opened()

@@ -485,6 +485,19 @@ async def test_a_closed_connection_fences_and_the_member_comes_back(harness: Rab
         assert not await member.settle()
 
 
+@played
+async def test_a_member_that_takes_a_partition_whose_stream_was_deleted_names_the_stream(
+    harness: RabbitHarness,
+) -> None:
+    async with brokers(harness) as opened:
+        member = await taken(await opened(), 3)
+        stream = names.stream("orders", 0)
+        harness.server.delete_queue(harness.vhost, stream)
+        await asyncio.to_thread(_close_connections, harness)
+        await member.until(lambda: any(isinstance(each, Fenced) for each in member.history))
+        await member.until(lambda: f"stream {stream} does not exist: it was deleted" in _troubles(member))
+
+
 def _close_connections(harness: RabbitHarness) -> None:
     deadline = time.monotonic() + 20
     while not harness.server.close_connections(harness.vhost):

@@ -16,7 +16,7 @@ from onward.brokers.rabbitmq.ordered.log_anchors import LogVerdict, mark_of
 from onward.brokers.rabbitmq.ordered.log_start import checked
 from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold, OrderedHoldings
 from onward.brokers.rabbitmq.ordered.token import Token
-from onward.brokers.rabbitmq.server_errors import explained
+from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.brokers.rabbitmq.stream_reader import EmptyStream, consuming, end_of
 from onward.errors import BrokerError
 from onward.event import Delivery, Partition
@@ -28,6 +28,14 @@ _MOST_PREFETCH = 500
 _ROOM_BYTES = 4 << 20  # of messages that may be under way
 _SILENT_S = 30.0  # then ask whether the log has more
 _AHEAD = 1_000  # events to read ahead in a partition that is paused
+
+
+def deleted(partition: Partition) -> str:
+    """What an operator must do about a partition whose stream is gone."""
+    return (
+        f"stream {names.stream(*partition)} does not exist: it was deleted, with its events. Stop the applications of "
+        f"the topic, drop it (await app.broker.drop_topic({partition.topic!r})), and start them again to create it"
+    )
 
 
 def fitting_prefetch(mean_bytes: float) -> int:
@@ -161,10 +169,15 @@ class PartitionReader:
         return True
 
     def _report(self, error: AmqpError | BrokerError) -> None:
-        why = explained(error, names.stream(*self.partition)) if isinstance(error, AmqpError) else str(error)
+        is_deleted = isinstance(error, AmqpError) and is_missing(error)
+        if is_deleted:
+            why = deleted(self.partition)
+        else:
+            why = explained(error, names.stream(*self.partition)) if isinstance(error, AmqpError) else str(error)
         if why != self.trouble:
             self.trouble = why
-            log.warning("RabbitMQ: %s cannot be read, trying again: %s", self.partition, why)
+            level = logging.ERROR if is_deleted else logging.WARNING
+            log.log(level, "RabbitMQ: %s cannot be read, trying again: %s", self.partition, why)
 
     # -- called by the channel --------------------------------------------------------------------------------------
 

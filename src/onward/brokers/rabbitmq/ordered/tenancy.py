@@ -16,14 +16,15 @@ from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import AmqpError, Connection
 from onward.brokers.rabbitmq.aside.aside_log import AsideLost
 from onward.brokers.rabbitmq.ordered.log_anchors import AnchorTrail, LogVerdict
-from onward.brokers.rabbitmq.ordered.log_reader import PartitionReader
-from onward.brokers.rabbitmq.ordered.log_start import checked
+from onward.brokers.rabbitmq.ordered.log_reader import PartitionReader, deleted
+from onward.brokers.rabbitmq.ordered.log_start import LogStart, checked
 from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold, OrderedOwn
 from onward.brokers.rabbitmq.ordered.tenancy_parts import TenancyParts
 from onward.brokers.rabbitmq.ordered.token import Awaited, Token, encoded
 from onward.brokers.rabbitmq.ordered.token_channel import TokenChannel, TokenLost
 from onward.brokers.rabbitmq.ordered.token_search import FoundToken
 from onward.brokers.rabbitmq.ordered.write_orders import WriteOrders
+from onward.brokers.rabbitmq.server_errors import is_missing
 from onward.errors import BrokerError
 from onward.event import Partition
 
@@ -190,7 +191,7 @@ class Tenancy:
 
     async def _begin(self) -> None:
         desk, aside, base = self._desk, self._found.aside, self._found.token
-        start = await desk.unless_lost(checked(self._connection, names.stream(*self.partition), desk.held))
+        start = await desk.unless_lost(self._start())
         if start.note:
             log.error("RabbitMQ: %s, group %s: %s", self.partition, self._parts.group, start.note)
         token = msgspec.structs.replace(start.token, awaits=self._me)
@@ -215,6 +216,14 @@ class Tenancy:
         self.reader = PartitionReader(self.hold, self._parts.holdings, self._parts.stalled, desk.lose)
         self.reader.start(self._connection, is_empty=start.is_empty)
         self._parts.holdings.add(self.hold)
+
+    async def _start(self) -> LogStart:
+        try:
+            return await checked(self._connection, names.stream(*self.partition), self._desk.held)
+        except AmqpError as error:
+            if is_missing(error):
+                raise BrokerError(deleted(self.partition)) from error
+            raise
 
     def _moved(self, moves: Sequence[AppliedMove]) -> None:
         hold = self.hold
