@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from onward.brokers.base import Assigned, Fenced, Supervised
+from onward.brokers.base import AsideRecord, Assigned, Fenced, Supervised
 from onward.brokers.rabbitmq import names
 from onward.brokers.rabbitmq.amqp import Outbound
 from onward.brokers.rabbitmq.aside import aside_entries
@@ -23,6 +23,7 @@ from onward.clock import now
 from onward.errors import BrokerError, GroupDropped
 from onward.event import Partition
 from onward.testing.scenario import Member
+from onward.testing.shared_members import dead, set_aside
 from tests.brokers.rabbitmq.harness import RabbitHarness, harness
 from tests.brokers.rabbitmq.stage import played
 from tests.brokers.rabbitmq.token_stage import (
@@ -357,6 +358,35 @@ async def _owned_once(broker: Any, n: int) -> None:
     member = await joined(broker)
     await member.until(lambda: n in member.values)
     await member.subscription.close()
+
+
+@played
+async def test_an_aside_whose_name_another_program_took_for_a_while_is_created_again(harness: RabbitHarness) -> None:
+    async with brokers(harness) as opened, connected(harness) as connection:
+        broker = await opened()
+        await broker.publish([event("orders", n) for n in range(3)])
+        member = await joined(broker)
+        await member.take(3)
+        await set_aside(member, [dead(member.deliveries[0])])
+        stream = names.aside_stream("orders", "group", 0, 0)
+        harness.server.delete_queue(harness.vhost, stream)
+        channel = await connection.channel()
+        await channel.declare_queue(stream)
+        second = dead(member.deliveries[1])
+        with pytest.raises(BrokerError, match="is no stream"):
+            await _stored_again(member, second)
+        await member.until(lambda: "another program uses this name: delete it" in _troubles(member))
+        await channel.delete_queue(stream)
+        await member.hold(1)
+        await member.until(lambda: len(member.deliveries) >= 5)
+        await set_aside(member, [dead(member.deliveries[-1])])
+        assert not member.subscription.troubles()
+
+
+async def _stored_again(member: Member, record: AsideRecord) -> None:
+    while True:
+        await member.subscription.settle([], aside=[record])
+        await member.receive(wait_s=0.1)
 
 
 async def _created(broker: Any, connection: Any) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -78,18 +78,22 @@ class Tenancy:
 
     async def store(self, records: Sequence[AsideRecord]) -> str | None:
         """Store records in the aside. Returns why they were refused. AsideLost: the partition is not ours any more."""
-        try:
+        with self._aside_in_use():
             return await self._found.aside.store(records, self._desk.held.fence)
-        except AsideLost as error:
-            self._desk.lose(str(error))
-            raise
 
     async def remove(self, ids: Sequence[str]) -> None:
         """Remove records from the aside. AsideLost: the partition is not ours any more."""
-        try:
+        with self._aside_in_use():
             await self._found.aside.remove(ids, self._desk.held.fence)
-        except AsideLost as error:
-            self._desk.lose(str(error))
+
+    @contextlib.contextmanager
+    def _aside_in_use(self) -> Iterator[None]:
+        """An aside that can no longer be read is not read again, so the seat must start with a new one."""
+        try:
+            yield
+        except BrokerError as error:
+            if isinstance(error, AsideLost) or self._found.aside.is_closed:
+                self._desk.lose(str(error))
             raise
 
     async def end(self, *, drained: bool) -> None:
