@@ -17,6 +17,7 @@ from onward.brokers.rabbitmq.aside import aside_entries
 from onward.brokers.rabbitmq.ordered import group_start
 from onward.brokers.rabbitmq.ordered.membership import OrderedMembership, SeatDesk
 from onward.brokers.rabbitmq.ordered.seat import TokenSeat
+from onward.brokers.rabbitmq.ordered.seat_trouble import SeatTrouble
 from onward.brokers.rabbitmq.ordered.token import Anchor, Awaited, Token
 from onward.brokers.rabbitmq.ordered.token_search import TokenSearch
 from onward.clock import now
@@ -206,6 +207,19 @@ def test_a_partition_without_an_owner_for_several_leases_is_a_trouble(
     assert not seat.trouble.why
     seat.look(4 * LEASE_S, is_sure=is_sure)
     assert bool(seat.trouble.why) is is_trouble
+
+
+def test_a_partition_whose_fault_is_known_is_not_reported_twice(caplog: pytest.LogCaptureFixture) -> None:
+    trouble = SeatTrouble(Partition("orders", 0), "group", LEASE_S)
+    trouble.vacant(0.0, QUEUE)
+    trouble.fault("it is broken")
+    trouble.vacant(4 * LEASE_S, QUEUE)
+    assert len(caplog.records) == 1
+    trouble.clear()
+    trouble.vacant(5 * LEASE_S, QUEUE)
+    assert "list_consumers" in trouble.why
+    trouble.occupied()
+    assert not trouble.why
 
 
 def _troubles(member: Member) -> str:

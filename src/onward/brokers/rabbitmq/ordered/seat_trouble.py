@@ -57,7 +57,8 @@ class SeatTrouble:
         """It has no owner now, and this member stands by at its token queue."""
         if self._vacant_since is None:
             self._vacant_since = now
-        if self._vacancy or now <= self._vacant_since + _LEASES * self._lease_s:
+        is_known = self._why or self._vacancy
+        if is_known or now <= self._vacant_since + _LEASES * self._lease_s:
             return
         last = f" (the last try ended so: {self._loss})" if self._loss else ""
         self._vacancy = (
