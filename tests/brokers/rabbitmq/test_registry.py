@@ -29,7 +29,7 @@ from onward.brokers.rabbitmq.registry.registry_fold import (
     encoded,
 )
 from onward.brokers.rabbitmq.stream_reader import end_of
-from onward.errors import BrokerError, PublishError
+from onward.errors import BrokerError, PartitionsDiffer, PublishError
 from onward.testing.scenario import event
 from tests.brokers.rabbitmq.stage import grounded, played, until
 from tests.servers.rabbitmq import RabbitMQServer
@@ -384,6 +384,21 @@ class TestOnAServer:
                 await one.io.run(one.registry.catch_up())
             with pytest.raises((BrokerError, ChannelClosed)):
                 await one.io.run(one.registry.create_topic("t", 1))
+
+    @played
+    async def test_after_the_registry_was_deleted_a_topic_cannot_get_another_number_of_partitions(
+        self, url: str
+    ) -> None:
+        """With fewer, the events of the other streams would never be read."""
+        async with grounded(url) as one:
+            await one.io.run(one.registry.create_topic("old", 3))
+            await deleted(one, names.REGISTRY)
+        async with grounded(url) as two:
+            with pytest.raises(PartitionsDiffer, match=r"topic old has 3 streams.*partitions=3"):
+                await two.io.run(two.registry.create_topic("old", 2))
+            with pytest.raises(PartitionsDiffer):
+                await two.io.run(two.registry.create_topic("old", 4))
+            assert (await two.io.run(two.registry.create_topic("old", 3))).partitions == 3
 
     @played
     async def test_a_process_that_only_looks_creates_nothing(self, url: str, rabbitmq_server: RabbitMQServer) -> None:

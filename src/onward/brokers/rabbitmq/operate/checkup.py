@@ -10,6 +10,7 @@ from onward.brokers.rabbitmq.operate.queue_troubles import QueueTrouble, combine
 from onward.brokers.rabbitmq.operate.routing import RouteMap
 from onward.brokers.rabbitmq.operate.server_facts import ExpectedQueue, ManagedFacts, NodeFacts, QueueFacts, RabbitFacts
 from onward.brokers.rabbitmq.operate.topology import DEFAULT_EXCHANGE, WITHOUT_KEYS
+from onward.brokers.rabbitmq.registry.registry_log import CURE_WHEN_DELETED
 from onward.brokers.rabbitmq.registry.topic_objects import cure_of_a_deleted_stream
 from onward.brokers.rabbitmq.server_errors import APPLY
 from onward.settings import Settings
@@ -18,7 +19,6 @@ _FULL = 0.8  # of the file descriptors: time to act
 _MOST_PARTITIONS = 1_000  # streams on which Onward was measured
 _RUNNING = ("running", "idle", "flow", "syncing")
 _START = 'start a member of the group: it declares the queue again; see "When something fails" in docs/rabbitmq.md'
-_RECORD_CURE = "start all applications again: they create it, and the topics keep their events"
 
 
 def findings(facts: RabbitFacts, settings: Settings) -> list[Finding]:
@@ -88,7 +88,7 @@ def _missing_queue(queue: ExpectedQueue) -> QueueTrouble:
 def _cure_of_missing(queue: ExpectedQueue) -> str:
     if queue.topic:
         return f"it was deleted with all its events; {cure_of_a_deleted_stream(queue.topic)}"
-    return _RECORD_CURE if queue.role == "record" else f"{_START} for what runs again and what is lost"
+    return CURE_WHEN_DELETED if queue.role == "record" else f"{_START} for what runs again and what is lost"
 
 
 def _partitions(facts: RabbitFacts) -> Iterator[Finding]:

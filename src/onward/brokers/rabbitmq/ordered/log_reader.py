@@ -16,6 +16,7 @@ from onward.brokers.rabbitmq.ordered.log_anchors import LogVerdict, mark_of
 from onward.brokers.rabbitmq.ordered.log_start import checked
 from onward.brokers.rabbitmq.ordered.ordered_hold import OrderedHold, OrderedHoldings
 from onward.brokers.rabbitmq.ordered.token import Token
+from onward.brokers.rabbitmq.registry.topic_objects import cure_of_a_deleted_stream
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.brokers.rabbitmq.stream_reader import EmptyStream, consuming, end_of
 from onward.errors import BrokerError
@@ -32,10 +33,8 @@ _AHEAD = 1_000  # events to read ahead in a partition that is paused
 
 def deleted(partition: Partition) -> str:
     """What an operator must do about a partition whose stream is gone."""
-    return (
-        f"stream {names.stream(*partition)} does not exist: it was deleted, with its events. Stop the applications of "
-        f"the topic, drop it (await app.broker.drop_topic({partition.topic!r})), and start them again to create it"
-    )
+    cure = cure_of_a_deleted_stream(partition.topic)
+    return f"stream {names.stream(*partition)} does not exist: it was deleted, with its events; {cure}"
 
 
 def fitting_prefetch(mean_bytes: float) -> int:

@@ -50,7 +50,7 @@ class SeatTrouble:
         self._loss = why
 
     def occupied(self) -> None:
-        """It has an owner, or nobody can know."""
+        """It has an owner, or that is not known."""
         self._vacant_since, self._loss, self._vacancy = None, "", ""
 
     def vacant(self, now: float, queue: str) -> None:

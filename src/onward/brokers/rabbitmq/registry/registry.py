@@ -135,9 +135,16 @@ class TopicRegistry:
                 known = None
             log_id = uuid.uuid4().hex
             if known is None:
+                await self._check_unlisted(name, partitions)
                 made = self._arguments
                 await self._log.append(TopicCreated(name, partitions, log_id, made.stream, made.exchange, time.time()))
             return await self._completed(name, log_id)
+
+    async def _check_unlisted(self, name: str, partitions: int) -> None:
+        try:
+            await topic_objects.check_unlisted(await self._query(), name, partitions)
+        except AmqpError as error:
+            raise BrokerError(f"topic {name} could not be created: {error}") from error
 
     async def _completed(self, name: str, own_log_id: str) -> TopicEntry:
         """`own_log_id`: that of the entry which we have appended, if it counts."""

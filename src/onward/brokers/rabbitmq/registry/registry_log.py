@@ -31,6 +31,10 @@ log = logging.getLogger("onward")
 _ANSWER_S = 10.0
 _LONGEST_PAUSE_S = 0.5
 _WHAT = f"the registry of topics and groups (stream {names.REGISTRY})"
+CURE_WHEN_DELETED = (
+    "start all applications again, with the same numbers of partitions: they create it, the topics keep their events, "
+    "and ordered groups read them again"
+)
 
 
 class RegistryLog:
@@ -95,8 +99,9 @@ class RegistryLog:
         except TimeoutError:
             raise BrokerError(f"{_WHAT} could not be read in {_ANSWER_S:g} s; check the health of RabbitMQ") from None
         except ChannelClosed as error:
-            cure = "start all applications again: they create it, and the topics keep their events"
-            raise BrokerError(f"{explained(error, _WHAT)}; {cure}" if is_missing(error) else str(error)) from error
+            raise BrokerError(
+                f"{explained(error, _WHAT)}; {CURE_WHEN_DELETED}" if is_missing(error) else str(error)
+            ) from error
         except AmqpError as error:
             raise BrokerError(f"{_WHAT}: {error}") from error
 

@@ -14,10 +14,11 @@ from onward.brokers.rabbitmq.amqp import (
     encoded_properties,
 )
 from onward.brokers.rabbitmq.message import FOUNDING
+from onward.brokers.rabbitmq.operate.probe_channel import ProbeChannel
 from onward.brokers.rabbitmq.registry.registry_fold import TopicEntry
 from onward.brokers.rabbitmq.server_errors import explained, is_missing
 from onward.brokers.rabbitmq.stream_reader import consuming
-from onward.errors import BrokerError
+from onward.errors import BrokerError, PartitionsDiffer
 
 _AT_ONCE = 32  # streams that are looked at
 _FIRST_MESSAGE_S = 0.2  # a stream that has messages shows the first one within this time
@@ -86,6 +87,23 @@ async def missing(connection: Connection, topic: TopicEntry) -> list[int]:
             channel = await connection.channel()
     await channel.close()
     return found
+
+
+async def check_unlisted(connection: Connection, name: str, partitions: int) -> None:
+    """Raise PartitionsDiffer if the topic, which is not in the registry, has another number of streams. The registry
+    was deleted, so keys would change their partitions, and some events would never be read."""
+    probe = ProbeChannel(connection)
+    try:
+        count = 0
+        while await probe.has_queue(names.stream(name, count)):
+            count += 1
+    finally:
+        await probe.close()
+    if count not in (0, partitions):
+        raise PartitionsDiffer(
+            f"topic {name} has {count} streams, and it is not listed in stream {names.REGISTRY}, which was probably "
+            f"deleted. This process would list {partitions} of them; set partitions={count} here"
+        )
 
 
 async def has_exchange(connection: Connection, topic: TopicEntry) -> bool:
