@@ -9,6 +9,7 @@ from onward import settings
 from onward.brokers import open_broker
 from onward.brokers.rabbitmq.address import RabbitAddress, RabbitHost
 from onward.errors import BadSetting, BrokerError
+from onward.testing.scenario import event
 from tests.servers.rabbitmq import RabbitMQServer
 
 
@@ -102,6 +103,17 @@ def opened(url: str, **options: object) -> None:
     asyncio.run(both())
 
 
+def published(url: str) -> None:
+    async def both() -> None:
+        broker = await open_broker(settings.load(url))
+        try:
+            await broker.publish([event("orders", "key", 1)])
+        finally:
+            await broker.close()
+
+    asyncio.run(both())
+
+
 @pytest.mark.servers
 class TestOnAServer:
     def test_a_wrong_password_is_explained(self, rabbitmq_server: RabbitMQServer) -> None:
@@ -131,7 +143,7 @@ class TestOnAServer:
                 with pytest.raises(
                     BrokerError, match=r"onward\.registry.*ACCESS_REFUSED.*set_permissions.*docs/rabbitmq"
                 ):
-                    opened(url)
+                    published(url)
             finally:
                 rabbitmq_server.ask("DELETE", "/api/users/reader")
 

@@ -217,7 +217,7 @@ async def return_all(app: Onward, times: int) -> None:
     ground: Any = app.broker
 
     async def once() -> None:
-        connection = await ground._ground.connect("test")
+        connection = await ground._ground.connect("test", report=print)
         channel = await connection.channel()
         got = asyncio.Event()
         await channel.consume(QUEUE, lambda _: got.set())

@@ -427,7 +427,7 @@ class TestOnAServer:
             with pytest.raises(PublishError, match=r"stream onward\.orders\.0 does not exist") as raised:
                 await broker.publish(orders(1, start=1))
             assert len(raised.value.unknown) == work_group, "the queue has the copy"
-            with pytest.raises(PublishError, match="Drop the topic") as raised:
+            with pytest.raises(PublishError, match=r"drop the topic with `await app\.broker\.drop_topic") as raised:
                 await (await shop.broker(partitions=1)).publish(orders(1))
             assert len(raised.value.refused) == 1
             await broker.drop_topic(TOPIC)
