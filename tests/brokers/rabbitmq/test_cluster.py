@@ -512,7 +512,8 @@ def test_without_a_majority_events_are_refused_and_it_goes_on_afterwards(
         with pytest.raises(PublishError) as error:
             await shop.app.broker.publish([event(TOPIC, "lost", lost)])
         assert clock.now() - began < 8
-        assert re.search("not accepted: .*cannot be reached", str(error.value))
+        # It may have been sent to the node that is left, before that closed its connections.
+        assert re.search("not accepted: .*cannot be reached|it is unknown whether 1 event was", str(error.value))
 
     async def scene() -> None:
         await founded(cluster, vhost, "ordered")
