@@ -401,6 +401,23 @@ class TestOnAServer:
             assert (await two.io.run(two.registry.create_topic("old", 3))).partitions == 3
 
     @played
+    async def test_streams_that_another_process_is_just_creating_belong_to_a_listed_topic(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        check = topic_objects.check_unlisted
+
+        async with grounded(url) as one, grounded(url) as two:
+
+            async def check_late(connection: Connection, name: str, partitions: int) -> None:
+                monkeypatch.setattr(topic_objects, "check_unlisted", check)
+                await one.io.run(one.registry.create_topic(name, 3))
+                await check(connection, name, partitions)
+
+            await two.io.run(two.registry.create_topic("first", 1))  # so that both follow the registry
+            monkeypatch.setattr(topic_objects, "check_unlisted", check_late)
+            assert (await two.io.run(two.registry.create_topic("t", 8))).partitions == 3
+
+    @played
     async def test_a_process_that_only_looks_creates_nothing(self, url: str, rabbitmq_server: RabbitMQServer) -> None:
         vhost = url.rsplit("/", 1)[1]
         wanted = Topology([TopicSpec("t", 2)], groups=[GroupSpec("t", "g", "key", "earliest")])

@@ -254,7 +254,7 @@ class Presence:
         """Whether the live members, or what they hold, may have changed."""
         known = self._others.get(note.owner)
         fresh = self._remember_gone(note.gone)
-        if note.is_leaving or _name(note) in self._gone:  # the last words of a process that has ended may come late
+        if note.is_leaving or _name(note) in self._gone:  # a note of an ended process may arrive late
             self._drop([note.owner])
             return known is not None or fresh
         self._others[note.owner] = note

@@ -34,7 +34,7 @@ from onward.brokers.rabbitmq.registry.registry_fold import (
     TopicMade,
 )
 from onward.brokers.rabbitmq.registry.registry_log import RegistryLog
-from onward.errors import BrokerError
+from onward.errors import BrokerError, PartitionsDiffer
 
 log = logging.getLogger("onward")
 
@@ -141,8 +141,13 @@ class TopicRegistry:
             return await self._completed(name, log_id)
 
     async def _check_unlisted(self, name: str, partitions: int) -> None:
+        """Another process may create the topic meanwhile: its entry comes before its streams."""
         try:
             await topic_objects.check_unlisted(await self._query(), name, partitions)
+        except PartitionsDiffer:
+            await self.catch_up()
+            if name not in self._log.fold.topics:
+                raise
         except AmqpError as error:
             raise BrokerError(f"topic {name} could not be created: {error}") from error
 
